@@ -1,11 +1,10 @@
-"""The emulator: plays a plan on a topology, for its time, link by link, and its data.
+"""The emulator: plays a plan on a topology and yields its time, link by link, and its data.
 
-``model`` holds the rules of time and nothing else does; ``run`` is the one call, ``result`` its record, ``paths`` the
-choice of an engine. ``engine`` is the SimPy player of plans, with ``fabric`` (clock and links), ``messages`` (plan
-steps to messages) and ``score`` (a plan to be played many times); ``fast`` the compiled loops; ``quotient`` the
-classes that behave alike. ``dataplane`` has the buffers, ``budget`` the memory that they take, ``digest`` the trace
-hash, ``floor`` the latency floor, ``trace`` the timeline file. Nothing here knows of protocols by name, of
-algorithms, or of files of topologies.
+``model`` defines all rules of time. ``run`` is the single entry point, ``result`` its record, ``paths`` the choice of an engine.
+``engine`` is the SimPy player of plans, with ``fabric`` (clock and links), ``messages`` (plan steps to messages) and ``score`` (a
+plan prepared for repeated runs); ``fast`` holds the compiled loops, ``quotient`` the classes of symmetric ranks and messages.
+``dataplane`` holds the buffers, ``budget`` their memory, ``digest`` the trace hash, ``floor`` the latency floor, ``trace`` the
+timeline file. Nothing here depends on particular protocols, algorithms or topology files.
 """
 
 from __future__ import annotations

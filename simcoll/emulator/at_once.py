@@ -1,7 +1,9 @@
-"""The data of a plan without a clock, a whole step at a time: what a check of many ranks needs, and plans that are played often.
+"""Data movement of a plan without a clock, one whole step at a time.
 
-The buffers of all ranks are one array. A step reads all that it sends, and then writes it; where several of its transfers write
-the same elements, these are written in turns, in the order of the fold.
+For checks of many ranks, and for plans that are played often.
+
+The buffers of all ranks form one array. A step first reads everything that it sends, then writes it. Transfers that write the same
+elements are written in several passes, in the order of the fold.
 """
 
 from __future__ import annotations
@@ -23,15 +25,15 @@ __all__ = ["Pool", "data_errors", "moved"]
 
 
 def data_errors(plan: Plan, seed: int = 0) -> int:
-    """Move generated data through a plan, and count the output elements that differ from the definition of the collective."""
+    """Move generated data through a plan; count the output elements that differ from the collective's definition."""
     inputs = exact_inputs(plan, seed)
     return count_wrong(moved(plan, inputs), expected_outputs(plan, inputs))
 
 
 def moved(plan: Plan, inputs: Sequence[Array]) -> tuple[Array | None, ...]:
-    """Output of each rank, ``None`` where the collective has none.
+    """Output of each rank; ``None`` where the collective gives it none.
 
-    These are the bits that every engine gives, since the plan orders all transfers that share a chunk.
+    Every engine yields these bits, since the plan orders all transfers that share a chunk.
     """
     pool, reduces = Pool(plan), plan.collective.spec.reduces
     for given, place in zip(inputs, pool.seen(INPUT), strict=True):
@@ -49,9 +51,9 @@ def moved(plan: Plan, inputs: Sequence[Array]) -> tuple[Array | None, ...]:
 
 
 class _Moves(NamedTuple):
-    """Transfers of one step that are alike: of one length, and all copied or all combined.
+    """Similar transfers of one step: of equal length, and all copied or all combined.
 
-    Their first elements are ``sources`` and ``targets``, and no two write the same element.
+    ``sources`` and ``targets`` are their first elements; no two write the same element.
     """
 
     sources: Ints
@@ -61,12 +63,12 @@ class _Moves(NamedTuple):
 
 
 class Pool:
-    """The buffers of all ranks of a plan in one array.
+    """The buffers of all ranks of a plan as one array.
 
     Attributes
     ----------
     buffers
-        Views of it: input, output and scratch of every rank. They start with a pattern that shows when it is read.
+        Views of the array: input, output and scratch of every rank. They start with a pattern that reveals reads of unwritten memory.
     """
 
     __slots__ = ("_array", "_first", "_kept", "_plan", "buffers")
@@ -82,27 +84,27 @@ class Pool:
         self.buffers = [pieces[rank : rank + 3] for rank in range(0, len(pieces), 3)]
 
     def seen(self, which: int) -> list[Array]:
-        """Every rank's visible input (0) or output (1); empty where it has none."""
+        """Every rank's visible input (0) or output (1); empty for a rank without one."""
         places = [self._plan.view(rank, which) for rank in range(self._plan.nranks)]
         return [
             own[buffer][start : start + size] for own, (buffer, start, size) in zip(self.buffers, places, strict=True)
         ]
 
     def play(self) -> None:
-        """Move all data; what is moved where is found the first time, and kept."""
+        """Move all data; the moves are derived on the first call and kept."""
         if self._kept is None:
             self._kept = list(self.steps())
         for moves in self._kept:
             self.move(moves)
 
     def steps(self) -> Iterator[list[_Moves]]:
-        """The moves of every step, in an order in which they can be written, streamed."""
+        """Stream the moves of every step, in an order in which they can be written."""
         for step in self._plan.steps(staged=False):
             if (step.op != SYNC).any():
                 yield self._moves(step)
 
     def move(self, moves: list[_Moves]) -> None:
-        """One step: read everything, then write it."""
+        """Perform one step: read everything, then write it."""
         windows = [self._windows(each.length) for each in moves]
         values = [here[each.sources] for each, here in zip(moves, windows, strict=True)]
         for each, here, value in zip(moves, windows, values, strict=True):
@@ -114,7 +116,7 @@ class Pool:
                 here[each.targets] = value
 
     def _windows(self, length: int) -> Array:
-        """The elements from every place on: ``[place, length]``, all on the same memory."""
+        """Windows of ``length`` elements at every offset, as views: ``[offset, length]``."""
         array = self._array
         shape, strides = (array.size - length + 1, length), array.strides * 2
         return np.lib.stride_tricks.as_strided(array, shape, strides)
@@ -127,7 +129,7 @@ class Pool:
         target = first[step.dst_rank[rows], step.dst_buffer[rows]] + step.dst_offset[rows]
         switched = bool((step.op == SWITCH_REDUCE).any())
         combines = step.op[rows] == REDUCE
-        if switched:  # the first of a switch reduction copies: it ignores what was there
+        if switched:  # the first transfer of a switch reduction copies: the old content does not count
             followers = step.op == SWITCH_REDUCE
             followers[[group[0] for group in switch_groups(step)]] = False
             combines |= followers[rows]
@@ -147,7 +149,7 @@ class Pool:
 
 
 def _overlap(target: Ints, length: Ints) -> bool:
-    """Whether some transfers write a part of what others write, and not just the same."""
+    """Whether some transfers write overlapping ranges that are not identical."""
     order = np.lexsort((length, target))
     begin, size = target[order], length[order]
     reach = np.maximum.accumulate(begin + size)[:-1]
@@ -156,7 +158,7 @@ def _overlap(target: Ints, length: Ints) -> bool:
 
 
 def _turns(places: Ints) -> Ints:
-    """For every transfer how many earlier ones go to the same place."""
+    """For every transfer, the number of earlier ones with the same destination."""
     order = np.argsort(places, kind="stable")
     new = np.append(True, np.diff(places[order]) != 0)
     begin = np.flatnonzero(new)[np.cumsum(new) - 1]

@@ -1,4 +1,4 @@
-"""The books of a run: what was moved, when it was done, and the trace hash."""
+"""The accounts of a run: bytes moved, completion times, and the trace hash."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HASH_BATCH = 4096
 
 
 class Observer(Protocol):
-    """A callback for every transfer of a run, in the order in which steps finish."""
+    """A callback for every transfer of a run, in the order in which steps complete."""
 
     def __call__(
         self,
@@ -38,7 +38,7 @@ class Observer(Protocol):
         done_fs: int,
         /,
     ) -> None:
-        """Transfer ``message`` was ready, its flow started and ended, and it was done."""
+        """Report that a transfer was ready, its flow started and ended, and it was done, at these times."""
 
 
 class Books:
@@ -47,17 +47,17 @@ class Books:
     Attributes
     ----------
     messages, bytes_by_op
-        Transfers that are done, and their payload by operation.
+        Number of completed transfers, and their payload by operation.
     time_fs
-        When the last of them was done; that of the launch, if there is none.
+        Completion time of the last transfer; that of the launch if there is none.
     hash
         Their trace hash.
     done_fs
-        When each was done, with ``keep``; -1 for those that are not.
+        Completion time of every transfer, with ``keep``; -1 for those not completed.
     dropped_bytes
-        Payload of the messages that never will be done.
+        Payload of the messages that will never complete.
     columns
-        What was hashed, if a list is there to take it: id, source, destination, bytes, start, end, done of batches of messages.
+        Batches of the hashed columns, if a list collects them: id, source, destination, bytes, start, end, done.
     """
 
     def __init__(self, summary: Summary, observer: Observer | None, *, keep: bool) -> None:
@@ -76,15 +76,15 @@ class Books:
         return self.messages == self._summary.messages
 
     def enter(self, block: Block) -> None:
-        """Account for a step that is over."""
+        """Account for a completed step."""
         messages, block.messages = block.messages, []
         self._add(block.step, messages)
 
     def cut(self, blocks: Iterable[Block], unloaded: Iterable[PlanStep]) -> None:
-        """Account for a run that ends early: steps under way, and those that no rank has reached."""
+        """Account for a run that ends early: for steps in progress, and for those that no rank has reached."""
         for block in blocks:
             if not block.messages:
-                continue  # over, and accounted for, though one of its lanes goes no further
+                continue  # complete and accounted for, although one of its lanes has stopped
             done = [row for row, message in enumerate(block.messages) if message.done_fs >= 0]
             sizes = block.step.size_bytes
             self.dropped_bytes += int(sizes.sum() - sizes[done].sum())
@@ -94,7 +94,7 @@ class Books:
             self.dropped_bytes += int(step.size_bytes.sum())
 
     def _add(self, step: PlanStep, messages: list[Message], rows: list[int] | None = None) -> None:
-        """Account for messages that are done: all rows of a step, or some."""
+        """Account for completed messages: all rows of a step, or some."""
         times = [(m.ready_fs, m.start_fs, m.end_fs, m.done_fs) for m in messages]
         self.messages += len(messages)
         self.time_fs = max(self.time_fs, *(when[3] for when in times))
@@ -120,12 +120,12 @@ class Books:
                 self.columns.append(columns)
 
     def close(self) -> None:
-        """Compare what moved, and was dropped, with the plan.
+        """Compare the bytes moved and dropped with the plan.
 
         Raises
         ------
         InternalError
-            When the bytes are not those of the plan.
+            When they differ.
         """
         self._hash_rows()
         moved, planned = self.bytes_by_op, self._summary.bytes_by_op

@@ -1,4 +1,4 @@
-"""Memory that exact data takes: nothing is allocated before it is known to fit."""
+"""Memory needs of exact data, checked before anything is allocated."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ GENERATED_WHOLE, GENERATED_REAL = 24, 48
 
 
 def check_exact(wanted: int) -> None:
-    """Refuse exact data that the machine has no room for; a ConfigError with both sizes."""
+    """Refuse exact data that does not fit in memory, with a ConfigError that states both sizes."""
     check_room(wanted, "moving exact data", "data='none' gives the time alone, a smaller count needs less")
 
 
 def exact_bytes(plan: Plan, *, given: bool = False) -> int:
-    """Most bytes that moving and checking data takes at a time.
+    """Peak memory for moving and checking data.
 
-    First the inputs are generated, unless they are ``given``; then they move, through the buffers of all ranks, with copies of what is
-    in flight; then the outputs are compared with the expected ones.
+    The inputs are generated first, unless they are ``given``. Then they move through the buffers of all ranks, with copies of the data
+    in flight. Finally the outputs are compared with the expected ones.
     """
     inputs, outputs = plan.visible_elements().T
     stored = plan.buffer_elements()
     used_as_given = 0 if plan.collective.in_place else _total(stored[:, INPUT])
     buffers = _total(stored) - used_as_given
     if plan.reduction.factor is not None:
-        buffers += _total(inputs)  # each input is multiplied first
+        buffers += _total(inputs)  # each input is scaled first
     in_flight = buffers + (used_as_given if plan.protocol.fifo_depth else 0)
     moving = (buffers + in_flight) * plan.dtype.itemsize
     if given:
@@ -41,5 +41,5 @@ def exact_bytes(plan: Plan, *, given: bool = False) -> int:
 
 
 def _total(counts: Ints) -> int:
-    """The sum, however large."""
+    """The exact sum, which may exceed 64 bits."""
     return sum(counts.reshape(-1).tolist())

@@ -1,4 +1,4 @@
-"""The data that messages carry: every rank's numpy buffers, and the slices that steps read and write."""
+"""The data plane: every rank's numpy buffers, and the slices that steps read and write."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Place:
 
 
 class FoldedPlace(Place):
-    """A place that several reductions of one step write; each waits for those before it in the fold."""
+    """A place that several reductions of one step write; each waits for its predecessors in the fold."""
 
     __slots__ = ("before", "behind", "early", "value")
 
@@ -48,17 +48,17 @@ class FoldedPlace(Place):
         self.value: Array | None = None
 
     def follow(self, other: FoldedPlace) -> None:
-        """Come after another."""
+        """Come after another place in the fold."""
         self.before = self.early = self.before + 1
         other.behind.append(self)
 
     def write(self, value: Array) -> None:
-        """Copy or combine a value into the destination as soon as those before have."""
+        """Copy or combine a value into the destination as soon as all predecessors have done so."""
         if self.early:
             self.value = value.copy()
             return
         super().write(value)
-        self.early = self.before  # a step can be played again
+        self.early = self.before  # a step can be replayed
         for place in self.behind:
             place.early -= 1
             if not place.early and place.value is not None:
@@ -69,15 +69,15 @@ class FoldedPlace(Place):
 class Storage:
     """The buffers of all ranks during a run.
 
-    Out of place, inputs are used as they are, behind read-only views. All other memory starts with a pattern (NaN, or
-    odd integers), so that reading unwritten memory shows.
+    Out of place, inputs are used without a copy, behind read-only views. All other memory starts with a pattern (NaN, or odd integers)
+    that reveals reads of unwritten memory.
 
     Parameters
     ----------
     plan
         The plan to run.
     inputs
-        One array per rank: what the collective takes there (ignored where it takes nothing).
+        One input array per rank; ignored for a rank without input.
 
     Raises
     ------
@@ -112,7 +112,7 @@ class Storage:
 
     @classmethod
     def around(cls, plan: Plan, buffers: list[list[Array]]) -> Storage:
-        """The storage of buffers that are there: input, output and scratch of every rank."""
+        """Storage on existing buffers: input, output and scratch of every rank."""
         made = cls.__new__(cls)
         made._plan, made._buffers = plan, buffers  # noqa: SLF001  # its own
         return made
@@ -120,7 +120,7 @@ class Storage:
     def places(self, step: PlanStep) -> list[Place | None]:
         """The views of every transfer of a step; ``None`` for those without data."""
         buffers, op = self._buffers, self._plan.op
-        # A switch reduction ignores what was at its destination: the first of its transfers copies, the others combine.
+        # A switch reduction ignores the old content of its destination: the first of its transfers copies, the others combine.
         combines = (step.op == REDUCE) | (step.op == SWITCH_REDUCE)
         for group in switch_groups(step):
             combines[group[0]] = False
@@ -144,7 +144,7 @@ class Storage:
         return places
 
     def _followed(self, step: PlanStep) -> list[tuple[int, int]]:
-        """Rows of a step, later and earlier in their fold, that write the same elements."""
+        """Pairs (later, earlier) of rows of a step that write the same elements, in fold order."""
         if self._plan.schedule.known.folds is False:
             return []
         rows = np.flatnonzero((step.op == REDUCE) | (step.op == COPY))
@@ -162,7 +162,7 @@ class Storage:
     def play(self) -> None:
         """Move all data in step order, without a clock.
 
-        Every order that the plan allows gives the same bits, since it orders all transfers that share a chunk.
+        Every order that the plan allows yields the same bits, since the plan orders all transfers that share a chunk.
         """
         for step in self._plan.steps():
             pairs = [
@@ -172,7 +172,7 @@ class Storage:
                 place.write(value)
 
     def outputs(self) -> tuple[Array | None, ...]:
-        """Output of each rank after the run; ``None`` where the collective has none. Call it once."""
+        """Output of each rank after the run; ``None`` where the collective gives it none. Call it once."""
         has = self._plan.collective.has_output(np.arange(self._plan.nranks)).tolist()
         result: list[Array | None] = []
         for rank, store in enumerate(self._buffers):
@@ -196,7 +196,7 @@ def _checked(given: Array | None, rank: int, length: int, dtype: np.dtype[Any]) 
 
 
 def unwritten(count: int, dtype: np.dtype[Any]) -> Array:
-    """Memory with a pattern (NaN, or odd integers), so that reading it shows."""
+    """Memory filled with a pattern (NaN, or odd integers) that reveals reads of unwritten elements."""
     array = np.empty(count, dtype)
     if dtype.kind in "iu":
         array.view(np.uint8)[:] = 0xA5

@@ -1,10 +1,10 @@
-"""The trace hash: one number for everything that happened in a run.
+"""The trace hash: one number that covers everything that happened in a run.
 
-Every message gives seven whole numbers: id, source rank, destination rank, payload bytes, and the femtoseconds at which
-its flow started, its flow ended, and it was done. From a seed they are chained, ``state = finalise((state ^ number) +
-seed)`` modulo 2**64 with the finaliser of SplitMix64; the states of all messages are summed modulo 2**64. A sum does
-not depend on order, so neither the order of events nor the size of batches can reach the hash; the id keeps equal
-messages apart. The hash is the sums for two seeds, as 32 hexadecimal digits.
+Every message contributes seven whole numbers: id, source rank, destination rank, payload bytes, and the femtoseconds at which its
+flow started, its flow ended, and it was done. From a seed they are chained, ``state = finalise((state ^ number) + seed)`` modulo
+2**64 with the finaliser of SplitMix64; the states of all messages are summed modulo 2**64. A sum is independent of order, so the
+hash depends neither on the order of events nor on the size of batches; the id distinguishes otherwise equal messages. The hash
+is the sums for two seeds, as 32 hexadecimal digits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SEEDS = (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03)
 
 
 class TraceHash:
-    """A hash of a set of messages; ``sums`` are those of messages that are in it from the start.
+    """A hash of a set of messages, starting from ``sums``.
 
     >>> one, two = TraceHash(), TraceHash()
     >>> one.add([[0, 1], [0, 1], [1, 0], [8, 8], [5, 6], [7, 8], [9, 9]])
@@ -52,7 +52,7 @@ class TraceHash:
 
 
 class MovedHash:
-    """The hash of messages that are the same at other times: all later by the same amount.
+    """The trace hash of messages whose times are all shifted by the same amount.
 
     >>> one, at = TraceHash(), [[0], [0], [1], [8], [5], [7], [9]]
     >>> one.add([*at[:4], [15], [17], [19]])
@@ -71,7 +71,7 @@ class MovedHash:
             self._states = mix((self._states ^ array.astype(np.uint64)) + self._seeds)
 
     def hexdigest(self, later: int) -> str:
-        """32 hexadecimal digits, if everything was later by that."""
+        """32 hexadecimal digits, with all times later by ``later``."""
         states = self._states
         for time in self._times:
             states = mix((states ^ (time + later).astype(np.uint64)) + self._seeds)

@@ -1,7 +1,7 @@
 """The reference engine: plays a plan on a fabric under the SimPy clock, with or without data.
 
-It follows :mod:`simcoll.emulator.model` and streams the plan: a step is loaded when the first lane needs it and
-dropped when its last message is done, so that memory follows the steps in flight, not the length of the schedule.
+It follows :mod:`simcoll.emulator.model` and streams the plan: a step is loaded when the first lane needs it and dropped when its
+last message is done, so memory grows with the steps in flight, not with the length of the schedule.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from simcoll.topology import Topology
 __all__ = ["Player", "links_now"]
 
 NEVER = 2**200
-"""Later than the end of any work: when a rank that stops is through with it."""
+"""Later than the end of any work: completion time of work that a stopped rank never finishes."""
 
 
 def links_now(detours: Detours | None, item: Message | Bundle) -> tuple[int, ...]:
-    """The links of a flow now: those planned, or a way around dead ones. What a switch does has no other way."""
+    """The current links of a flow: the planned route, or a detour around dead links. A switch operation has no detour."""
     if detours is None or isinstance(item, Bundle):
         return item.links
     return detours.links(item.sender.place, item.receiver.place, item.links)
 
 
 class Player:
-    """Plays one plan. Make it, :meth:`start` it, run the environment, :meth:`check` it.
+    """Plays one plan: create it, :meth:`start` it, run the environment, then :meth:`check` it.
 
     Parameters
     ----------
@@ -55,26 +55,26 @@ class Player:
     keep
         Whether ``done_fs`` of every transfer is kept.
     seen
-        The first pass over the plan, if there was one.
+        Result of an earlier first pass over the plan, if any.
     score
-        The same plan, topology and storage made ready before.
+        The same plan, topology and storage, prepared earlier.
     seats
-        Where ranks are and what caps their rates, if not as of a plan that runs alone.
+        Endpoints, lanes and rate caps of the ranks; default: those of a plan that runs alone.
     recent
-        The latest messages of connections between places, shared by plans that use the same connections.
+        The latest messages of each connection, shared by plans that use the same connections.
     left
-        Called with every rank whose last transfer is done.
+        Called with each rank when its last transfer is done.
     pace
-        Of ranks that slow down or stop; ``None``: all keep theirs.
+        Of ranks that slow down or stop; ``None``: no rank does.
     detours, number
-        Routes around links that are down (``None``: messages keep theirs); numbers of messages, by which jitter is drawn.
+        Routes around links that are down (``None``: messages keep their routes); message numbers for the jitter.
 
     Attributes
     ----------
     books, lanes
-        What is done, and when; the channels of ranks, which do it.
+        Accounts of completed work; the lanes of all ranks.
     steps, messages, switched
-        Steps of the plan that move anything, and their transfers; whether switches multicast or reduce in it.
+        Steps of the plan that move anything, and their transfers; whether switches multicast or reduce in the plan.
     finished
         SimPy event that succeeds when the last transfer is done.
     """
@@ -138,10 +138,10 @@ class Player:
             self._calendar.at(begin, self._finish, None)
 
     def enter(self, rank: int) -> None:
-        """Let the lanes of one rank enter their first step at launch, instead of all by :meth:`start`."""
+        """Let the lanes of one rank enter their first step at launch; the alternative to :meth:`start`."""
         launch_fs = self.plan.protocol.launch_fs
         begin = self._calendar.now + launch_fs
-        if launch_fs or not self._busy_lanes[rank]:  # else its messages tell how long it takes
+        if launch_fs or not self._busy_lanes[rank]:  # otherwise its messages set the time
             self.books.time_fs = max(self.books.time_fs, begin)
         channels = self.plan.nchannels
         for lane in self.lanes[rank * channels : (rank + 1) * channels]:
@@ -151,7 +151,7 @@ class Player:
             self._calendar.at(begin, self._left, rank)
 
     def _enter(self, lane: Lane) -> None:
-        """Take the next step of a lane."""
+        """Enter the next step of a lane."""
         if self._pace is not None and self._stopped(lane):
             return
         queue = lane.queue
@@ -175,13 +175,13 @@ class Player:
             self._need_met(message)
 
     def _source_need_met(self, message: Message) -> None:
-        """Set a staged source aside as soon as it surely holds the data that the step must read."""
+        """Set a staged source aside as soon as it is certain to hold the data that the step must read."""
         message.source_needs -= 1
         if not message.source_needs and message.place is not None and message.place.staged:
             message.payload = message.place.source.copy()
 
     def _load(self, lane: Lane) -> None:
-        """Hand the messages of the next step to their lanes."""
+        """Hand out the messages of the next step to their lanes."""
         block = next(self._blocks, None)
         if block is None:
             raise InternalError(
@@ -204,12 +204,12 @@ class Player:
                         self._waiters.setdefault(earlier, []).append(message)
 
     def _follow(self, message: Message) -> None:
-        """Let a message wait until the one ``fifo_depth`` before it on its connection is consumed."""
+        """Make a message wait until the message ``fifo_depth`` before it on its connection is consumed."""
         recent = self._recent.setdefault(self._connection(message), [])
         if len(recent) == self._depth:
             before = recent.pop(0)
             if not before.consumed:
-                before.follower = partial(self._need_met, message)  # it may be of another player
+                before.follower = partial(self._need_met, message)  # may belong to another player
                 message.needs += 1
         recent.append(message)
 
@@ -223,7 +223,7 @@ class Player:
         return message.sender.place, message.receiver.place, message.sender.channel
 
     def _work(self, lane: Lane, work_fs: int, action: Callable[[Any], None], item: Any, more_fs: int = 0) -> None:
-        """Call ``action(item)`` when a rank has done some work, and some more time has passed; never, if it stops before."""
+        """Call ``action(item)`` after a rank's work and a further delay; never, if the rank stops before."""
         now = self._calendar.now
         end = now + work_fs if self._pace is None else self._pace.end(lane.rank, now, work_fs)
         if end is not None:
@@ -255,7 +255,7 @@ class Player:
             self._work(message.sender, message.busy_fs, self._flow, message, more)
 
     def _worked(self, lane: Lane, work_fs: int) -> int:
-        """When work is over that a rank begins now."""
+        """End of work that a rank begins now."""
         now = self._calendar.now
         end = now + work_fs if self._pace is None else self._pace.end(lane.rank, now, work_fs)
         return NEVER if end is None else end
@@ -289,7 +289,7 @@ class Player:
         if not self._depth:
             self._work(message.receiver, message.post_fs, self._done, message)
             return
-        # The sender may go on and overwrite its source: the bytes on the way are these.
+        # The sender may now overwrite its source, so the bytes in flight are copied here.
         if message.place is not None and message.payload is None:
             message.payload = message.place.source.copy()
         self._calendar.at(now + message.delay_fs, self._arrived, message)
@@ -334,7 +334,7 @@ class Player:
             self._retire(block)
 
     def _leave(self, lane: Lane) -> None:
-        """A message of the lane's current step is finished for it."""
+        """Note that a message of the lane's current step is finished for the lane."""
         lane.pending -= 1
         if lane.pending:
             return
@@ -347,13 +347,13 @@ class Player:
             self._end(lane)
 
     def _end(self, lane: Lane) -> None:
-        """The last step of a lane is finished."""
+        """Note that the last step of a lane is finished."""
         self._busy_lanes[lane.rank] -= 1
         if not self._busy_lanes[lane.rank] and self._left is not None:
             self._left(lane.rank)
 
     def _retire(self, block: Block) -> None:
-        """Account for a finished step, and forget it."""
+        """Account for a finished step, and drop it."""
         self.books.enter(block)
         if self.books.complete:
             self._finish(None)
@@ -362,12 +362,12 @@ class Player:
         self.finished.succeed()
 
     def check(self) -> None:
-        """Close the books of a run.
+        """Close the accounts of a run.
 
         Raises
         ------
         InternalError
-            When a lane is stuck, or the bytes that moved are not those of the plan.
+            When a lane is stuck, or the bytes moved are not those of the plan.
         """
         stuck = [lane for lane in self.lanes if lane.steps_left or lane.pending]
         if stuck or not self.books.complete:
@@ -376,12 +376,12 @@ class Player:
         self.books.close()
 
     def cut(self) -> list[int]:
-        """Close the books of a run that ends here; returns the ranks that are not through.
+        """Close the accounts of a run that ends now; return the unfinished ranks.
 
         Raises
         ------
         InternalError
-            When the bytes that moved and those that did not are not those of the plan.
+            When the bytes moved and the bytes dropped do not add up to the plan.
         """
         lanes = self.lanes
         entered = [lane.entered for lane in lanes if lane.entered is not None]
@@ -391,12 +391,12 @@ class Player:
         return sorted({lane.rank for lane in lanes if lane.steps_left or lane.pending})
 
     def check_fabric(self) -> None:
-        """Compare the wire bytes of a fabric that played nothing else.
+        """Compare the wire bytes of a fabric that played nothing but this plan.
 
         Raises
         ------
         InternalError
-            When they are not those of the plan.
+            When they are not the plan's.
         """
         if self.fabric.delivered_bytes != self._wire_bytes:
             raise InternalError(

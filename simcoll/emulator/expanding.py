@@ -1,4 +1,4 @@
-"""From the times of classes to those of all messages, and their trace hash."""
+"""Expansion of the times of classes to those of all messages, and their trace hash."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["ExpandedHash", "Expansion"]
 
 
 class ExpandedHash:
-    """The same as :class:`simcoll.emulator.digest.TraceHash` of all messages, by compiled code where there is any."""
+    """The :class:`simcoll.emulator.digest.TraceHash` of all messages, in compiled code where available."""
 
     __slots__ = ("_hash", "_sums")
 
@@ -23,15 +23,15 @@ class ExpandedHash:
         self._hash = TraceHash()
 
     def add(self, begin: int, step: Timed, names: Ints, start: Ints, end: Ints, done: Ints) -> None:
-        """Add a step whose messages are numbered from ``begin``; ``names`` are their classes, and the times those of classes."""
+        """Add a step whose messages are numbered from ``begin``; ``names`` are their classes, and the times are per class."""
         shape = step.shape
         if not COMPILED:
             number = np.arange(begin, begin + len(step))
             self._hash.add([number, shape.src, shape.dst, step.size, start[names], end[names], done[names]])
             return
-        from simcoll.emulator.fast.hashing import hash_expanded  # brings in numba
+        from simcoll.emulator.fast.hashing import hash_expanded  # imports numba
 
-        # As the compiled function has it: writable, row by row.
+        # The compiled function takes writable, row-major columns.
         src, dst, size, names = (np.require(c, np.int64, ["C", "W"]) for c in (shape.src, shape.dst, step.size, names))
         hash_expanded(self._sums, begin, (src, dst, size), names, (start, end, done))
 
@@ -41,7 +41,7 @@ class ExpandedHash:
 
 
 class Expansion:
-    """From the times of classes to those of all messages."""
+    """Expands the times of classes to those of all messages."""
 
     def __init__(self, quotient: Quotient, messages: int, *, keep: bool) -> None:
         self.quotient = quotient
@@ -50,7 +50,7 @@ class Expansion:
         self.hash = ExpandedHash()
 
     def __call__(self, first: int, _timed: Timed, start: Ints, end: Ints, done: Ints) -> None:
-        """Take the times of the classes of a step, whose first message in the quotient is ``first``."""
+        """Take the times of a step's classes; ``first`` is the step's first message in the quotient."""
         place = int(np.searchsorted(self.first_small, first))
         begin, which = int(self.first_large[place]), int(self.which[place])
         step, names = self.quotient.patterns[which], self.quotient.classes[which]

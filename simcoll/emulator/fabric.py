@@ -1,7 +1,7 @@
 """The clock and the links: flows that share link capacity max-min fairly, driven by SimPy.
 
-A fabric knows nothing of collectives. The player of a plan, background traffic and user processes may share one fabric
-and one SimPy environment, as long as the environment's clock counts integer femtoseconds from 0.
+A fabric is independent of collectives. The player of a plan, background traffic and user processes may share one fabric and one
+SimPy environment if the environment's clock counts integer femtoseconds from 0.
 """
 
 from __future__ import annotations
@@ -20,19 +20,18 @@ from simcoll.units import MAX_TIME_FS
 __all__ = ["Calendar", "Fabric", "OverdueError"]
 
 LAST = EventPriority(10)
-"""SimPy handles events by time, then priority, then insertion: an event of this priority comes after all others of its
+"""SimPy orders events by time, then priority, then insertion: an event of this priority follows all others of its
 timestamp.
 """
 
 NEVER = 2**200
-"""Later than the end of any flow, the refused ones too."""
+"""Later than the end of any flow, including refused ones."""
 
 
 class Calendar:
     """Actions by time, with one SimPy event for each distinct time.
 
-    Actions of one time run in the order in which they were entered, and may enter more at the same time; nothing in
-    the model depends on that order.
+    Actions of one time run in insertion order, and may add more at the same time; nothing in the model depends on that order.
     """
 
     __slots__ = ("_buckets", "env")
@@ -43,15 +42,15 @@ class Calendar:
 
     @property
     def now(self) -> int:
-        """The time, in femtoseconds."""
-        return self.env._now  # type: ignore[return-value]  # noqa: SLF001  # whole, as long as all delays are; asked very often
+        """The current time, in femtoseconds."""
+        return self.env._now  # type: ignore[return-value]  # noqa: SLF001  # an integer, since all delays are; a hot path
 
     def at(self, time_fs: int, action: Callable[[Any], None], item: Any) -> None:
-        """Call ``action(item)`` at a time, not before now.
+        """Call ``action(item)`` at a time, which must not be in the past.
 
         Raises
         ------
-        ConfigError
+        For a time beyond the range of the clock.
             For a time beyond the clock.
         """
         bucket = self._buckets.get(time_fs)
@@ -67,9 +66,9 @@ class Calendar:
         _Settle(self.env, action)
 
     def again(self, begin_fs: int, happened: Iterable[tuple[int, Callable[[Any], None], Any]]) -> None:
-        """Go through the time from ``begin_fs`` until now once more, with nothing in it but actions, by time, that were left out.
+        """Replay the time from ``begin_fs`` until now, with only the actions given, by time, which were left out before.
 
-        All that they lead to before now happens during this call, and the rest from now on.
+        Their consequences before now happen during this call; the rest are scheduled.
         """
         env, buckets, now = self.env, self._buckets, self.now
         self.env, self._buckets = simpy.Environment(begin_fs), {}
@@ -87,7 +86,7 @@ class Calendar:
 
     def _ring(self, _event: simpy.Event) -> None:
         now = self.now
-        for action, item in self._buckets[now]:  # grows while it is read
+        for action, item in self._buckets[now]:  # grows during the loop
             action(item)
         del self._buckets[now]
 
@@ -104,7 +103,7 @@ class _Settle(simpy.Event):
 
 
 class OverdueError(Exception):
-    """Flows have waited for links that are down as long as they may; ``items`` are what they were started with."""
+    """Flows have waited too long for links that are down; ``items`` identifies them as :meth:`Fabric.transfer` does."""
 
     def __init__(self, items: list[Any]) -> None:
         super().__init__(f"{len(items)} flows")
@@ -112,7 +111,7 @@ class OverdueError(Exception):
 
 
 class _Flow:
-    """Bytes on their way."""
+    """Bytes in flight."""
 
     __slots__ = ("arrived", "finish_fs", "item", "left", "links", "rate", "since_fs", "size", "wake_fs")
 
@@ -124,11 +123,11 @@ class _Flow:
         self.item = item
         self.rate = 0
         self.since_fs = 0
-        self.finish_fs = self.wake_fs = NEVER  # wake_fs: where it stands in the calendar
+        self.finish_fs = self.wake_fs = NEVER  # wake_fs: its entry in the calendar
 
 
 class Fabric:
-    """Links and the flows on them.
+    """Links and the flows on them, which share capacity max-min fairly.
 
     Parameters
     ----------
@@ -139,12 +138,12 @@ class Fabric:
     link_name
         Name of a link, for messages.
     patience_fs
-        How long a flow may wait for a link that is down, 0 for not at all; ``None``: no link is ever down.
+        How long a flow may wait for a link that is down; 0: not at all; ``None``: no link is ever down.
 
     Attributes
     ----------
     delivered_bytes
-        Wire bytes of the flows that have ended.
+        Wire bytes of completed flows.
     """
 
     __slots__ = (
@@ -176,25 +175,25 @@ class Fabric:
         self.delivered_bytes = 0
         self._asked = False
         self._capacity: list[int] = []
-        self._flows: list[dict[_Flow, None]] = []  # sets with an order
+        self._flows: list[dict[_Flow, None]] = []  # ordered sets
         self._level: list[int] = []
         self._used: list[int] = []
         self._names: list[tuple[int, Callable[[int], str]]] = []
         self._dirty: dict[int, None] = {}
         self._started: list[_Flow] = []
         self._patience = patience_fs
-        self._waiting: dict[_Flow, int] = {}  # for links that are down, and since when
+        self._waiting: dict[_Flow, int] = {}  # start of the wait for links that are down
         self._late = False
         self._links_of: Callable[[Any], tuple[int, ...]] | None = None
         self.add_links(capacities_uBps, link_name)
 
     @property
     def env(self) -> simpy.Environment:
-        """SimPy's, of the calendar."""
+        """The SimPy environment of the calendar."""
         return self.calendar.env
 
     def add_links(self, capacities_uBps: Sequence[int], link_name: Callable[[int], str]) -> int:
-        """More links; returns the index of the first. ``link_name`` gets the position in this call."""
+        """Add links; return the index of the first. ``link_name`` is called with the position within this call."""
         first, count = len(self._capacity), len(capacities_uBps)
         self._names.append((first, link_name))
         self._capacity.extend(capacities_uBps)
@@ -204,12 +203,12 @@ class Fabric:
         return first
 
     def link_name(self, link: int) -> str:
-        """Name of a link."""
+        """The name of a link."""
         first, name = next(entry for entry in reversed(self._names) if entry[0] <= link)
         return name(link - first)
 
     def transfer(self, links: tuple[int, ...], size_bytes: int, arrived: Callable[[Any], None], item: Any) -> None:
-        """Start a flow; ``arrived(item)`` is called when its last byte has left: at once without bytes or links."""
+        """Start a flow; call ``arrived(item)`` when its last byte has left, at once if it has no bytes or links."""
         if not size_bytes or not links:
             self.calendar.at(self.calendar.now, arrived, item)
             return
@@ -221,7 +220,7 @@ class Fabric:
             self._ask()
 
     def change(self, capacities_uBps: Mapping[int, int]) -> None:
-        """Give links other capacities from now on. Flows on a link of capacity 0 wait."""
+        """Change link capacities from now on. Flows on a link of capacity 0 wait."""
         for link, capacity in capacities_uBps.items():
             self._capacity[link] = capacity
             self._dirty[link] = None
@@ -229,7 +228,7 @@ class Fabric:
             self._ask()
 
     def reroute(self, links_of: Callable[[Any], tuple[int, ...]]) -> None:
-        """Move the bytes left of flows to other links, at the end of the timestamp; ``links_of`` takes what a flow was started with."""
+        """Move the remaining bytes of flows to other links at the end of the timestamp; ``links_of`` maps a flow's item to its links."""
         self._links_of = links_of
         if not self._asked:
             self._ask()
@@ -241,7 +240,7 @@ class Fabric:
             if links == flow.links:
                 continue
             self._take_off(flow)
-            if flow.rate or self._waiting.pop(flow, None) is not None:  # else it has started just now
+            if flow.rate or self._waiting.pop(flow, None) is not None:  # otherwise it has only just started
                 self._started.append(flow)
             if flow.rate:
                 flow.left = bytes_left(flow.left, flow.rate, now - flow.since_fs)
@@ -251,11 +250,11 @@ class Fabric:
                 self._flows[link][flow] = None
 
     def waiting(self) -> list[Any]:
-        """What the flows were started with that wait for a link that is down."""
+        """The items of the flows that wait for a link that is down."""
         return [flow.item for flow in self._waiting]
 
     def down(self, links: tuple[int, ...]) -> list[int]:
-        """Those of some links that are down."""
+        """The links among these that are down."""
         return [link for link in links if not self._capacity[link]]
 
     def _ask(self) -> None:
@@ -263,7 +262,7 @@ class Fabric:
         self.calendar.at_end(self._settle)
 
     def _settle(self, _event: simpy.Event) -> None:
-        """Give every flow its rate, after everything else of the timestamp."""
+        """Assign every flow its rate, after everything else at the timestamp."""
         self._asked = False
         if self._links_of is not None:
             self._move(self._links_of)
@@ -275,7 +274,7 @@ class Fabric:
                 shared[flow] = None
                 dirty.update(dict.fromkeys(flow.links))
                 continue
-            # Alone on all its links: the general rule below would come to the same levels.
+            # A flow alone on all its links: the general rule below would yield the same levels.
             rate = min([capacity[link] for link in flow.links])
             for link in flow.links:
                 level[link] = rate if capacity[link] == rate else UNLIMITED
@@ -302,7 +301,7 @@ class Fabric:
                 raise OverdueError(late)
 
     def _spread(self, queue: deque[int]) -> dict[int, None]:
-        """Bring the levels of the queued links and their dependents to the fixpoint; returns those that changed."""
+        """Propagate levels from the queued links to the fixpoint; return the links whose level changed."""
         flows, level, capacity = self._flows, self._level, self._capacity
         changed: dict[int, None] = {}
         queued = set(queue)
@@ -319,7 +318,7 @@ class Fabric:
             lower = min(old, new)
             for flow in here:
                 for other in flow.links:
-                    # A link notices only changes below its own level.
+                    # A link depends only on levels below its own.
                     if lower < level[other] and other != link and other not in queued:
                         queued.add(other)
                         queue.append(other)
@@ -345,12 +344,12 @@ class Fabric:
         flow.rate = rate
         flow.since_fs = now
         finish = flow.finish_fs = now + flow_delay_fs(flow.left, rate)
-        if finish < flow.wake_fs:  # if later, it is moved when its old entry comes up
+        if finish < flow.wake_fs:  # if later, the old entry moves it when it fires
             flow.wake_fs = finish
             self.calendar.at(finish, self._wake, flow)
 
     def _wait(self, flow: _Flow, now: int) -> None:
-        """Let a flow wait for a link that is down."""
+        """Make a flow wait for a link that is down."""
         if flow in self._waiting:
             return
         if flow.rate:
@@ -366,7 +365,7 @@ class Fabric:
             self.calendar.at(now + self._patience, self._look, None)
 
     def _look(self, _nothing: None) -> None:
-        """See at the end of the timestamp which flows have waited too long."""
+        """Check at the end of the timestamp for flows that have waited too long."""
         self._late = True
         if not self._asked:
             self._ask()
@@ -388,7 +387,7 @@ class Fabric:
         flow.arrived(flow.item)
 
     def _take_off(self, flow: _Flow) -> None:
-        """Take a flow off its links."""
+        """Remove a flow from its links."""
         for link in flow.links:
             here = self._flows[link]
             del here[flow]

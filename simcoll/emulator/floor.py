@@ -1,4 +1,4 @@
-"""The latency floor of a collective: no schedule beats it, however many messages a rank sends at once."""
+"""The latency floor of a collective, which no schedule beats, however many messages a rank sends at once."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ from simcoll.topology import Topology
 __all__ = ["latency_floor_fs"]
 
 EXACT_RANKS = 256
-"""Up to here relays are followed exactly; the work grows with the cube."""
+"""Up to this world size, relays are followed exactly; the work is cubic."""
 SAMPLED_SOURCES = 64
 REMEMBERED = 64
-"""So many floors of a topology are remembered; each is the same for all sizes."""
+"""Number of floors remembered per topology; a floor is independent of sizes."""
 
 
 def latency_floor_fs(plan: Plan, topology: Topology) -> int:
-    """Time before which some rank cannot have what another rank had at the start.
+    """Time before which some rank cannot have data that another rank had at the start.
 
-    A message costs at least its latency and the receive overhead, and without a FIFO the overhead of its sender. Data
-    may come over other ranks, and on some machines that is the shorter way, so the floor of a pair is that of its
-    cheapest chain of messages; the floor of the collective is the largest among the pairs that its meaning makes
-    dependent. Beyond 256 ranks only the cheapest first message of some ranks is counted, which is lower but still a
-    floor.
+    A message costs at least its latency and the receive overhead, and without a FIFO also the sender's overhead. Data may be relayed by
+    other ranks, which is faster on some machines; the floor of a pair is therefore that of its cheapest chain of messages. The floor
+    of the collective is the largest over the pairs that its definition makes dependent. Beyond 256 ranks only the cheapest first
+    message of some ranks counts, which is a lower but still valid floor.
     """
     if plan.nranks == 1 or _may_be_empty(plan):
         return 0
@@ -58,7 +57,7 @@ def _floor_fs(plan: Plan, topology: Topology) -> int:
 
 
 def _may_be_empty(plan: Plan) -> bool:
-    """Whether some block has no elements, so that ranks may have nothing to exchange."""
+    """Whether some block has no elements, in which case ranks may have nothing to exchange."""
     if plan.collective.nblocks == 0:
         return False
     return plan.sizes == 0 if isinstance(plan.sizes, int) else bool((plan.sizes == 0).any())

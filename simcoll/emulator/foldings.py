@@ -1,8 +1,8 @@
-"""Foldings that hold for every size and protocol, remembered with the schedule.
+"""Quotients that hold for every size and protocol, remembered with the schedule.
 
-Messages are told apart by what their costs are made of: size, operation, operands, and latency and kind of their route. Messages alike in
-that cost the same under every protocol, so a partition certified for it is one for all of them, as long as the links of a class
-have one capacity. What depends on a protocol is then computed for one message of each class.
+Messages are classified by the terms of their cost: size, operation, operands, and latency and kind of their route. Messages with equal
+terms cost the same under every protocol, so a certified partition holds for all protocols, provided that the links of each class have
+equal capacity. Protocol-dependent costs are then computed for one message of each class.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Folding", "Makings", "folded_first", "folding", "place_of", "worth_f
 
 
 class Makings(StepTimer):
-    """Steps with a number for what costs are made of in place of the costs, and the columns and routes that these are made from."""
+    """Steps that carry a number for each combination of cost terms instead of costs; also keeps their moves and routes."""
 
     def __init__(self, protocol: Protocol, topology: Topology, seats: Seats) -> None:
         super().__init__(protocol, topology, seats, joint=True)
@@ -52,11 +52,11 @@ class Folding:
     Attributes
     ----------
     quotient
-        Its steps have numbers for what costs are made of; of its patterns only what an expansion needs is left, or nothing.
+        Its steps carry numbers of cost terms instead of costs; its patterns keep only what an expansion needs, or nothing.
     each
-        Bytes of a chunk for which its sizes hold.
+        Bytes per chunk for which its sizes hold.
     moves, routes
-        Of one message of each class, all steps in a row.
+        Of one message of each class, over all steps.
     """
 
     quotient: Quotient
@@ -65,7 +65,7 @@ class Folding:
     routes: Routes
 
     def timed(self, plan: Plan, each: int, capacity: Ints) -> Quotient | None:
-        """The quotient of a plan; ``None`` where its protocol gives links of one class different capacities."""
+        """The quotient of a plan; ``None`` if its protocol gives links of one class different capacities."""
         found, moves = self.quotient, self.moves
         if not np.array_equal(capacity[found.links][found.members], capacity):
             return None
@@ -83,14 +83,14 @@ class Folding:
 
 
 def place_of(plan: Plan, topology: Topology) -> tuple[Any, ...]:
-    """What a folding depends on: the sizes if they do not all share one, the topology, and which links a protocol adds."""
+    """The key of a folding: the sizes unless all chunks are equal, the topology, and the links that a protocol adds."""
     protocol = plan.protocol
     caps = bool(protocol.channel_rate_uBps), bool(protocol.rank_rate_uBps), protocol.fifo_depth
     return question_of(plan)[0], topology, plan.ranks.tobytes(), caps
 
 
 def worth_folding(plan: Plan, topology: Topology) -> bool:
-    """Whether a folding is remembered, or worth a try because the schedule runs again; counts how often it has run until it is tried."""
+    """Whether a folding is remembered, or worth a try because the schedule runs repeatedly; counts the runs until then."""
     place = place_of(plan, topology)
     if place[0] is None:
         return False
@@ -101,15 +101,15 @@ def worth_folding(plan: Plan, topology: Topology) -> bool:
 
 
 def folded_first(plan: Plan, topology: Topology) -> bool:
-    """Whether a folding is remembered, or should be tried before anything else because the schedule has run before."""
+    """Whether a folding is remembered, or should be tried first because the schedule has run before."""
     known: Folding | str | int = plan.schedule.known.foldings.get(place_of(plan, topology), 0)
-    # Under the last of so many protocols it would come too late.
+    # Under the last of the expected protocols it would come too late.
     enough = 1 if question_of(plan)[0] == EVEN else max(1, plan.schedule.known.again)
     return known > enough if isinstance(known, int) else isinstance(known, Folding)
 
 
 def _remember(plan: Plan, place: tuple[Any, ...], found: Folding | str | int) -> None:
-    """Keep what was found for equal chunks, and for the last other sizes."""
+    """Keep the result for equal chunks, and for the latest other sizes."""
     if place[0] is None:
         return
     known = plan.schedule.known
@@ -129,9 +129,9 @@ def folding(
     patience: int | None,
     waits: tuple[Ints, Ints] | None = None,
 ) -> Quotient | str:
-    """The quotient of a plan, from a folding that is remembered if there is one; or why there is none.
+    """The quotient of a plan, from a remembered folding if there is one; or the reason why there is none.
 
-    ``expanded``: the times of all messages will be asked for; the others are as in :func:`simcoll.emulator.quotient.fold`.
+    ``expanded``: the times of all messages will be needed. Other parameters as in :func:`simcoll.emulator.quotient.fold`.
     """
     if seen.switched and waits is None:
         stream = timed_steps(plan, topology, seats, seen.groups)
@@ -146,7 +146,7 @@ def folding(
     if found is None:
         timer = Makings(plan.protocol, topology, seats)
         groups = seen.groups
-        if waits is not None and len(waits[0]):  # of equal steps each waits for others
+        if waits is not None and len(waits[0]):  # equal steps wait for different messages
             groups = [((step._replace(),), 1) for some, times in groups or turns(plan) for step in some * times]
         stream = timed_steps(plan, topology, seats, groups, timer)
         made = fold(stream, capacity, seen.lane_steps, worth_it=worth_it, patience=patience, waits=waits)
@@ -175,7 +175,7 @@ def _folding(found: Quotient, timer: Makings, each: int, *, expanded: bool) -> F
 
 
 def _without_costs(step: Timed) -> Timed:
-    """What an expansion needs of a step."""
+    """The parts of a step that an expansion needs."""
     none, no_links = np.zeros(0, np.int64), np.zeros((0, 0), np.int32)
     shape = Shape(none, none, step.shape.src, step.shape.dst, no_links, none)
     return replace(step, shape=shape, delay_fs=none, busy_fs=none, wire=none, post_fs=none)

@@ -1,4 +1,4 @@
-"""A GOAL program as a program that the emulator plays: each message a send, each computation work of one rank."""
+"""Conversion of GOAL programs to emulator programs: messages become sends, computations work of one rank."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ FS_PER_NS = 10**6
 
 
 def goal_program(goal: Goal, *, protocol: Protocol = IDEAL, unit_fs: int = FS_PER_NS) -> Program:
-    r"""Make a program of messages and work that :func:`simcoll.emulate` takes.
+    r"""Convert a GOAL program to a program that :func:`simcoll.emulate` takes.
 
-    A rank sends its messages one after the other, and does the computations of one cpu one after the other, in an order that its
-    ``requires`` allow and that is otherwise the file's; it receives whatever comes.
+    A rank sends its messages one after the other, and does the computations of each cpu one after the other, in the order of the file
+    where ``requires`` allows it; it receives messages in any order.
 
     Parameters
     ----------
     goal
-        From :func:`simcoll.formats.parse_goal`. Its data is not known, so nothing that is made of it is proved.
+        From :func:`simcoll.formats.parse_goal`. The file does not describe data, so no schedule of it is proved.
     protocol
-        Costs of its messages.
+        Costs of the messages.
     unit_fs
-        Femtoseconds of a unit of computation; by convention a nanosecond.
+        Femtoseconds per unit of computation; by convention a nanosecond.
 
     Raises
     ------
     ScheduleError
-        When messages do not match or operations wait for each other in a circle.
+        When messages do not match, or operations wait for each other in a cycle.
     ConfigError
         For ``irequires``, and for receives from any rank or with any tag.
 
@@ -54,7 +54,7 @@ def goal_program(goal: Goal, *, protocol: Protocol = IDEAL, unit_fs: int = FS_PE
             "begin when others are done, not when they have begun"
         )
     sends, recvs = goal.messages()
-    # A send and its receive are one operation, known by the send.
+    # A send and its receive become one operation, with the number of the send.
     known = np.arange(len(goal.kind))
     known[recvs] = sends
     before: dict[int, set[int]] = {int(each): set() for each in np.flatnonzero(known == np.arange(len(known)))}

@@ -1,4 +1,4 @@
-"""Runs of both engines that events end early: the same record from each."""
+"""Records of runs that events end early, equal for both engines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["changes_of", "links_of_cut", "machine_cut", "player_cut", "until_end
 
 
 def until_end(fabric: Fabric) -> list[Any] | None:
-    """Run until nothing more happens; returns the messages that have waited too long for a link, if that ended the run."""
+    """Run until nothing more happens; return the messages that waited too long for a link, if that ended the run."""
     try:
         fabric.env.run()
     except OverdueError as late:
@@ -38,7 +38,7 @@ def until_end(fabric: Fabric) -> list[Any] | None:
 def links_of_cut(
     fabric: Fabric, detours: Detours | None, late: list[Any] | None
 ) -> Iterator[tuple[Message, tuple[str, ...]]]:
-    """The messages that wait for links that are down, or have waited too long (``late``), each with the names of these links."""
+    """The messages that wait for links that are down, or waited too long (``late``), each with the names of these links."""
     for item in fabric.waiting() if late is None else late:
         links = tuple(sorted(map(fabric.link_name, fabric.down(links_now(detours, item)))))
         for message in item.messages if isinstance(item, Bundle) else [item]:
@@ -46,7 +46,7 @@ def links_of_cut(
 
 
 def player_cut(timeline: Timeline, player: Player, detours: Detours | None, late: list[Any] | None) -> Cut:
-    """The record of a player whose run ended early; ``late`` as from :func:`until_end`."""
+    """The record of a SimPy run that ended early; ``late`` as from :func:`until_end`."""
     fabric = player.fabric
     each = links_of_cut(fabric, detours, late)
     messages = [CutMessage(m.id, m.sender.rank, m.receiver.rank, links) for m, links in each]
@@ -64,7 +64,7 @@ def changes_of(
     stride: int,
     companions: Mapping[int, Sequence[int]] | None = None,
 ) -> Changes:
-    """What events change during a run of the compiled loops, with ``stride`` lanes for each rank; ``companions`` as of a Course."""
+    """The changes by events during a run of the compiled loops, with ``stride`` lanes per rank; ``companions`` as in a Course."""
     from simcoll.emulator.fast.changing import Changes, Ways
 
     ways = Ways(Detours(timeline.topology), endpoints) if timeline.detours else None
@@ -74,12 +74,12 @@ def changes_of(
 def machine_cut(
     timeline: Timeline, machine: Machine, link_name: Callable[[int], str], stride: int, planned_bytes: int
 ) -> tuple[Remains, Cut]:
-    """The record of a machine whose run ended early.
+    """The record of a compiled run that ended early.
 
     Raises
     ------
     InternalError
-        When the bytes that moved and those that did not are not those of the plan.
+        When the bytes moved and the bytes dropped do not add up to the plan.
     """
     from simcoll.emulator.fast.cutting import remains
 

@@ -1,14 +1,14 @@
-"""Runs in which no two flows meet on a link: step by step, without a calendar.
+"""Runs in which no two flows share a link: played step by step, without a calendar.
 
-**Claim.** Let every link that could bind have the flows of one sending lane only, or of one receiving lane only under rendezvous, and at
-most one flow in a step. Then each flow has the least capacity of its links as its rate, from its start to its end.
+**Claim.** Suppose that every link that could bind carries flows of one sending lane only, or of one receiving lane only under
+rendezvous, and at most one flow per step. Then each flow has the least capacity of its links as its rate, from its start to its end.
 
 **Why.** A lane leaves a step when its flows of that step have ended: as a sender always, as a receiver under rendezvous, where it
-waits for what it receives. So flows of one lane that are of different steps never overlap, and no link that could bind has two flows
-at a time. (Links that never bind are those of :mod:`simcoll.emulator.pruning`.)
+waits for incoming messages. So flows of one lane in different steps never overlap, and no link that could bind carries two flows at a
+time. (:mod:`simcoll.emulator.pruning` finds the links that never bind.)
 
-Then the times of a step follow from when its lanes entered it, and from the messages that a FIFO makes it wait for. Both are of
-earlier steps, so a pass over the steps in their order finds all times.
+The times of a step then follow from the times at which its lanes entered it, and from the messages that a FIFO makes it wait for.
+Both belong to earlier steps, so one pass over the steps in order yields all times.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from simcoll.topology import Topology
 __all__ = ["Played", "lockstep"]
 
 MOST_ROWS = 1 << 21
-"""Rows of distinct steps that are kept, some 150 bytes each, between the proof and the run."""
+"""Limit of rows of distinct steps kept between the proof and the run, at some 150 bytes each."""
 LATEST_FS = 2**62
-"""Runs that could take longer are left to the engine that watches the clock."""
+"""Runs that could take longer are left to the engine with overflow checks."""
 
 
 class Turns(NamedTuple):
-    """Steps that come several times; each in as many variants as it has payloads."""
+    """Steps that repeat; each in as many variants as it has payloads."""
 
     steps: list[tuple[Timed, ...]]
     times: int
@@ -49,7 +49,7 @@ class Turns(NamedTuple):
 
 
 class Played(NamedTuple):
-    """What a run came to."""
+    """The outcome of a run."""
 
     time_fs: int
     messages: int
@@ -58,7 +58,7 @@ class Played(NamedTuple):
 
 
 class _Owners:
-    """Which lane alone has flows on each link."""
+    """The single lane that has flows on each link."""
 
     def __init__(self, capacity: Ints, *, fifo: bool) -> None:
         self.capacity, self.fifo = capacity, fifo
@@ -68,12 +68,12 @@ class _Owners:
         self.next_look = 1
 
     def add(self, step: Timed) -> bool:
-        """Take note of a step; returns whether the claim may still hold."""
+        """Register a step; return whether the claim may still hold."""
         shape = step.shape
         if shape in self.shapes:
             return True
         self.shapes[shape] = None
-        # As the compiled function has them: writable, row by row.
+        # The compiled function takes writable, row-major columns.
         links = np.require(shape.links, np.int32, ["C", "W"])
         wire, sender, receiver = (
             np.require(c, np.int64, ["C", "W"]) for c in (step.wire, shape.sender, shape.receiver)
@@ -102,11 +102,11 @@ def lockstep(
     *,
     keep: bool,
 ) -> Played | None:
-    """Play a plan without switch operations; ``None`` where flows may meet, or channels wait for each other."""
+    """Play a plan without switch operations; ``None`` if flows may share a link, or channels wait for each other."""
     if len(plan.wait_pairs[0]):
         return None
     protocol = plan.protocol
-    # The jitter is added when messages are played, so that repeats stay repeats.
+    # Jitter is added when messages are played, so that repeats stay repeats.
     calm = replace(plan, protocol=replace(protocol, jitter_fs=0))
     owners, kept, rows = _Owners(capacity, fifo=protocol.fifo_depth > 0), [], 0
     for turns in _turns(calm, topology, seats, groups):
@@ -131,13 +131,13 @@ def _turns(plan: Plan, topology: Topology, seats: Seats, groups: list[Group] | N
 
 
 def _sized(make: StepTimer, spins: Spinning) -> Turns:
-    """Steps with each of their payloads."""
+    """Repeating steps with each of their payloads."""
     sized = [[step._replace(size_bytes=np.full(step.rows, each)) for each in spins.payloads] for step in spins.steps]
     return Turns([tuple(make(each, 0)) for each in sized], spins.times, spins)
 
 
 class _Run:
-    """Packs steps for the loops, and adds up what they find."""
+    """Packs steps for the compiled loops and accumulates their results."""
 
     def __init__(self, plan: Plan, capacity: Ints, turns: list[Turns], *, keep: bool) -> None:
         self.protocol, self.turns, self.keep = plan.protocol, turns, keep
@@ -153,7 +153,7 @@ class _Run:
         self.done_fs = np.zeros(messages if keep else 0, np.int64)
 
     def _connections(self, lanes: int) -> Ints:
-        """Names of all pairs of lanes that exchange messages, sorted."""
+        """Numbers of all pairs of lanes that exchange messages, sorted."""
         shapes = {each[0].shape: None for turn in self.turns for each in turn.steps}
         none = np.zeros(0, np.int64)
         return np.unique(np.concatenate([none, *(shape.sender * lanes + shape.receiver for shape in shapes)]))
@@ -196,7 +196,7 @@ class _Run:
         )
 
     def _packed(self, turn: Turns) -> tuple[Ints, Ints, Ints, int]:
-        """Columns of all steps; where each begins; and the most time that a turn can take."""
+        """Columns of all steps, the start of each step, and the longest time that one repetition can take."""
         lanes, spins = self.lanes.shape[1], turn.spins
         fixed, varying, latest = [], [], 0
         for which, variants in enumerate(turn.steps):

@@ -1,4 +1,4 @@
-"""From plan steps to messages: routes and costs of a whole step at once, then one record per transfer."""
+"""Messages of plan steps: routes and costs of a whole step at once, then one record per transfer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Block", "Bundle", "Lane", "Message", "Part", "blocks", "parts", "whe
 class Lane:
     """A channel of a rank: its coming messages in step order, and the number unfinished in its current step.
 
-    ``place`` is its endpoint of the topology; ``free_fs`` the time at which the overhead of all messages that it has sent is over.
+    ``place`` is its endpoint of the topology; ``free_fs`` the time at which the overhead of all messages sent so far ends.
     """
 
     __slots__ = ("channel", "entered", "free_fs", "pending", "place", "queue", "rank", "steps_left")
@@ -39,7 +39,7 @@ class Lane:
 
 
 class Block:
-    """A step that some lane has reached: its messages and the number of them unfinished."""
+    """A step that some lane has reached: its messages and the number of unfinished ones."""
 
     __slots__ = ("first_id", "left", "messages", "step", "wire_bytes")
 
@@ -54,7 +54,7 @@ class Block:
 class Message:
     """A transfer in flight.
 
-    ``needs`` counts the conditions that keep it from being ready, ``source_needs`` those that keep its source from being read.
+    ``needs`` counts the conditions that keep the message from being ready, ``source_needs`` those that keep its source from being read.
     """
 
     __slots__ = (
@@ -94,9 +94,9 @@ class Message:
 
 
 class Bundle:
-    """Transfers that a switch joins into one flow: a multicast or a reduction, started when all are ready.
+    """Transfers that a switch joins into one flow (a multicast or a reduction), which starts when all are ready.
 
-    ``links`` are those of all of its paths, each once.
+    ``links`` are those of all paths, without duplicates.
     """
 
     __slots__ = ("links", "messages", "needs", "wire")
@@ -110,7 +110,7 @@ class Bundle:
 
 
 def _ways_up(seats: Seats, topology: Topology, step: PlanStep, rows: list[int]) -> list[int]:
-    """The link to the switch of a rank that contributes to its own reduction, like all other operands."""
+    """The links to the switch of ranks that contribute to their own reduction: such an operand goes up like the others."""
     if step.op[rows[0]] != SWITCH_REDUCE:
         return []
     local = [row for row in rows if step.src_rank[row] == step.dst_rank[row]]
@@ -123,10 +123,10 @@ def _ways_up(seats: Seats, topology: Topology, step: PlanStep, rows: list[int]) 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """One step of a plan with everything its messages need; it can be played many times.
+    """One step of a plan with all data for its messages; it can be played repeatedly.
 
     ``columns`` has a row per message: sender's and receiver's lane, links, delay, busy, wire bytes, post, place. ``switched`` has the
-    rows of every switch operation, and the links that they use beside those of their paths; ``wire_bytes`` counts each operation once.
+    rows of every switch operation, and its links beyond those of the paths; ``wire_bytes`` counts each operation once.
     """
 
     step: PlanStep
@@ -142,16 +142,16 @@ def parts(
     seats: Seats,
     number: Callable[[int], int] = int,
 ) -> Iterator[Part]:
-    """The steps of a plan that move anything, with routes and costs, streamed.
+    """Stream the steps of a plan that move anything, with routes and costs.
 
-    Lanes are numbered as ``seats`` says; ``number`` gives a message of the plan the number by which its jitter is drawn.
+    ``seats`` numbers the lanes; ``number`` maps a message of the plan to the number that determines its jitter.
     """
     timer, first_message, shape = StepTimer(plan.protocol, topology, seats), 0, None
     paths: list[tuple[int, ...]] = []
     for step in plan.steps():
         timed = timer([moves_of(plan, step)], number(first_message))[0]
         first_message += len(step)
-        if timed.shape is not shape:  # rings repeat their peers every step
+        if timed.shape is not shape:  # a ring has the same peers in every step
             shape = timed.shape
             full = bool((shape.links >= 0).all())
             paths = [tuple(row) if full else tuple(l for l in row if l >= 0) for row in shape.links.tolist()]
@@ -175,7 +175,7 @@ def parts(
 
 
 def blocks(score: Iterable[Part], lanes: list[Lane]) -> Iterator[Block]:
-    """The parts of a plan as blocks of messages, streamed."""
+    """Stream the parts of a plan as blocks of messages."""
     first_id = 0
     for part in score:
         block = Block(part.step, first_id, part.wire_bytes)
@@ -192,7 +192,7 @@ def blocks(score: Iterable[Part], lanes: list[Lane]) -> Iterator[Block]:
 
 
 def where_stuck(lane: Lane) -> str:
-    """One line on what a lane waits for."""
+    """One line that states what a lane waits for."""
     where = f"  rank {lane.rank} channel {lane.channel}"
     if lane.entered is None:
         return f"{where} never entered its first step"

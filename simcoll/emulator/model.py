@@ -1,60 +1,58 @@
-"""The timing model, whole and in one place; every engine follows it to the last femtosecond.
+"""The timing model, complete and in one place; every engine follows it to the last femtosecond.
 
 Units: time int64 femtoseconds, rates int64 micro-bytes per second, sizes int64 bytes. Only a flow's remaining bytes
 are float64.
 
-**Order.** A *lane* is a (rank, channel). The transfers of a step that touch a lane may start when every transfer of
-the lane's previous step has finished; they overlap each other. A step is not a barrier: a lane enters its steps on its
-own. A *message* is a transfer between two ranks.
+**Order.** A *lane* is a (rank, channel). The transfers of a step that touch a lane may start when every transfer of the lane's
+previous step has finished; they overlap each other. A step is not a barrier: each lane enters its steps independently. A
+*message* is a transfer between two ranks.
 
 * Rendezvous (``fifo_depth`` 0): a message is ready when both its lanes have entered its step and the earlier messages
-  it waits for are done. It is finished for both lanes when it is done.
-* ``fifo_depth`` d: it is ready when its sender's lane has entered its step, what it waits for is done, and message j -
-  d of the same connection (source, destination, channel; j counts in schedule order) has been consumed. It is finished
-  for the sender when its flow has ended and ``busy`` is over since it was ready. The receiver consumes it once it has
-  arrived and the receiver's lane has entered the step; it is finished for the receiver when it is done.
+  that it waits for are done. It is finished for both lanes when it is done.
+* ``fifo_depth`` d: it is ready when its sender's lane has entered its step, the messages that it waits for are done, and message
+  j - d of the same connection (source, destination, channel; j counts in schedule order) has been consumed. It is finished for the
+  sender when its flow has ended and ``busy`` has passed since it was ready. The receiver consumes it once it has arrived and the
+  receiver's lane has entered the step; it is finished for the receiver when it is done.
 
-**Cost.** ``busy`` is the send overhead and the occupancy of the slowest kind of link on the path; the latency is that of the
-path, or of this kind of link, or both, and jitter.
+**Cost.** ``busy`` is the send overhead plus the occupancy of the slowest kind of link on the path. The latency is that of the path,
+or of this kind of link, or both, plus jitter.
 
-* Rendezvous: from ready a message waits ``busy`` and the latency, then flows, then waits ``post``; then it is done.
-* FIFO: it flows from ready, arrives the latency after its flow ended, and is done ``post`` after it was consumed. So
+* Rendezvous: once ready, a message waits ``busy`` and the latency, then flows, then waits ``post``; then it is done.
+* FIFO: it flows once ready, arrives the latency after its flow has ended, and is done ``post`` after it was consumed. So
   overhead occupies a lane, latency belongs to the message and bytes to the links: LogGP's split.
 
-``post`` is the receive overhead, and the reduction of what the message brought. Its flow has ``ceil(payload *
-wire_factor) + header_bytes`` bytes on the links of its route, and on one link per end for each of the rates of a channel
-and of a rank that the protocol caps. A transfer inside a rank takes the time of its copy (and reduction) and uses no
-link. What a switch does follows the rules of rendezvous whatever the FIFO. All lanes enter their first step at
-``launch_fs``.
+``post`` is the receive overhead plus the reduction of the received data. A flow has ``ceil(payload * wire_factor) + header_bytes``
+bytes on the links of its route, and on one more link per end for each rate (of a channel, of a rank) that the protocol caps. A
+transfer inside a rank takes the time of its copy (and reduction) and uses no link. Switch operations follow the rules of rendezvous
+whatever the FIFO depth. All lanes enter their first step at ``launch_fs``.
 
 **Rates.** At any time the flows have the max-min fair rates: of all links, take the lowest share ``resid // n`` of a
 link with n flows that have no rate yet; all such flows on *every* link at that share get it; repeat. The result is a
 function of the set of flows. Equivalently it is the only fixpoint of a rule per link: its level is :func:`water_level`
-of its capacity and, for each of its flows, the lowest level among the flow's other links. (No level that was computed
-is below the lowest share ``L`` of all, so after each stale level was computed once, the links with share L stay at L;
-then the same holds for the next share, and so on. Updates in any order therefore end, and end in the same integers.)
+of its capacity and, for each of its flows, the lowest level among the flow's other links. (No computed level is below the lowest
+share ``L`` of all, so once each stale level has been recomputed, the links with share L stay at L; the same then holds for the next
+share, and so on. Updates in any order therefore end, and end in the same integers.)
 
-**Slack.** A link as wide as all links together that lead to it, or that it leads to, need never bind. But shares are rounded
-down, and it could take a micro-byte per second from some flow. It has ``SLACK`` more, which nothing else can notice.
+**Slack.** A link as wide as all links that feed it together, or that it feeds, need never bind. But shares are rounded down, so it
+could take a micro-byte per second from some flow. It therefore gets ``SLACK`` more, which has no other effect.
 
-**Rounding.** All events of a timestamp, with their zero-delay consequences, come first; then rates are settled, once.
-A flow's remaining bytes are touched only when its integer rate changes (:func:`bytes_left`); its end is then ``now``
-plus :func:`flow_delay_fs`. A flow that ends in no time does so at the same timestamp, after which rates are settled
-again.
+**Rounding.** All events of a timestamp, with their zero-delay consequences, come first; then rates are settled, once. A flow's
+remaining bytes are updated only when its integer rate changes (:func:`bytes_left`); its end is then ``now`` plus
+:func:`flow_delay_fs`. A flow that ends in no time does so at the same timestamp, after which rates are settled again.
 
-**Events.** At its time, before rates are settled, a link gets the share of an event: its capacity is the product, rounded
-down. Of several shares the lowest counts, and background traffic takes its own share, in sum, of that. A flow on a link that is down
-has the rate 0 and waits; a rate of 0 elsewhere stays an error. A flow that has waited for the policy's whole time when rates are settled
-ends the run there, with all of the timestamp done. To re-route, whenever links go down or come back, the bytes left of every
-flow that does not end just then go over the route that its ends now have (the planned one while that is whole); flows that start
-take it as well. Delays stay those of the planned route, and what a switch does keeps its links.
+**Events.** At the time of an event, before rates are settled, a link's capacity is multiplied by the event's share and rounded down.
+The lowest of several shares applies, and background traffic takes its own shares, added up, of that. A flow on a link that is down
+has the rate 0 and waits; a rate of 0 elsewhere remains an error. If a flow has waited for the policy's full time when rates are
+settled, the run ends there, with the timestamp completed. To re-route, whenever links go down or come back, the remaining bytes of
+every flow that does not end at that moment move to the current route between its ends (the planned one if that is intact); new flows
+take it as well. Delays stay those of the planned route, and switch operations keep their links.
 
 A slow rank's own work (overhead and occupancy of sending, overhead of receiving, copies, reductions, computation) takes ``up /
-down`` times as long, in femtoseconds rounded up. When its pace changes meanwhile, what is done is the elapsed time times ``down / up``,
-rounded down, and the rest goes on at the new pace. From its time on a rank that stops enters no step, has no message ready,
-consumes none, and no work of it ends; its bytes on the way go on. Latency and launch have no pace.
+down`` times as long, in femtoseconds rounded up. When its pace changes meanwhile, the work done is the elapsed time times ``down /
+up``, rounded down, and the rest continues at the new pace. From its stop time on, a rank enters no step, has no message ready,
+consumes none, and completes no work; its bytes in flight continue. Latency and launch are independent of pace.
 
-Nothing here depends on the order of events, flows or links: there are no tie-breaks, and no random generator. Jitter is
+Nothing here depends on the order of events, flows or links: there are no tie-breaks and no random generator. Jitter is
 a function of (seed, message number).
 """
 
@@ -97,23 +95,23 @@ __all__ = [
 ]
 
 JITTER = 0x6A09E667F3BCC909
-"""Keeps jitter apart from other uses of one seed (fraction of the square root of 2)."""
+"""Separates jitter from other uses of one seed (fraction of the square root of 2)."""
 
 UNLIMITED = 2**63 - 1
 """Level of a link that limits none of its flows."""
 
 SLACK = 2**31
-"""More than the flows that a run has at a time, in micro-bytes per second: some 2 kB/s."""
+"""More than the number of flows at any time, in micro-bytes per second: some 2 kB/s."""
 
 LOW = 0xFFFFFFFF
-"""The low word of a number."""
+"""Mask of the low 32-bit word."""
 
 FS_PER_SECOND_UBPS = 1e21
 """Femtoseconds per second times micro-bytes per byte; exact in float64."""
 
 ROUNDING = 0.3819660112501051
-"""Added before rounding down. Away from 0, 1/2 and 1/3, so that simple fractions of a tick are not split by float
-noise.
+"""Added before rounding down. It is far from 0, 1/2 and 1/3, so that floating-point noise does not split simple fractions of a
+tick.
 """
 
 
@@ -121,7 +119,7 @@ noise.
 class Costs:
     """Fixed delays and wire bytes of an array of transfers.
 
-    ``delay_fs`` comes before the flow (``busy_fs`` included) under the rules of rendezvous, after it with a FIFO.
+    With rendezvous ``delay_fs`` precedes the flow (``busy_fs`` included); with a FIFO it follows it.
     """
 
     delay_fs: Ints
@@ -131,7 +129,7 @@ class Costs:
 
 
 def water_level(capacity_uBps: int, limits_uBps: Sequence[int]) -> int:
-    """The highest rate that a link leaves to flows which are limited elsewhere to ``limits_uBps``; ``UNLIMITED`` if it limits none.
+    """The highest rate that a link leaves to flows limited elsewhere to ``limits_uBps``; ``UNLIMITED`` if it limits none.
 
     >>> water_level(90, [UNLIMITED, UNLIMITED, 10]), water_level(90, [10, 20])
     (40, 9223372036854775807)
@@ -149,7 +147,7 @@ def water_level(capacity_uBps: int, limits_uBps: Sequence[int]) -> int:
 
 
 def bytes_left(left: float, rate_uBps: int, elapsed_fs: int) -> float:
-    """Bytes left of a flow after some time at one rate; for use only when the rate changes."""
+    """Remaining bytes of a flow after some time at one rate; used only when the rate changes."""
     return left - float(rate_uBps) * float(elapsed_fs) / FS_PER_SECOND_UBPS
 
 
@@ -163,7 +161,7 @@ def flow_delay_fs(left: float, rate_uBps: int) -> int:
 
 
 def checked_time(time_fs: int) -> int:
-    """The time, if the clock can hold it.
+    """The time, if it is within the range of the clock.
 
     Raises
     ------
@@ -178,7 +176,7 @@ def checked_time(time_fs: int) -> int:
 
 
 def wire_bytes(size_bytes: Ints, protocol: Protocol) -> Ints:
-    """Bytes on the wire: payload times the wire factor, rounded up, and the header.
+    """Bytes on the wire: payload times the wire factor, rounded up, plus the header.
 
     Raises
     ------
@@ -205,7 +203,7 @@ def _known(kind: str, kinds: tuple[str, ...]) -> int:
 
 
 def _by_kind(values: tuple[tuple[str, int], ...], routes: Routes, otherwise: Ints) -> Ints:
-    """A value for each route by the slowest kind of link on it."""
+    """For each route, a value by the slowest kind of link on it."""
     for kind, value in values:
         otherwise = np.where(routes.kind == _known(kind, routes.kinds), value, otherwise)
     return otherwise
@@ -222,14 +220,14 @@ def latency_fs(routes: Routes, protocol: Protocol) -> Ints:
 
 
 def send_busy_fs(routes: Routes, protocol: Protocol) -> Ints:
-    """Time that a message on each route takes of its sender: send overhead and occupancy."""
+    """Time for which a message on each route occupies its sender: send overhead plus occupancy."""
     occupancy = _by_kind(protocol.occupancy_fs, routes, np.zeros(len(routes.kind), np.int64))
     checked_time(int(occupancy.max(initial=0)) + protocol.send_overhead_fs)
     return occupancy + protocol.send_overhead_fs
 
 
 def jitter_fs(first_message: int, count: int, protocol: Protocol) -> Ints:
-    """Extra delays of ``count`` consecutive messages: 0 to ``protocol.jitter_fs``, by a hash of (seed, message).
+    """Extra delays of ``count`` consecutive messages: 0 to ``protocol.jitter_fs``, as a hash of (seed, message).
 
     Raises
     ------
@@ -256,9 +254,9 @@ def message_costs(
 ) -> Costs:
     """Delays and wire bytes of transfers.
 
-    Those inside a rank (``local``) have no delay, and without links there are no bytes on a wire. ``first_message``
-    is the number of the first, which only jitter uses. The ``operands`` of a fold are added when all have arrived: each
-    takes as long as all of these reductions.
+    Transfers inside a rank (``local``) have no delay, and transfers without links no wire bytes. ``first_message`` is the number of the
+    first, which only jitter uses. The ``operands`` of a fold are added when all have arrived: each takes as long as all of these
+    reductions.
 
     Raises
     ------
@@ -274,7 +272,7 @@ def message_costs(
     checked_time(int(delay.max(initial=0)) + int(busy.max(initial=0)) + protocol.jitter_fs)
     if protocol.jitter_fs:
         delay = delay + jitter_fs(first_message, len(size_bytes), protocol)
-    before = op > SYNC if protocol.fifo_depth else True  # a switch's part is rendezvous
+    before = op > SYNC if protocol.fifo_depth else True  # switch operations use rendezvous
     delay, busy = np.where(local, 0, delay + np.where(before, busy, 0)), np.where(local, 0, busy)
     linked = routes.links[:, 0] >= 0 if routes.links.shape[1] else np.zeros(len(size_bytes), np.bool_)
     return Costs(delay, busy, np.where(linked, wire_bytes(size_bytes, protocol), 0), post)
@@ -299,10 +297,10 @@ def shared_capacities(topology: Topology, protocol: Protocol) -> Ints:
 
 
 def with_slack(topology: Topology, capacity: Ints) -> Ints:
-    """Capacities, more by ``SLACK`` for each link that is as wide as several which all of its flows come from, or go to, together.
+    """Capacities, with ``SLACK`` more for each link as wide as all links that its flows come from, or go to, together.
 
-    All flows of a link that does not begin at a rank come from those that lead to it, except from where it leads; likewise at its end.
-    One other link must be narrower, so that of two as wide as each other one keeps its capacity.
+    All flows of a link that does not begin at a rank come from the links that lead to its beginning, except the link's own reverse;
+    likewise at its end. One of those links must be narrower, so that of two links as wide as each other one keeps its capacity.
     """
     src, dst = topology.link_src, topology.link_dst
     nodes = len(topology.node_names)
@@ -311,7 +309,7 @@ def with_slack(topology: Topology, capacity: Ints) -> Ints:
     pairs, place = np.unique(src * nodes + dst, return_inverse=True)
     back = np.searchsorted(pairs, dst * nodes + src)
     back = np.where(np.append(pairs, -1)[back] == dst * nodes + src, back, len(pairs))
-    sums = []  # at both ends of each link: high and low words of capacities, which may need more than 63 bits, and links
+    sums = []  # per link end: high and low words of the sum of capacities, which may exceed 63 bits, and the number of links
     for part in (capacity >> 32, capacity & LOW, (capacity > 0).astype(np.int64)):
         into, out, joined = (np.zeros(size, np.int64) for size in (nodes, nodes, len(pairs) + 1))
         for total, owner in ((into, dst), (out, src), (joined, place)):
@@ -327,6 +325,6 @@ def with_slack(topology: Topology, capacity: Ints) -> Ints:
 
 
 def effective_capacities(topology: Topology, protocol: Protocol) -> list[int]:
-    """Capacity of every link under the protocol, with the slack of those that never bind."""
+    """Capacity of every link under the protocol, with slack for those that never bind."""
     capacities: list[int] = with_slack(topology, shared_capacities(topology, protocol)).tolist()
     return capacities
