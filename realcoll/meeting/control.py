@@ -41,7 +41,6 @@ from simcoll.distributed.server.frames import (
     MalformedError,
     Refusal,
     RefusedError,
-    decode,
     encode,
     introduce,
     is_ours,
@@ -270,7 +269,7 @@ class Control:
     def _listen(self, channel: Channel) -> None:
         with contextlib.suppress(OSError, MalformedError):
             while True:
-                self._notice(decode(channel.receive(MAX_TOLD_BYTES), TOLD))
+                self._notice(channel.receive(TOLD, MAX_TOLD_BYTES))
         with self._news:
             if not self._over:
                 self.gone.setdefault(0, DIED)

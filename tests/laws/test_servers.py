@@ -8,11 +8,20 @@ import pytest
 
 from realcoll.start import pmi
 from tests.support.frame_fuzz import SERVERS, BoardDoor, Watch, fuzz
+from tests.support.greedy_clients import ATTACKS, attack
 
 
 @pytest.mark.parametrize("name", SERVERS)
 def test_damaged_frames(name):
     watch = fuzz(name, 600, 0)
+    assert watch.failed == []
+    assert watch.asked
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ATTACKS)
+def test_clients_that_want_much(name):
+    watch = attack(name, 1, 8 << 20)
     assert watch.failed == []
     assert watch.asked
 

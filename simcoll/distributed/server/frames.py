@@ -51,7 +51,7 @@ def encode(message: msgspec.Struct) -> bytearray:
     return frame
 
 
-def decode(body: bytes, decoder: msgspec.msgpack.Decoder[Sent]) -> Sent:
+def decode(body: bytes | memoryview, decoder: msgspec.msgpack.Decoder[Sent]) -> Sent:
     """The message in a frame's body; a MalformedError for bytes that are not of the decoder's type."""
     try:
         return decoder.decode(body)
@@ -64,16 +64,17 @@ def body_length(buffer: bytes | bytearray) -> int | None:
     return _LENGTH.unpack_from(buffer)[0] if len(buffer) >= HEAD_BYTES else None
 
 
-def taken(arrived: bytearray, most_bytes: int) -> bytes | None:
-    """Take the body of the frame that begins here, of at most that many bytes; None until all of it has arrived."""
+def taken(arrived: bytearray, most_bytes: int, decoder: msgspec.msgpack.Decoder[Sent]) -> Sent | None:
+    """Take the message whose frame begins here, of at most that many bytes; None until all of it has arrived."""
     length = body_length(arrived)
     if length is not None and length > most_bytes:
         raise MalformedError(f"it has {length} bytes; the limit is {most_bytes}")
     if length is None or len(arrived) < HEAD_BYTES + length:
         return None
-    body = bytes(memoryview(arrived)[HEAD_BYTES : HEAD_BYTES + length])
+    with memoryview(arrived) as frame, frame[HEAD_BYTES : HEAD_BYTES + length] as body:
+        message = decode(body, decoder)
     del arrived[: HEAD_BYTES + length]
-    return body
+    return message
 
 
 @dataclass(slots=True)
@@ -83,9 +84,9 @@ class Channel:
     sock: socket.socket
     arrived: bytearray = field(default_factory=bytearray)
 
-    def receive(self, most_bytes: int, until_s: float | None = None) -> bytes:
-        """The body of the next frame, of at most that many bytes; an OSError when ``time.monotonic()`` passes ``until_s``."""
-        while (body := taken(self.arrived, most_bytes)) is None:
+    def receive(self, decoder: msgspec.msgpack.Decoder[Sent], most_bytes: int, until_s: float | None = None) -> Sent:
+        """The next message, of at most that many bytes; an OSError when ``time.monotonic()`` passes ``until_s``."""
+        while (message := taken(self.arrived, most_bytes, decoder)) is None:
             if until_s is not None:
                 # One deadline for the whole frame: a sender that drips cannot stretch it.
                 self.sock.settimeout(max(until_s - time.monotonic(), 1e-6))
@@ -93,7 +94,7 @@ class Channel:
             if not part:
                 raise ConnectionResetError("closed by the other side")
             self.arrived += part
-        return body
+        return message
 
 
 BACKLOG = 1024
@@ -171,7 +172,7 @@ def introduce(channel: Channel, service: str, secret: bytes, patience_s: float) 
     """Greet a server, which must be the expected one and know the secret; returns the most bytes it takes in one message."""
     until_s = time.monotonic() + patience_s
     try:
-        greeting = decode(channel.receive(HELLO_BYTES, until_s), _GREETINGS)
+        greeting = channel.receive(_GREETINGS, HELLO_BYTES, until_s)
     except (OSError, MalformedError) as error:
         raise RefusedError(f"no server of {service} answers there: {error}") from error
     if greeting.service != service:
@@ -179,7 +180,7 @@ def introduce(channel: Channel, service: str, secret: bytes, patience_s: float) 
     mine = secrets.token_bytes(32)
     try:
         channel.sock.sendall(encode(Hello(service, mine, proof(secret, service, b"client", greeting.nonce, mine))))
-        answer = decode(channel.receive(HELLO_BYTES, until_s), _ANSWERS)
+        answer = channel.receive(_ANSWERS, HELLO_BYTES, until_s)
     except (OSError, MalformedError) as error:
         raise RefusedError(f"the connection broke: {error}") from error
     if isinstance(answer, Refusal):

@@ -223,15 +223,16 @@ class Peer:
         """Serve one request, if one has arrived."""
         if self.closed or self._outbox or self._leaving or self.waiting:
             return
-        body = frames.taken(self._inbox, self._most_bytes())
-        if body is None:
+        decoder = self._server.service.decoder if self.known else frames.HELLOS
+        message = frames.taken(self._inbox, self._most_bytes(), decoder)
+        if message is None:
             return
         self._account()
         if self.known:
             self.since_s = time.monotonic()
-            self._server.service.received(self, frames.decode(body, self._server.service.decoder))
+            self._server.service.received(self, message)
         else:
-            self._introduce(frames.decode(body, frames.HELLOS))
+            self._introduce(message)
         if self._inbox and not self.waiting:
             self.in_turn(Peer._serve)
 
@@ -327,11 +328,12 @@ class Server(threading.Thread):
             self.loop.call_soon(self._next_in_line)
 
     def _next_in_line(self) -> None:
+        began_s = time.monotonic()
         peer, action = self._line[0]
         peer.take_turn(action)
         self._line.popleft()
-        if self._line:
-            self.loop.call_soon(self._next_in_line)
+        if self._line:  # small requests have the server for as long as that took
+            self.loop.call_later(time.monotonic() - began_s, self._next_in_line)
 
     def trust(self, peer: Peer) -> None:
         """A client has shown that it knows the secret."""

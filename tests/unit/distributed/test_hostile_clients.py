@@ -228,6 +228,28 @@ def test_what_moves_much_waits_until_small_requests_are_served(monkeypatch, verb
         assert served.count("big") == 10
 
 
+def test_small_requests_have_half_of_the_servers_time(monkeypatch):
+    with StoreDoor() as door, door.store.clone() as other, contextlib.ExitStack() as inside:
+        other.set("big", b"x" * 40_000)
+        begun, apply = threading.Event(), Table.apply
+        big = []
+
+        def slow(table, asked):
+            if asked.code is Verb.GET:
+                begun.set()
+                time.sleep(0.2)
+                big.append(asked)
+            return apply(table, asked)
+
+        monkeypatch.setattr(Table, "apply", slow)
+        for sock in [inside.enter_context(door.introduced()) for _ in range(20)]:
+            sock.sendall(encode(wire.Request(Verb.GET, keys=("big",))))
+        assert begun.wait(10)
+        for _ in range(8):
+            other.set("small", b"1")
+        assert len(big) <= 4  # not one before each
+
+
 @pytest.mark.parametrize("verb", [Verb.WAIT, Verb.MULTI_GET, Verb.CHECK])
 def test_looking_for_many_keys_is_much(verb):
     table = Table()

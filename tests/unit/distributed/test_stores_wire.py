@@ -74,7 +74,7 @@ def test_a_frame_that_drips_has_one_deadline():
     began = time.monotonic()
     with near, far:
         with pytest.raises(TimeoutError):
-            Channel(near).receive(1000, began + 0.4)
+            Channel(near).receive(wire.REQUESTS, 1000, began + 0.4)
         assert time.monotonic() - began < 3  # all of the frame would take 5
         over.set()
         thread.join()

@@ -8,15 +8,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from simcoll.distributed.server.frames import Limits, MalformedError
-from simcoll.distributed.server.server import LIGHT_BYTES
+from simcoll.distributed.server.server import LIGHT_BYTES, Peer
 from simcoll.distributed.stores.errors import DistStoreError
 from simcoll.distributed.stores.table import ENTRY_BYTES, Table
 from simcoll.distributed.stores.wire import MAX_ITEMS, NOT_READY, REQUESTS, SERVICE, Answer, Reply, Request, Verb
 
 if TYPE_CHECKING:
     from asyncio import TimerHandle
-
-    from simcoll.distributed.server.server import Peer
 
 __all__ = ["Parking", "Stay", "StoreService"]
 
@@ -138,7 +136,10 @@ class StoreService:
         if peer.waiting:
             self._parking.leave(peer)
             peer.park(None)
-        peer.send(reply)
+        if reply.most_bytes <= LIGHT_BYTES or peer.in_line:
+            peer.send(reply)
+        else:  # to read much and to send it are two turns
+            peer.in_turn(functools.partial(Peer.send, message=reply))
         return True
 
     def _reply(self, peer: Peer, request: Request, answer: Answer) -> Reply:

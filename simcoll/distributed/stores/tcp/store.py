@@ -69,7 +69,7 @@ class Connection:
                 until_s = time.monotonic() + patience_s
                 sock.settimeout(patience_s)
                 sock.sendall(frame)
-                reply = frames.decode(self.channel.receive(self.max_message_bytes, until_s), ANSWERS)
+                reply = self.channel.receive(ANSWERS, self.max_message_bytes, until_s)
             except BaseException as error:
                 # The reply to this question would be taken for that to the next.
                 sock.close()
