@@ -11,11 +11,23 @@ from simcoll.formats.strict import decode_toml
 from simcoll.limits.paths import data_folder
 from simcoll.topology import Topology
 
-__all__ = ["MpiCollective", "MpiLibrary", "load_mpi_library"]
+__all__ = ["MpiCollective", "MpiLibrary", "load_mpi_library", "row_for"]
 
 Rows = Sequence[Sequence[int | str]]
 """For fewer ranks than the first entry (``"pow2"``: a power of two of them, ``"any"``: all that are left) an algorithm, and after each
 number that of so many bytes and more."""
+
+
+def row_for(rows: Rows, nranks: int, size_bytes: int) -> str:
+    """The algorithm that rows name for so many ranks and bytes."""
+    name, *steps = next(
+        row[1:]
+        for row in rows
+        if row[0] == "any" or (nranks & (nranks - 1) == 0 if row[0] == "pow2" else nranks < int(row[0]))
+    )
+    for least, larger in zip(steps[::2], steps[1::2], strict=True):
+        name = larger if size_bytes >= int(least) else name
+    return str(name)
 
 
 class MpiCollective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -32,6 +44,10 @@ class MpiCollective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         on several nodes with several ranks, where that is something else.
     few
         What runs in place of the default if not every rank of the largest power of two has an element.
+    through_leaders
+        Names of what goes through one leader of each node, and their stages, such as ``["between broadcast", "inside broadcast"]``.
+    beside
+        What runs between nodes while another stage is under way, ``/8192`` in pieces of so many bytes; elsewhere ``apart``.
     default_counts_blocks, rules_count_blocks
         Whether bytes are those of a block, not of all of them: in the default, and in the rules of the library's file.
     """
@@ -43,6 +59,8 @@ class MpiCollective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     several: Rows = ()
     few: str = ""
     alike: dict[str, str] = {}
+    through_leaders: dict[str, Sequence[str]] = {}
+    beside: Rows = ()
     default_counts_blocks: bool = False
     rules_count_blocks: bool = False
 
@@ -51,26 +69,32 @@ class MpiCollective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         n = topology.nranks
         boxes = len(set(topology.groups["box"].tolist())) if "box" in topology.groups else n
         rows = (self.one_node if boxes == 1 else self.apart if boxes == n else self.several) or self.default
-        name, *steps = next(
-            row[1:] for row in rows if row[0] == "any" or (n & (n - 1) == 0 if row[0] == "pow2" else n < int(row[0]))
-        )
         size = size_bytes // n if self.default_counts_blocks else size_bytes
-        for least, larger in zip(steps[::2], steps[1::2], strict=True):
-            name = larger if size >= int(least) else name
+        name = row_for(rows, n, size)
         if self.few and size < 1 << n.bit_length() - 1:
             name = self.few
-        known = [ours for ours, own in self.algorithms.items() if own == self.alike.get(str(name), name)]
-        return str(name), known[0] if len(known) == 1 else None
+        return name, self.ours(name)
+
+    def ours(self, name: str) -> str | None:
+        """Our algorithm of that name of the library, if there is one and no other."""
+        known = [ours for ours, own in self.algorithms.items() if own == self.alike.get(name, name)]
+        return known[0] if len(known) == 1 else None
 
 
 class MpiLibrary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An MPI library; ``notes``: what is not as in the library."""
+    """An MPI library.
+
+    ``notes``: what is not as in the library; ``segment``: bytes that go through the leaders at a time, 0 for all; ``components_of``: the
+    library between whose components this one chooses, its fixed decision and what goes through leaders.
+    """
 
     name: str
     version: str
     source: str
     collectives: Mapping[str, MpiCollective]
     notes: Sequence[str] = ()
+    segment: int = 0
+    components_of: str = ""
 
 
 @cache

@@ -18,6 +18,7 @@ from simcoll.libraries.library import load_library
 from simcoll.libraries.plans import bind_size
 from simcoll.libraries.prediction import chosen, predict
 from simcoll.planning.accuracy import WAYS, band_of, errors_of, medians
+from simcoll.planning.leaders import time_through_leaders
 from simcoll.planning.measurements import published_tables
 from simcoll.planning.mpi_libraries import load_mpi_library
 from simcoll.topology import Topology
@@ -115,27 +116,31 @@ def played_choices(
     ConfigError
         For a collective of which the library has no algorithm that is known here.
     """
-    known = load_mpi_library(library).collectives
+    model = load_mpi_library(library)
+    whole = load_mpi_library(model.components_of or library)
     for kind in collectives:
-        if kind not in known:
-            raise ConfigError(f"no algorithm of {library} is known for {kind}; known: {', '.join(known)}")
+        if kind not in model.collectives:
+            raise ConfigError(f"no algorithm of {library} is known for {kind}; known: {', '.join(model.collectives)}")
+        known, stages = model.collectives[kind], whole.collectives[kind].through_leaders
         collective = collective_on(kind, topology.nranks)
         made: dict[str, Schedule] = {}
-        for name in known[kind].algorithms:
+        for name in known.algorithms:
             with suppress(ConfigError):  # it does not serve so many ranks
-                made[name] = schedule_on(collective, name, topology)
+                made[name] = schedule_on(collective, name, topology, most_channels=1)
         for size in sizes:
-            times = {
-                name: emulate(
-                    bind_size(each, costs(protocol, topology, each), size), topology, data="none", bound=False
-                ).time_fs
-                for name, each in made.items()
-            }
-            best = min(times, key=lambda name: (times[name], name))
-            default, ours = known[kind].default_on(topology, size)
-            yield Picked(
-                kind, size, known[kind].algorithms[best], "", -1, times[best], default, times.get(ours or ""), None
-            )
+            offered: dict[str, int] = {}
+            for name, each in made.items():
+                plan, own = bind_size(each, costs(protocol, topology, each), size), known.algorithms[name]
+                time_fs = emulate(plan, topology, data="none", bound=False).time_fs
+                offered[own] = min(time_fs, offered.get(own, time_fs))
+            default, _ = known.default_on(topology, size)
+            default_fs = offered.get(known.alike.get(default, default))
+            if default in stages:
+                default_fs = time_through_leaders(whole, stages[default], size, topology, protocol)
+                if model.components_of and default_fs is not None:
+                    offered[default] = default_fs
+            best = min(offered, key=lambda name: (offered[name], name))
+            yield Picked(kind, size, best, "", -1, offered[best], default, default_fs, None)
 
 
 def rules_of(

@@ -1,11 +1,15 @@
 """Choices for libraries: the fastest, the ranges of sizes, and files on the command line."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from simcoll.algorithms import ALGORITHMS
 from simcoll.cli import main
 from simcoll.formats.tuner_files import Rule, tuner_format
 from simcoll.limits.paths import data_folder
+from simcoll.planning.leaders import time_through_leaders
 from simcoll.planning.mpi_libraries import load_mpi_library
 from simcoll.planning.tuner_choices import Picked, played_choices, rules_of
 from simcoll.topology import crossbar, load_topology
@@ -78,15 +82,15 @@ def test_files_for_mpi(tmp_path, monkeypatch, capsys, name):
     out = capsys.readouterr().out
     assert f"# default: of {name} " in out
     assert "# error: not known, for no measured tables of MPI libraries come with simcoll" in out
-    hierarchical = {
+    usual = {
         "openmpi": "han",
         "openmpi-han": "han",
         "mpich": "MPIDI_Allreduce_intra_composition_alpha",
-        "oneccl": "topo",
+        "oneccl": "ring",
     }
     rows = [line.split() for line in out.splitlines() if line.startswith("  all_reduce")]
-    assert {row[4] for row in rows} == {hierarchical[name]}
-    assert {row[6] == "-" for row in rows} == {name != "openmpi-han"}
+    assert {row[4] for row in rows} == {usual[name]}
+    assert {row[6] == "-" for row in rows} == {name == "mpich"}
     assert tuner_format(name).parse((tmp_path / "rules").read_bytes())
 
 
@@ -140,7 +144,9 @@ def test_one_rank_gains_nothing(tmp_path, capsys):
         ("mpich", "all_to_all", 8, 8 * 32769, ("MPIR_Alltoall_intra_pairwise", "pairwise")),
         ("mpich", "all_reduce", 64, 63, ("MPIR_Allreduce_intra_recursive_doubling", "recursive_doubling")),
         ("mpich", "all_reduce", 64, 64, ("MPIR_Allreduce_intra_reduce_scatter_allgather", "rabenseifner")),
-        ("oneccl", "all_reduce", 64, 64, ("topo", None)),
+        # oneCCL: src/coll/selection/selector_*.cpp, what runs where topo cannot.
+        ("oneccl", "all_reduce", 64, 64, ("ring", "ring")),
+        ("oneccl", "all_to_all", 64, 64, ("scatter", "direct")),
     ],
 )  # fmt: skip
 def test_what_a_library_runs_when_nothing_is_said(library, kind, nranks, size, default):
@@ -174,8 +180,54 @@ def test_a_gain_over_the_default_of_a_library():
     (row,) = played_choices(crossbar(8, "1 GB/s", "1 us"), ["all_reduce"], [1024], "mpich")
     assert (row.time_fs, row.default_fs) == (3 * (10**9 + 1024 * 10**6), 6 * 10**9 + 2 * 7 * 128 * 10**6)
     assert row.gain == row.default_fs / row.time_fs
-    (unknown,) = played_choices(crossbar(8, "1 GB/s", "1 us"), ["all_reduce"], [1024], "oneccl")
-    assert (unknown.default, unknown.default_fs, unknown.gain, unknown.certain) == ("topo", None, None, False)
+    (unknown,) = played_choices(load_topology("dgx-h100"), ["all_reduce"], [1024], "mpich")
+    assert (unknown.default, unknown.default_fs) == ("MPIDI_POSIX_mpi_allreduce_release_gather", None)
+    assert (unknown.gain, unknown.certain) == (None, False)
+
+
+SEGMENT = 1 << 19
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "steps", "bytes_one_after_the_other"),
+    [
+        ("all_reduce", 1024, 4, 4 * 1024),
+        # Of two segments: both stages of the second turn end at the first leader, both of the fourth begin there.
+        ("all_reduce", 2 * SEGMENT, 5, 7 * SEGMENT),
+        ("broadcast", 1024, 2, 2 * 1024),
+        ("broadcast", 2 * SEGMENT, 3, 4 * SEGMENT),
+        ("reduce", 2 * SEGMENT, 3, 4 * SEGMENT),
+        ("reduce", 2 * SEGMENT + 64, 4, 4 * SEGMENT + 2 * 64),
+        ("all_gather", 4096, 3, 1024 + 2048 + 4096),
+        ("gather", 4096, 2, 1024 + 2048),
+        ("scatter", 4096, 2, 2048 + 1024),
+    ],
+)
+def test_what_goes_through_leaders_by_hand(kind, size, steps, bytes_one_after_the_other):
+    """Two nodes of two ranks, 1 us, 1 GB/s: a message a stage, on what the stages beside it leave of a port."""
+    machine = replace(crossbar(4, "1 GB/s", "1 us"), groups={"box": np.array([0, 0, 1, 1])})
+    library = load_mpi_library("openmpi")
+    stages = library.collectives[kind].through_leaders["han"]
+    assert (
+        time_through_leaders(library, stages, size, machine, "ideal")
+        == steps * 10**9 + bytes_one_after_the_other * 10**6
+    )
+    (row,) = played_choices(machine, [kind], [size], "openmpi")
+    assert (row.default, row.default_fs) == ("han", steps * 10**9 + bytes_one_after_the_other * 10**6)
+
+
+def test_leaders_where_nodes_differ_and_as_a_choice():
+    uneven = replace(crossbar(3, "1 GB/s"), groups={"box": np.array([0, 0, 1])})
+    assert time_through_leaders(load_mpi_library("openmpi"), ["between broadcast"], 8, uneven, "ideal") is None
+    (row,) = played_choices(uneven, ["broadcast"], [8], "openmpi-han")
+    assert (row.algorithm, row.default, row.gain) == ("tuned", "han", None)
+    one_node = replace(crossbar(4, "1 GB/s"), groups={"box": np.array([0] * 4)})
+    (row,) = played_choices(one_node, ["broadcast"], [8], "openmpi-han")
+    assert (row.algorithm, row.default, row.gain) == ("tuned", "tuned", 1)
+    # Nodes joined by a link that is slow to answer: one leader a node beats what does not know the nodes.
+    far = load_topology("dgx-h100", nodes=2)
+    (row,) = played_choices(far, ["broadcast"], [1 << 10], "openmpi-han")
+    assert (row.algorithm, row.default, row.gain) == ("han", "han", 1)
 
 
 def test_rules_have_the_bytes_that_the_library_compares():
