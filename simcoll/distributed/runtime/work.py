@@ -178,7 +178,7 @@ class Work(Waitable):
         if error is None:
             self.entry.completed_fs = self.rank.world.now
         self.entry.error = error
-        self.sources = self._watched = []
+        self.sources, self._watched, self._checks = [], [], None
         self.rank.watched_works.pop(self, None)
         self.reason = None
         self.finish(error)

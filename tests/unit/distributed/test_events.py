@@ -88,6 +88,24 @@ def test_a_message_to_a_rank_that_stops():
     assert result.returns == ((1e-3, said), None, (2e-3, said))
 
 
+@pytest.mark.parametrize("slow", [0, 1])
+def test_a_message_under_way_comes_after_its_sender_or_receiver_has_stopped(slow):
+    def program(rank, world_size):
+        x = np.ones(4)
+        try:
+            if rank == 2:
+                dist.compute(1e-2)
+            else:
+                (dist.isend if rank == slow else dist.irecv)(x, 1 - rank).wait()
+        except RuntimeError as error:
+            return str(error)
+        return "through"
+
+    events = [f"t=0 gpu{slow} -> switch = 0 for 5ms", "t=1ms rank 1 stops"]
+    result = dist.spawn(program, 3, events=events)
+    assert result.returns == ("Connection closed by peer: rank 1 stopped at 1 ms", None, "through")
+
+
 @pytest.mark.slow
 def test_slow_ranks_and_links_take_their_time():
     plain = run("gloo").returns[0]
