@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from simcoll.errors import ConfigError
+from simcoll.errors import ConfigError, shown
 from simcoll.formats.log_lines import Skipped
 from simcoll.formats.measured import Measured, Run, Table, dotted, finished
 from simcoll.formats.strict import in_words, read_file
@@ -128,7 +128,7 @@ def _version(given: str | int) -> str:
 def _number(value: Number) -> float:
     try:
         number = float(value) if value is not None else 0.0
-    except ValueError:
+    except (ValueError, OverflowError):
         return 0.0
     return number if 0 < number < MOST_US else 0.0
 
@@ -143,6 +143,9 @@ def _fs(group: _Group | None, size: int) -> int:
 
 
 def _row(result: _Result, number: int, skipped: Skipped) -> Measured | None:
+    if max(abs(result.size), abs(result.count)) >= 1 << 63:
+        skipped.add(0, f"results[{number}]: size {shown(result.size)}, count {shown(result.count)}; left out")
+        return None
     place = f"results[{number}], {result.size} B"
     wrong = [int(_number(group.nwrong)) if group else 0 for group in (result.out_of_place, result.in_place)]
     outside, inside, own = (

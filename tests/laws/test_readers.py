@@ -23,6 +23,7 @@ bandwidth = "10 GB/s"
 """
 # Found by the command, then made small.
 SCENARIO = next(seed for seed in READERS["scenario"].seeds() if b"bfloat16" in seed)
+NCCL_TESTS = next(seed for seed in READERS["log"].seeds() if b'"results"' in seed)
 CORPUS = {
     "a number that Python does not print": ("gpu", b"[memory]\nsize = " + DIGITS),
     "a name that no file can have": ("design", DESIGN.replace(b"dgx-h100", LONG)),
@@ -42,7 +43,9 @@ CORPUS = {
     "XML declarations without an end": ("recognise", b"<!a" * 200_000),
     "lines of number signs": ("recognise", (b"#" * 400 + b"\n") * 4000),
     "lines of launchers without ranks": ("log", (b"mpirun " * 2340 + b"\n") * 200),
-    "a root of 5,000 digits": ("log", READERS["log"].seeds()[3].replace(b'"root": -1', b'"root": "' + DIGITS + b'"')),
+    "a root of 5,000 digits": ("log", NCCL_TESTS.replace(b'"root": -1', b'"root": "' + DIGITS + b'"')),
+    "a time of 400 digits": ("log", NCCL_TESTS.replace(b'"time": 10.0', b'"time": 1' + b"0" * 400, 1)),
+    "a size of 400 digits": ("log", NCCL_TESTS.replace(b'"size": 8', b'"size": 1' + b"0" * 400)),
     "an algorithm of 5,000 digits": (
         "log",
         READERS["log"].seeds()[0] + b"\nNCCL INFO AllReduce: 8 Bytes -> Algo " + DIGITS,
