@@ -26,7 +26,7 @@ from simcoll.distributed.start.spawning import compute
 from simcoll.torch.memory import TensorMemory, resizing
 from simcoll.torch.module_time import ModuleTimes
 from simcoll.torch.rank_threads import current_thread_or_none
-from simcoll.torch.roofline import Costs
+from simcoll.torch.roofline import Costs, operator_name
 
 __all__ = ["Watched", "compute_replacements", "modules_watched", "watched_program"]
 
@@ -36,6 +36,8 @@ _PLAIN = (torch.Tensor, FakeTensor, torch.nn.Parameter)
 
 class Watched(TorchDispatchMode):
     """Counts the memory of every operator of a rank, and where computation takes time adds its time to the rank's device."""
+
+    supports_higher_order_operators = True
 
     def __init__(self, device: Device | None, costs: Costs | None, root: Watched | None = None) -> None:
         super().__init__()
@@ -69,7 +71,7 @@ class Watched(TorchDispatchMode):
         return result
 
     def _add(self, costs: Costs, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        device, modules, name = self.root.device, self.root.modules, func._schema.name
+        device, modules, name = self.root.device, self.root.modules, operator_name(func)
         time_fs, ruled = costs.time_fs(func, args, kwargs, result)
         if time_fs and modules is not None and func.namespace != "fsdp":
             owner = modules.of_operator(device and device.current)

@@ -16,11 +16,12 @@ import torch
 from torch import distributed
 from torch.autograd import graph
 from torch.distributed import device_mesh, distributed_c10d, fsdp
+from torch.nn.attention import flex_attention
 from torch.overrides import TorchFunctionMode
 
 from simcoll.torch.accelerator import accelerator_replacements, device_number
 from simcoll.torch.rank_threads import current_thread_or_none
-from simcoll.torch.replacing import for_ranks
+from simcoll.torch.replacing import for_ranks, in_ranks
 
 __all__ = ["CudaIsCpu", "device_replacements"]
 
@@ -223,5 +224,7 @@ def device_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
         (data_parallel, "__init__", _data_parallel(data_parallel.__init__)),
         (data_parallel, "_check_comm_hook", _checked_hook(data_parallel._check_comm_hook)),
         (amp.autocast_mode.autocast, "__init__", _autocast(amp.autocast_mode.autocast.__init__)),
+        # It refuses backward passes on the CPU, where PyTorch has no kernel for them, but the formula.
+        (flex_attention, "_validate_device", in_ranks(flex_attention._validate_device, lambda *_: None)),
         (torch, "is_autocast_enabled", _asked_autocast(torch.is_autocast_enabled)),
     ]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
 
@@ -18,7 +19,7 @@ from simcoll.torch.module_time import Times
 from simcoll.units import parse_time
 from simcoll.workload.gpu import Gpu, load_gpu
 
-__all__ = ["Costs", "read_costs"]
+__all__ = ["Costs", "operator_name", "read_costs"]
 
 FS = 10**15
 MAX_FILE_BYTES = 2**20
@@ -51,7 +52,7 @@ _MOVES = (
     "_adaptive_avg", "_embedding_bag", "_foreach_", "_fused_", "_log_softmax", "_pad", "_softmax", "_to_copy", "arange", "avg_pool",
     "bernoulli", "bucketize", "cat", "clone", "col2im", "constant_pad", "copy", "cum", "dot", "embedding", "eye", "fill", "flip",
     "full", "gather", "im2col", "index", "linspace", "log_normal", "masked_", "max_pool", "multinomial", "mv", "native_", "new_",
-    "nll_loss", "nonzero", "normal", "one_hot", "ones", "pad", "rand", "reflection_pad", "repeat", "roll", "scatter",
+    "nll_loss", "nonzero", "normal", "one_hot", "ones", "pad", "rand", "reflection_pad", "repeat", "roll", "scalar_tensor", "scatter",
     "select_backward", "select_scatter", "slice_backward", "slice_scatter", "split_with_sizes_copy", "stack", "tril", "triu",
     "unfold", "uniform", "upsample", "zero",
 )  # fmt: skip
@@ -82,38 +83,49 @@ class Costs:
         """The time of one call of an operator, and whether there is a rule for it; else it is the time of its bytes."""
         inputs = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
         if self.measured:
-            name = func._schema.name
+            name = operator_name(func)
             shapes = " ".join(str(list(each.shape)) for each in inputs)
             known = self.measured.get(f"{name} {shapes}", self.measured.get(name))
             if known is not None:
                 return known, True
         outputs = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
-        if func.is_view or func.overloadpacket.__name__ in _FREE or not (outputs or func._schema.is_mutable):
+        if _launches_nothing(func, outputs):
             return 0, True
         moved = sum(each.numel() * each.element_size() for each in [*inputs, *outputs]) / self._bandwidth
-        count = _FLOPS.get(func.overloadpacket)
+        count = _FLOPS.get(getattr(func, "overloadpacket", func))
         flops = 0.0 if count is None else count(*args, **kwargs, out_val=result) / self._rate(func, inputs)
         return round(float(max(moved, flops)) * FS), count is not None or _moves_bytes(func)
 
     def _rate(self, func: Any, inputs: list[torch.Tensor]) -> float:
         """FLOP/s of a matrix product, convolution or attention."""
-        name = func.overloadpacket.__name__
+        name = operator_name(func)
         if "attention" in name:
             measured = self.gpu.values.get("attention.backward" if "backward" in name else "attention.forward")
             if measured is not None:
                 return measured * self.gpu.sustained
-        dtype = _DTYPES.get(inputs[-1].dtype)
+        dtype = _DTYPES.get(inputs[0].dtype)
         if dtype is None:
-            raise ConfigError(f"{func._schema.name}: GPU {self.gpu.name!r} has no rate for {inputs[-1].dtype}")
+            raise ConfigError(f"{name}: GPU {self.gpu.name!r} has no rate for {inputs[0].dtype}")
         return self.gpu.gemm(dtype)
+
+
+def operator_name(func: Any) -> str:
+    """Such as ``aten::mm``; operators that call functions, such as ``flex_attention``, have no namespace."""
+    return str(func.name() if isinstance(func, HigherOrderOperator) else func._schema.name)
+
+
+def _launches_nothing(func: Any, outputs: list[torch.Tensor]) -> bool:
+    if isinstance(func, HigherOrderOperator):
+        return False
+    return func.is_view or func.overloadpacket.__name__ in _FREE or not (outputs or func._schema.is_mutable)
 
 
 def _moves_bytes(func: Any) -> bool:
     """Whether an operator takes the time of its bytes, as far as is known."""
-    if func.namespace == "fsdp":
-        return True
+    if func.namespace not in {"aten", "prims"}:
+        return bool(func.namespace == "fsdp")
     known = {torch.Tag.pointwise, torch.Tag.reduction} & set(func.tags)
-    return func.namespace in {"aten", "prims"} and (bool(known) or func.overloadpacket.__name__.startswith(_MOVES))
+    return bool(known) or func.overloadpacket.__name__.startswith(_MOVES)
 
 
 def read_costs(compute: str | Path, gpu: str | Path | None) -> Costs | None:

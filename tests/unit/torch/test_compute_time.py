@@ -15,6 +15,7 @@ fake, mesh, fsdp = (
     Deferred("torch.distributed.fsdp"),
 )
 parallel = Deferred("torch.distributed.tensor.parallel")
+flex = Deferred("torch.nn.attention.flex_attention")
 backend = Deferred("simcoll.torch")
 
 pytestmark = needs_torch
@@ -285,6 +286,51 @@ def test_operators_without_a_rule_are_named_and_counted(gpu):
         "operator aten::linalg_qr has no rule: its 6 calls were timed by their bytes",
         "operator aten::sort has no rule: its 2 calls were timed by their bytes",
     ]
+
+
+without_warnings = pytest.mark.filterwarnings(
+    "ignore:flex_attention called without torch.compile",
+    "ignore:torch.compile has no effect",
+    "ignore:operator",  # of masks, which are sorted
+)
+
+
+def causal(batch, head, query, key):
+    return query >= key
+
+
+@without_warnings
+def test_flex_attention_is_one_kernel_each_way(gpu):
+    heads, tokens, depth = 2, 512, 64
+
+    def step(rank, way):
+        mask = flex.create_block_mask(causal, None, None, tokens, tokens, device="cuda")
+        q, k, v = (torch.empty(1, heads, tokens, depth, requires_grad=True) for _ in range(3))
+        y = flex.flex_attention(q, k, v, block_mask=mask)
+        back = torch.empty_like(y)
+        return lambda: flex.flex_attention(q, k, v, block_mask=mask) if way == "forward" else y.backward(back)
+
+    product = 2 * heads * tokens**2 * depth / 10**12  # of queries and keys, for example
+    for way, products in (("forward", 2), ("backward", 5)):  # PyTorch, too, counts no blocks that the mask leaves out
+        seconds, result = step_time(gpu, lambda rank, way=way: step(rank, way), cuda_is_cpu=True)
+        assert seconds == pytest.approx(products * product, rel=0.01)
+        assert not [finding for finding in result.findings if "attention" in finding]
+
+
+@without_warnings
+def test_flex_attention_trains_where_there_are_gpus():
+    def program(rank, world_size):
+        shape = (2, 3, 70, 16)
+        q, k, v, gradient = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for _ in range(4))
+        mask = flex.create_block_mask(causal, None, None, 70, 70, device="cuda")
+        y = flex.flex_attention(q, k, v, block_mask=mask)
+        scores = (q @ k.transpose(-1, -2) / 4).masked_fill(torch.ones(70, 70).triu(1).bool(), float("-inf"))
+        expected = scores.softmax(-1) @ v
+        torch.testing.assert_close(y, expected)
+        ours, theirs = (torch.autograd.grad(each, (q, k, v), gradient) for each in (y, expected))
+        torch.testing.assert_close(ours, theirs)
+
+    backend.spawn(program, N, cuda_is_cpu=True)
 
 
 @pytest.mark.parametrize(
