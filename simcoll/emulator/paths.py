@@ -1,4 +1,4 @@
-"""The choice of an engine and its reason: SimPy, fast, or the quotient; and each way of playing."""
+"""The choice of an engine, with its reason (SimPy, fast, or the quotient), and the ways of playing."""
 
 from __future__ import annotations
 
@@ -50,37 +50,37 @@ __all__ = [
 
 ENGINES = ("auto", "simpy", "fast")
 FEW_MESSAGES = 20_000
-"""Up to here the SimPy engine finishes before the compiled loops are loaded."""
+"""Up to this number of messages, SimPy finishes before the compiled loops are loaded."""
 TOYS = 32
-"""Up to here it does so even if they are loaded."""
+"""The same limit once the compiled loops are loaded."""
 MANY_MESSAGES = 1 << 17
-"""Up to here the compiled loops have played every message before the classes are found."""
+"""Up to this number of messages, the compiled loops play every message faster than classes are found."""
 FEWEST_FOLDED = 1 << 12
-"""Up to here the compiled loops are as quick with every message as with classes that are known."""
+"""Up to this number of messages, the compiled loops play every message as fast as known classes."""
 LEAST_A_STEP = 64
-"""So many messages a step are folded at least: a step of few messages costs what a step costs."""
+"""Least average messages per step for folding: a step with few messages costs only the step's own overhead."""
 MOST_HASHED = 1 << 20
-"""Up to here a quotient is expanded for the trace hash without being asked."""
+"""Up to this number of messages, a quotient is expanded for the trace hash by default."""
 PATIENCE = 32
-"""A round of refinement takes as long for a row as lock-step for so many messages, a few times over."""
+"""Limit of refinement rounds: per row, one round costs as much as lock-step of a few times this many messages."""
 DEEPEST_FIFO = 64
 ASKED = "asked for"
-"""Why an engine plays that the caller named."""
+"""The reason for an engine that the caller named."""
 INSTALL = "pip install 'simcoll[fast]'"
 
 
 def few_messages() -> int:
-    """Up to how many messages the SimPy engine is done first in this process, as it is."""
+    """The number of messages up to which SimPy finishes first in this process, in its current state."""
     return TOYS if loaded() else FEW_MESSAGES
 
 
 def check_engine(engine: str, quotient: bool | None) -> None:
-    """Refuse engines that do not exist, are not installed, or cannot play a requested quotient.
+    """Refuse an engine that does not exist, is not installed, or cannot play a requested quotient.
 
     Raises
     ------
     ConfigError
-        With those that can be asked for.
+        States the valid choices.
     """
     if engine not in ENGINES:
         raise ConfigError(f"engine {engine!r} is not known; {nearest(str(engine), ENGINES)}")
@@ -100,7 +100,7 @@ def choose(
     timing_only: bool,
     timeline: Timeline | None = None,
 ) -> tuple[str, str, Summary | None]:
-    """``"simpy"``, ``"fast"`` or ``"quotient"``, why, and the first pass over the plan if there was one.
+    """``"simpy"``, ``"fast"`` or ``"quotient"``, the reason, and the first pass over the plan if it was made.
 
     Raises
     ------
@@ -135,7 +135,7 @@ def choose(
 
 
 def _folding_pays(plan: Plan, topology: Topology, seen: Summary, engine: str) -> bool:
-    """Whether classes are worth finding: where steps repeat, and, without switches, where messages are many or the schedule runs again."""
+    """Whether finding classes pays off: steps repeat, or, without switches, messages are many or the schedule runs repeatedly."""
     if 4 * seen.rows <= seen.messages and seen.messages > (MANY_MESSAGES if COMPILED else FEW_MESSAGES):
         return True
     least = FEWEST_FOLDED if engine == "fast" else max(FEWEST_FOLDED, few_messages())
@@ -145,7 +145,7 @@ def _folding_pays(plan: Plan, topology: Topology, seen: Summary, engine: str) ->
 
 
 def all_links(plan: Plan, topology: Topology) -> tuple[Ints, Seats, Callable[[int], str]]:
-    """Capacities of all links, those that cap rates included; where ranks are; and the names of links."""
+    """Capacities of all links, including those that cap rates; the seats of the ranks; and link names."""
     capacity = np.array(effective_capacities(topology, plan.protocol), np.int64)
     links = topology.nlinks
     seats = seats_of(plan, links)
@@ -207,7 +207,7 @@ def play_simpy(
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Pause Python's cycle collector during a run: it would scan all messages in flight repeatedly, for nothing."""
+    """Pause Python's cycle collector during a run: it would scan all messages in flight repeatedly, in vain."""
     running = gc.isenabled()
     gc.disable()
     try:
@@ -218,8 +218,8 @@ def _collector_paused() -> Iterator[None]:
 
 
 def play_lockstep(plan: Plan, topology: Topology, seen: Summary, *, keep: bool) -> Result | None:
-    """Play every message step by step; ``None`` where flows may meet on a link."""
-    from simcoll.emulator.lockstep import lockstep  # brings in numba
+    """Play every message step by step; ``None`` if flows may share a link."""
+    from simcoll.emulator.lockstep import lockstep  # imports numba
 
     if seen.switched:
         return None
@@ -237,7 +237,7 @@ def play_fast(
     plan: Plan, topology: Topology, seen: Summary, why: str, *, keep: bool, timeline: Timeline | None = None
 ) -> Result:
     """Play every message with the compiled loops."""
-    from simcoll.emulator.fast.machine import Machine  # brings in numba
+    from simcoll.emulator.fast.machine import Machine  # imports numba
 
     if seen.switched:
         check_switches(plan, topology)
@@ -282,7 +282,7 @@ def result_of(
     done: Ints | None,
     classes: int | None = None,
 ) -> Result:
-    """What compiled loops found; ``why`` they played."""
+    """The record of a compiled run; ``why`` is the reason for the engine."""
     moved = sum(seen.bytes_by_op)
     return Result(
         plan,
@@ -301,7 +301,7 @@ def result_of(
 
 
 def play_folded(plan: Plan, topology: Topology, seen: Summary, *, keep: bool) -> Result | str:
-    """Play one message of every class or, where that is quicker, all in lock-step; or say why neither."""
+    """Play one message of every class or, where that is faster, all messages in lock-step; or return the reason for neither."""
     if folded_first(plan, topology):
         return play_quotient(plan, topology, seen, keep=keep, worth_it=True)
     few = seen.messages <= MOST_HASHED
@@ -319,12 +319,12 @@ def play_folded(plan: Plan, topology: Topology, seen: Summary, *, keep: bool) ->
 def play_quotient(
     plan: Plan, topology: Topology, seen: Summary, *, keep: bool, worth_it: bool, patience: int | None = None
 ) -> Result | str:
-    """Play one message of every class, or say why not.
+    """Play one message of every class, or return the reason why not.
 
     With ``keep``, and for up to a million messages, the times of all messages are expanded. Without numba the same loops run as Python.
-    ``patience``: so many rounds of refinement at most.
+    ``patience`` limits the rounds of refinement.
     """
-    from simcoll.emulator.fast.machine import Machine  # brings in numba
+    from simcoll.emulator.fast.machine import Machine  # imports numba
 
     if seen.switched:
         check_switches(plan, topology)

@@ -16,15 +16,15 @@ MAX_EVENTS = 200_000
 
 
 class ProgramTrace:
-    """Records the messages and work of a program: give it to ``emulate(program, ..., observer=trace)``.
+    """Records the messages and work of a program; pass it as ``emulate(program, ..., observer=trace)``.
 
-    A process for each rank has tracks for each stream: its work, and the messages that it sends and receives. See
+    Each rank is a process with tracks for each stream: its work, and the messages that it sends and receives. See
     ``docs/reference/trace.md``.
 
     Parameters
     ----------
     program, topology
-        The run; for names.
+        The run, for names.
 
     Examples
     --------
@@ -53,7 +53,7 @@ class ProgramTrace:
             self._rows.append((message, operation, src, dst, group, 0, size, *times))
 
     def document(self, result: ProgramResult, about: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The trace as a JSON object; ``about``: more that ``otherData`` says."""
+        """The trace as a JSON object; ``about`` adds entries to ``otherData``."""
         told = {
             "topology": self._topology.name, "engine": result.engine, "time_us": result.time_us,
             "trace_hash": result.trace_hash, "transfers": self._seen,
@@ -69,7 +69,7 @@ class ProgramTrace:
         return packed(self.document(result, about))
 
     def _launched(self) -> list[Row]:
-        """Messages from when their operations began: the launch of a protocol comes before a message is ready."""
+        """Messages, starting when their operations began: a protocol's launch precedes the readiness of a message."""
         over = {(rank, row[10]) for row in self._rows for rank in (row[2], row[3])}
         found = []
         for row in self._rows:

@@ -1,20 +1,22 @@
-"""Links that can never bind, dropped before a run: fewer to keep level, and fewer that tell classes apart.
+"""Drops links that can never bind before a run.
 
-**Claim.** Let every flow on link l cross some link of a set U as well, and let l have at least the capacities of U and ``SLACK``
-together. Then the rates of all flows are the same without l.
+Fewer links remain to level, and fewer distinguish classes.
 
-**Why.** Compare the rounds of the model with l and without it, and let them be equal so far. Let L be the lowest share without l in
-the next round. A link u has a share of at least L, so what is left of it is at least L times its flows that have no rate yet. What
-is left of l is at least what is left of all U together, and ``SLACK``: the flows on l that have a rate already take no more from l
-than from U. That is at least L n + SLACK for its n flows without a rate. So the share of l is at least L + SLACK // n > L, because a
-run has fewer than ``SLACK`` flows at a time, and l is not settled in this round, which is then the same with it and without it. (Without
-the slack this fails: a link of 10 behind links of 3, 3 and 4 gives each of three flows 10 // 3 = 3.)
+**Claim.** Let every flow on link l also cross some link of a set U, and let l have at least the total capacity of U plus ``SLACK``.
+Then the rates of all flows are the same without l.
 
-A link of U may be dropped in turn. It has less capacity than l, so drop the widest link first: at each drop all that excuse it are
-still there.
+**Why.** Compare the rounds of the model with l and without it, and suppose that they have been equal so far. Let L be the lowest share
+in the next round without l. Each link u has a share of at least L, so its remaining capacity is at least L times its flows that have
+no rate yet. The remaining capacity of l is at least that of all U together plus ``SLACK``, because the flows on l that have a rate
+take no more from l than from U. That is at least L n + SLACK for its n flows without a rate. So the share of l is at least
+L + SLACK // n > L, because a run has fewer than ``SLACK`` flows at a time; l is not settled in this round, which is therefore the same
+with and without it. (Without the slack this fails: a link of 10 behind links of 3, 3 and 4 gives each of three flows 10 // 3 = 3.)
 
-Only routes tell which links excuse which. For each flow on l take the narrowest of the links before l, or for each the narrowest of
-those after it. For either choice U is the set of the links taken.
+A link of U may be dropped in turn. It has less capacity than l, so dropping the widest links first keeps the excuses of each drop in
+place.
+
+Only routes are used to find U: for each flow on l, the narrowest link before l, or for each the narrowest link after l. With either
+choice U is the set of the links found.
 """
 
 from __future__ import annotations
@@ -34,11 +36,11 @@ Steps = tuple[tuple[Timed, ...], int]
 __all__ = ["never_bind", "without_links"]
 
 JOINED = 64
-"""So many arrays of routes are looked at together: each call of numpy costs microseconds."""
+"""Number of route arrays processed together: each numpy call costs microseconds."""
 
 
 def never_bind(shapes: Iterable[Shape], capacity: Ints, wanted: NDArray[np.bool_] | None = None) -> NDArray[np.bool_]:
-    """Which links, or which of the ``wanted`` ones, can never bind the flows of some steps."""
+    """Mask of the links, all or the ``wanted`` ones, that can never bind the flows of some steps."""
     routes = _joined([*{id(shape.links): shape.links for shape in shapes if shape.links.size}.values()])
     wanted = np.ones(len(capacity), np.bool_) if wanted is None else wanted.copy()
     found = np.zeros(len(capacity), np.bool_)
@@ -53,7 +55,7 @@ def never_bind(shapes: Iterable[Shape], capacity: Ints, wanted: NDArray[np.bool_
 
 
 def _joined(routes: list[Shorts]) -> list[Shorts]:
-    """Arrays of routes, those of one width together: fewer and larger."""
+    """Route arrays, with those of equal width joined: fewer and larger."""
     by_width: dict[int, list[Shorts]] = {}
     for links in routes:
         by_width.setdefault(links.shape[1], []).append(links)
@@ -65,13 +67,13 @@ def _joined(routes: list[Shorts]) -> list[Shorts]:
 
 
 def _distinct(keys: Ints) -> Ints:
-    """As np.unique, and for some thousand keys several times as fast."""
+    """Like np.unique, but several times as fast for some thousand keys."""
     keys = np.sort(keys)
     return keys[np.append(True, keys[1:] != keys[:-1])] if len(keys) else keys
 
 
 def _excuses(links: Shorts, capacity: Ints, wanted: NDArray[np.bool_]) -> Ints:
-    """Each wanted link with the narrowest before it on a route; with one more than the last link, where there is none before."""
+    """Pairs of a wanted link and the narrowest link before it on a route; one past the last link stands for none."""
     none = len(capacity)
     wide = np.append(capacity, np.iinfo(np.int64).max)
     asked = np.append(wanted, False)  # -1 is no link
@@ -85,7 +87,7 @@ def _excuses(links: Shorts, capacity: Ints, wanted: NDArray[np.bool_]) -> Ints:
 
 
 def _covered(link: Ints, excuse: Ints, capacity: Ints) -> NDArray[np.bool_]:
-    """Whether each link is wider than all that excuse it together, and all its flows are excused."""
+    """Whether each link is wider than all its excuses together, and all its flows have one."""
     wide = np.append(capacity, np.iinfo(np.int64).max)[excuse]
     used = np.zeros(len(capacity), np.bool_)
     used[link] = True
@@ -103,7 +105,7 @@ def _covered(link: Ints, excuse: Ints, capacity: Ints) -> NDArray[np.bool_]:
 
 
 def without_links(stream: Sequence[Steps], dropped: NDArray[np.bool_]) -> tuple[Steps, ...]:
-    """Steps whose flows do not cross some links."""
+    """Steps whose flows no longer cross the dropped links."""
     shapes: dict[Shape, Shape] = {}
     steps: dict[Timed, Timed] = {}
     for group, _ in stream:
@@ -117,7 +119,7 @@ def without_links(stream: Sequence[Steps], dropped: NDArray[np.bool_]) -> tuple[
 
 
 def _without(shape: Shape, dropped: NDArray[np.bool_]) -> Shape:
-    """A step's rows that do not cross some links."""
+    """A step's rows without the dropped links."""
     links = shape.links
     gone = (links >= 0) & dropped[links]
     if not gone.any():

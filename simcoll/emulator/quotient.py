@@ -1,8 +1,7 @@
-"""The quotient of a plan: lanes, links and messages that behave alike are played once per class.
+"""The quotient of a plan: symmetric lanes, links and messages are played once per class.
 
-It has exactly the times of the plan (:mod:`simcoll.emulator.quotient_partition` says why), so the times of every message can
-be had by expansion. Where no partition is certified, or the model has state beyond lanes and links, the answer is the
-reason.
+The quotient has exactly the times of the plan (:mod:`simcoll.emulator.quotient_partition` proves why), so the times of every message
+follow by expansion. If no partition is certified, or the model has state beyond lanes and links, the result is the reason.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ class Quotient:
     Attributes
     ----------
     groups
-        The steps in order: numbers of distinct steps, and how often they repeat in a row.
+        The steps in order: numbers of distinct steps, and how often each group repeats in a row.
     patterns, steps
         The distinct steps of the plan, and their images.
     classes
-        Class of every message of every distinct step.
+        Class of every message of each distinct step.
     capacity, lane_steps
-        Of the classes of links and lanes.
+        Capacity of every link class and number of steps of every lane class.
     links, members
-        A link of every class, and the class of every link.
+        One link of every class, and the class of every link.
     waits
-        Messages of the quotient, each with one that it waits for, where its steps do not repeat.
+        Pairs of messages of the quotient, the first of which waits for the second; only for steps that do not repeat.
     """
 
     groups: tuple[tuple[tuple[int, ...], int], ...]
@@ -55,16 +54,16 @@ class Quotient:
 
     @property
     def messages(self) -> int:
-        """Messages of the quotient."""
+        """Number of messages in the quotient."""
         return sum(times * sum(len(self.steps[number]) for number in numbers) for numbers, times in self.groups)
 
     def stream(self) -> Iterator[tuple[tuple[Timed, ...], int]]:
-        """Its steps, as the fast engine takes them."""
+        """The steps, in the form that the fast engine takes."""
         for numbers, times in self.groups:
             yield tuple(self.steps[number] for number in numbers), times
 
     def starts(self) -> tuple[Ints, Ints, Ints]:
-        """For every step in order: its first message's number in the quotient and in the plan, and its distinct step."""
+        """For every step in order: the number of its first message in the quotient and in the plan, and its distinct step."""
         which = np.concatenate([np.tile(np.array(numbers, np.int64), times) for numbers, times in self.groups])
         small = np.array([len(step) for step in self.steps], np.int64)[which]
         large = np.array([len(step) for step in self.patterns], np.int64)[which]
@@ -72,7 +71,7 @@ class Quotient:
 
 
 def no_quotient(plan: Plan) -> str:
-    """Why a plan has no quotient whatever its symmetry; empty if nothing speaks against it."""
+    """Why a plan has no quotient whatever its symmetry; empty if none is ruled out."""
     if plan.protocol.jitter_fs:
         return "jitter makes every message different"
     if len(plan.wait_pairs[0]):
@@ -89,10 +88,10 @@ def fold(
     patience: int | None = None,
     waits: tuple[Ints, Ints] | None = None,
 ) -> Quotient | str:
-    """The quotient of timed steps, or why there is none.
+    """The quotient of timed steps, or the reason why there is none.
 
-    ``worth_it``: not when it would save little; ``patience``: not when it needs more rounds of refinement. ``waits``: messages, each with
-    one that it waits for; without it, not when switches work either.
+    ``worth_it``: give up if it would save little. ``patience``: the limit of refinement rounds. ``waits``: pairs of messages, the first
+    of which waits for the second; without it, switch operations are refused as well.
     """
     numbers: dict[Timed, int] = {}
     groups: list[tuple[tuple[int, ...], int]] = []
@@ -122,7 +121,7 @@ def fold(
 
 
 def _leaders(patterns: Sequence[Timed]) -> Ints:
-    """Leaders of all rows, as rows among all; -1 where there is none."""
+    """Leaders of all rows, as row numbers over all steps; -1 for none."""
     found, first = [np.zeros(0, np.int64)], 0
     for step in patterns:
         leader = np.full(len(step), -1) if step.shape.leader is None else step.shape.leader
@@ -139,7 +138,7 @@ def folded(
     partition: Partition,
     ties: Ties | None = None,
 ) -> Quotient | str:
-    """The quotient by a partition, if it is certified, or why it is not."""
+    """The quotient by a partition, if certified, or the reason why not."""
     classes = certify(patterns, capacity, partition, ties)
     if isinstance(classes, str):
         return f"partition refused: {classes}"
@@ -166,7 +165,7 @@ def _representatives(classes: Ints) -> Ints:
 def _weights(
     patterns: Sequence[Timed], classes: Sequence[Ints], partition: Partition, link_of: Ints
 ) -> tuple[Ints, Ints, int]:
-    """Messages of each class on one link of each class, counted: sorted keys (link class, message class), counts, radix."""
+    """Number of messages of each class on one link of each class: sorted keys (link class, message class), counts, radix."""
     total = sum(int(names.max()) + 1 for names in classes)
     chosen = np.zeros(len(partition.links), np.bool_)
     chosen[link_of] = True
@@ -182,7 +181,7 @@ def _weights(
 
 
 def _ways(patterns: tuple[Timed, ...], partition: Partition) -> list[Ints | None]:
-    """Class of the connection of every message of every step that has connections."""
+    """Class of each message's connection, for every step that has connections."""
     classes = partition.connections
     if classes is None:
         return [None] * len(patterns)
@@ -193,11 +192,11 @@ def _ways(patterns: tuple[Timed, ...], partition: Partition) -> list[Ints | None
 def _image(
     step: Timed, names: Ints, partition: Partition, way: Ints | None, first: int, weights: tuple[Ints, Ints, int]
 ) -> Timed:
-    """One message of every class of a step."""
+    """The image of a step: one message of every class."""
     row, shape = _representatives(names), step.shape
     own = shape.links[row]
     links = np.sort(np.where(own >= 0, partition.links[own], -1), axis=1)
-    # A class that a message crosses twice counts once: its weight is that of all messages on one link.
+    # A class that a message crosses twice counts once: its weight covers all messages on one link.
     links[:, 1:][links[:, 1:] == links[:, :-1]] = -1
     links = np.take_along_axis(links, np.argsort(links < 0, axis=1, kind="stable"), axis=1)
     keys, counts, total = weights

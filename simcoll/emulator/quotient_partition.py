@@ -1,21 +1,22 @@
-"""Partitions of lanes and links into classes that behave alike: guessed by colour refinement, then certified exactly.
+"""Partitions of lanes and links into symmetry classes: found by colour refinement, then certified exactly.
 
-**Claim.** If every step gives each lane of a class the same messages, and each link of a class carries the same
-messages, where messages are the same when their costs, the classes of their lanes and the classes of their links are
-equal, and the links of a class have one capacity, then all messages of a class have the same times. With a FIFO the connections
-have classes, too: every step gives each connection of a class the same messages in the same order, and messages are the same
-only if the classes of their connections and their places in that order are equal.
+**Claim.** Suppose that every step gives each lane of a class the same messages, that each link of a class carries the same messages
+(messages are the same if their costs and the classes of their lanes and links are equal), and that the links of a class have equal
+capacity. Then all messages of a class have the same times. With a FIFO, connections have classes, too: every step gives each
+connection of a class the same messages in the same order, and messages are the same only if, in addition, the classes of their
+connections and their positions in that order are equal.
 
-**Why.** By induction over the times of events. Whether a lane enters a step depends only on when its messages of earlier
-steps were done or flowed, and how long they kept it busy. Whether a message is ready depends only on its two lanes, and with a FIFO
-on the message some places before it on its connection, which is of the same class for all of a class, since connections of one class
-have the same messages in every step. The rates depend only on the capacities and on how many flows of each kind are on each link. All
-of that is equal in a class, and the arithmetic is exact.
+**Why.** By induction over the times of events. Whether a lane enters a step depends only on when its messages of earlier steps were
+done or flowed, and how long they kept it busy. Whether a message is ready depends only on its two lanes and, with a FIFO, on the
+message some places before it on its connection; that has the same class throughout a class, since the connections of one class have
+the same messages in every step. The rates depend only on the capacities and on how many flows of each kind are on each link. All
+of that is equal within a class, and the arithmetic is exact.
 
-Messages can be tied to each other: a switch does several at a time, or one waits for others. Then messages are the same only if so are
-those of their operation, of which one leads, and those that they wait for: the operation begins and the wait ends at the same time.
+Messages can be tied to each other: a switch handles several at a time, or one waits for others. Messages are then the same only if
+the messages of their operation (one of which leads) and those that they wait for are the same, because the operation begins, and the
+wait ends, for all at the same time.
 
-The guess rests on 64-bit hashes and may come from anywhere; :func:`certify` compares the numbers themselves.
+Refinement uses 64-bit hashes, and a partition may come from any source; :func:`certify` compares the numbers themselves.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ __all__ = ["Partition", "Ties", "alike", "certify", "connections_in_order", "den
 
 NONE = np.zeros(0, np.int64)
 COMPARED_ROWS = 1 << 20
-"""So many links of messages are compared at a time: memory is that of a few steps, and each comparison costs what all links cost."""
+"""Number of message links compared at a time, which bounds memory; every comparison has a cost proportional to all links."""
 NOT_ALIKE = (
     "lanes of one class take part in different messages",
     "links of one class carry different messages",
@@ -47,14 +48,14 @@ NOT_ALIKE = (
 
 
 class Ties(NamedTuple):
-    """How rows of distinct steps are tied: the leader of each's switch operation, or -1; and pairs, of which one waits for the other."""
+    """Ties between rows of distinct steps: each row's switch leader or -1, and pairs of rows, the first of which waits for the second."""
 
     leader: Ints
     later: Ints
     earlier: Ints
 
     def marked(self, messages: Hashes) -> Hashes:
-        """Hashes of messages with those that they are tied to."""
+        """Hashes of messages, mixed with those of the messages that they are tied to."""
         found = messages.copy()
         rows = np.flatnonzero(self.leader >= 0)
         leader = self.leader[rows]
@@ -65,7 +66,7 @@ class Ties(NamedTuple):
         return mix(found)
 
     def broken(self, names: Ints) -> str:
-        """Why messages of one name are tied to different ones; empty if they are not."""
+        """Why messages of one class are tied to different ones; empty if they are not."""
         rows = np.flatnonzero(self.leader >= 0)
         leads = np.full(len(names), -1)
         leads[rows] = names[self.leader[rows]]
@@ -82,9 +83,9 @@ class Ties(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Partition:
-    """The class of every lane, of every link, and with a FIFO of every connection (in their order), numbered from 0.
+    """The class of every lane, every link, and with a FIFO every connection (in their order), numbered from 0.
 
-    ``marks`` tell apart rows of distinct steps that are tied to others.
+    ``marks`` distinguish rows of distinct steps that are tied to others.
     """
 
     lanes: Ints
@@ -94,7 +95,7 @@ class Partition:
 
 
 def dense(*columns: Ints) -> Ints:
-    """Numbers from 0 for the different rows of some columns, without any collision.
+    """Number the distinct rows of some columns from 0, without collisions.
 
     >>> import numpy as np
     >>> dense(np.array([7, 7, 5]), np.array([1, 1, 1])).tolist()
@@ -110,13 +111,13 @@ def dense(*columns: Ints) -> Ints:
 
 
 def alike(*columns: NDArray[Any]) -> Ints:
-    """Numbers from 0 for the different rows of some columns, by their hashes; the rows are then compared with the numbers.
+    """Number the distinct rows of some columns from 0 by hashes, then verify the rows against the numbers.
 
     >>> import numpy as np
     >>> len(set(alike(np.array([7, 7, 5]), np.array([1, 1, 1])).tolist()))
     2
     """
-    from simcoll.emulator.fast.grouping import grouped  # brings in numba
+    from simcoll.emulator.fast.grouping import grouped  # imports numba
 
     varying = [column for column in columns if column.size and column.strides[0] and not (column == column[0]).all()]
     names, equal = grouped(varying or columns[:1])
@@ -124,16 +125,16 @@ def alike(*columns: NDArray[Any]) -> Ints:
 
 
 def first_of(names: Ints, count: int) -> Ints:
-    """The first row of each of ``count`` names."""
+    """The first row of each of ``count`` classes."""
     found = np.zeros(count, np.int64)
     found[names[::-1]] = np.arange(len(names))[::-1]
     return found
 
 
 def connections_in_order(patterns: Sequence[Timed]) -> tuple[list[Ints], list[Ints], int]:
-    """For every step the connection of each message and its place among those of the step there; and the number of connections.
+    """For every step, each message's connection and its position there within the step; and the number of connections.
 
-    Steps that have no connections get empty arrays.
+    A step without connections gets empty arrays.
     """
     lanes = 1 + max((int(step.shape.receiver.max(initial=-1)) for step in patterns), default=-1)
     pairs = [_connections(step, lanes) for step in patterns]
@@ -151,7 +152,7 @@ def connections_in_order(patterns: Sequence[Timed]) -> tuple[list[Ints], list[In
 
 
 def _connections(step: Timed, lanes: int) -> Ints:
-    """Names of the connections of a step; none where it has none."""
+    """Numbers of the connections of a step; empty if it has none."""
     if not step.connected:
         return np.zeros(0, np.int64)
     given = step.shape.connection
@@ -159,7 +160,7 @@ def _connections(step: Timed, lanes: int) -> Ints:
 
 
 def _colour(hashes: Hashes) -> tuple[Ints, int]:
-    from simcoll.emulator.fast.grouping import numbered  # brings in numba
+    from simcoll.emulator.fast.grouping import numbered  # imports numba
 
     names, first = numbered(hashes)
     return names, len(first)
@@ -177,8 +178,8 @@ def refine(
     most_rounds: int | None = None,
     ties: Ties | None = None,
 ) -> Partition | str:
-    """The coarsest partition that colour refinement finds, or the limit that it exceeds: ``most_classes`` of lanes, ``most_rounds``."""
-    from simcoll.emulator.fast.refining import Colours, spread  # brings in numba
+    """The coarsest partition by colour refinement, or the limit exceeded: ``most_classes`` of lanes, or ``most_rounds``."""
+    from simcoll.emulator.fast.refining import Colours, spread  # imports numba
 
     lanes, links = np.zeros(nlanes, np.int64), dense(capacity)
     numbers, places, count = connections_in_order(patterns)
@@ -186,7 +187,7 @@ def refine(
     counts = (1, int(links.max(initial=-1)) + 1, min(count, 1))
     begins = np.cumsum([0, *map(len, patterns)])
     marks, kinds = np.zeros(begins[-1] if ties else 0, np.uint64), 0
-    # Equal numbers mean equal costs only inside a step, and a step is only compared with itself.
+    # Equal numbers mean equal costs only within a step, and a step is compared only with itself.
     fixed = [
         _hashed(
             alike(step.delay_fs, step.busy_fs, step.wire, step.post_fs, *places[number : number + step.connected]),
@@ -194,7 +195,7 @@ def refine(
         )
         for number, step in enumerate(patterns)
     ]
-    # Every round but the last makes more classes.
+    # Every round except the last increases the number of classes.
     for _ in range(nlanes + len(links) + count + len(marks) + 2 if most_rounds is None else most_rounds):
         old = Colours(_hashed(lanes, SALTS[0]), _hashed(links, SALTS[1]), _hashed(ways, SALTS[2]))
         new = Colours(*(hashes.copy() for hashes in old))
@@ -215,7 +216,7 @@ def refine(
         if ties:
             marks = ties.marked(np.concatenate(messages))
             names, before = np.zeros(0, np.int64), kinds
-            if same:  # else there is another round anyway
+            if same:  # otherwise another round follows anyway
                 names, kinds = _colour(marks)
             if same and kinds == before:
                 return Partition(lanes, links, ways if count else None, names)
@@ -230,14 +231,14 @@ def _same_lists(owner: Ints, owner_class: Ints, value: Ints) -> bool:
 
 
 def _alike_lists(keys: Sequence[Ints], owner_class: Ints) -> bool:
-    """The same of numbers that are owner and value in one."""
-    from simcoll.emulator.fast.grouping import lists_equal  # brings in numba
+    """The same for owner and value combined into one number."""
+    from simcoll.emulator.fast.grouping import lists_equal  # imports numba
 
     return lists_equal(keys, first_of(owner_class, int(owner_class.max(initial=-1)) + 1)[owner_class])
 
 
 def _not_a_partition(patterns: Sequence[Timed], capacity: Ints, partition: Partition, connections: int) -> str:
-    """Why the numbers given are no classes of all lanes, links and connections; empty if they are."""
+    """Why the given numbers are not classes of all lanes, links and connections; empty if they are."""
     used_lanes = 1 + max((int(max(s.shape.sender.max(), s.shape.receiver.max())) for s in patterns), default=-1)
     given = [("lane", partition.lanes, used_lanes), ("link", partition.links, len(capacity))]
     if partition.connections is not None:
@@ -253,9 +254,9 @@ def _not_a_partition(patterns: Sequence[Timed], capacity: Ints, partition: Parti
 def certify(
     patterns: Sequence[Timed], capacity: Ints, partition: Partition, ties: Ties | None = None
 ) -> list[Ints] | str:
-    """The class of every message of every step, numbered from 0 within it; or the reason why the partition fails.
+    """The class of every message of each step, numbered from 0 within it; or the reason why the partition fails.
 
-    With connections, the classes of messages of one connection are numbered in their order, and leaders of operations come first.
+    With connections, the messages of one connection have classes in their order; leaders of switch operations come first.
     """
     lanes, links, ways = partition.lanes, partition.links, partition.connections
     numbers, places, count = connections_in_order(patterns)
@@ -304,7 +305,7 @@ def certify(
 
 
 def _crossed(shape: Shape, classes: Shorts) -> Sequence[Ints]:
-    """The classes of the links of each message, in order, as columns; of a step with switch operations, whose leaders have all, as one."""
+    """The link classes of each message in order, as columns; as one column for a step with switch operations."""
     if shape.leader is None:
         return [*np.ascontiguousarray(np.sort(classes[shape.links], axis=1).T)]
     rows = _linked(shape)
@@ -314,19 +315,19 @@ def _crossed(shape: Shape, classes: Shorts) -> Sequence[Ints]:
 
 
 def _linked(shape: Shape) -> Ints:
-    """The rows that have links: few where the leaders of switch operations have those of all."""
+    """The rows that have links, which are few if leaders of switch operations hold all links."""
     return np.flatnonzero((shape.links[:, :1] >= 0).any(axis=1))
 
 
 class _Lists(NamedTuple):
-    """What lanes, links and connections have of some steps: owners and names of messages, as one number each."""
+    """Multisets of messages at lanes, links and connections: owner and message class as one number each."""
 
     lanes: list[Ints]
     links: list[Ints]
     ways: list[Ints]
 
     def add(self, step: Timed, names: Ints, ways: Ints) -> None:
-        """Add a step with the names of its messages, and their connections."""
+        """Add a step with the classes of its messages, and their connections."""
         shape = step.shape
         self.lanes.extend((shape.sender << WORD | 2 * names, shape.receiver << WORD | 2 * names + 1))
         links, own = shape.links, names
@@ -340,7 +341,7 @@ class _Lists(NamedTuple):
             self.ways.append(ways << WORD | names)
 
     def unlike(self, partition: Partition) -> str:
-        """Which owners of one class have different lists, a step being compared with itself only; empty if none have."""
+        """The kind of owners of one class that have different multisets; empty if none. A step is compared only with itself."""
         classes = partition.lanes, partition.links, partition.connections
         for keys, of, what in zip(self, classes, NOT_ALIKE, strict=True):
             if of is not None and not _alike_lists(keys, of):
@@ -349,7 +350,7 @@ class _Lists(NamedTuple):
 
 
 def _leaders_first(names: Ints, leader: Ints) -> Ints:
-    """Names with those of leaders before all others."""
+    """Class numbers with those of leaders first."""
     one = first_of(names, int(names.max()) + 1)
     order = np.argsort(leader[one] != one, kind="stable")
     place = np.empty_like(order)

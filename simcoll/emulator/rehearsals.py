@@ -1,6 +1,6 @@
-"""Runs that happen again: steps, routes, classes and waits are found once for all protocols, and for all sizes whose chunks are equal.
+"""Repeated runs: steps, routes, classes and waits are derived once for all protocols and, with equal chunks, all sizes.
 
-What is new in a run is what its messages cost and what its links can carry; then the compiled loops play it without coming back
+Only message costs and link capacities are new in a run; the compiled loops then play it without returning to Python
 (:mod:`simcoll.emulator.fast.whole`).
 """
 
@@ -46,15 +46,15 @@ if TYPE_CHECKING:
 __all__ = ["Rehearsal", "forget_sizes", "play_rehearsed"]
 
 MOST_SLOTS = 1 << 17
-"""Up to here all messages of a run, or of its classes, are held at a time, some 600 bytes each."""
+"""Limit of messages of a run, or of its classes, held at a time, at some 600 bytes each."""
 MOST_JOINED = 1 << 26
-"""So many links of switch operations at most: every message has room for those of the largest operation."""
+"""Limit of links of switch operations: every message has room for those of the largest operation."""
 MANY_UNEVEN = 1 << 15
-"""Up to here messages of chunks that differ are played one by one: their classes hold for one size only."""
+"""Up to this number, messages of unequal chunks are played one by one: their classes hold for one size only."""
 
 
 class Ends(NamedTuple):
-    """What the trace hash has of messages beside times, as :func:`simcoll.emulator.fast.hashing.hash_steps` takes it."""
+    """The inputs of the trace hash apart from times, in the form of :func:`simcoll.emulator.fast.hashing.hash_steps`."""
 
     steps: Ints
     patterns: Ints
@@ -70,17 +70,17 @@ class Rehearsal:
     Attributes
     ----------
     whole
-        Its steps, loaded.
+        The steps, loaded.
     each
-        Bytes of a chunk for which its sizes hold.
+        Bytes per chunk for which its sizes hold.
     moves, routes, leader
-        Of all distinct rows; leaders are rows among all.
+        Of all distinct rows; leaders are row numbers over all steps.
     links, members
-        A link of every class and the class of every link; ``None`` if every message is played.
+        One link of every class and the class of every link; ``None`` if every message is played.
     ends
-        For the trace hash of a folded run.
+        Inputs of the trace hash of a folded run.
     capacities
-        Those of protocols that were played.
+        Link capacities under each protocol played so far.
     """
 
     whole: Whole
@@ -94,14 +94,14 @@ class Rehearsal:
     capacities: dict[Protocol, tuple[Ints, Callable[[int], str]]] = field(default_factory=dict)
 
     def play(self, plan: Plan, topology: Topology, seen: Summary, each: int, why: str) -> Result | None:
-        """Play a plan; ``None`` where its protocol gives links of one class different capacities."""
+        """Play a plan; ``None`` if its protocol gives links of one class different capacities."""
         if plan.protocol not in self.capacities:
             capacity, _, name = all_links(plan, topology)
             self.capacities[plan.protocol] = capacity, name
         capacity, name = self.capacities[plan.protocol]
         links, members = self.links, self.members
         if links is not None and members is not None:
-            caps = np.ones(len(members) - len(capacity), np.int64)  # which this protocol does not have
+            caps = np.ones(len(members) - len(capacity), np.int64)  # absent under this protocol
             capacity = np.append(capacity, caps)
             if not np.array_equal(capacity[links][members], capacity):
                 return None
@@ -123,7 +123,7 @@ class Rehearsal:
         )
 
     def _costs(self, plan: Plan, each: int) -> Costs:
-        """Of all distinct rows, with chunks of ``each`` bytes."""
+        """Costs of all distinct rows, with chunks of ``each`` bytes."""
         from simcoll.emulator.fast.whole import Costs
 
         moves, leader = self.moves, self.leader
@@ -139,7 +139,7 @@ class Rehearsal:
         return name if links is None else lambda link: f"class {link}, for example {name(int(links[link]))}"
 
     def _hash(self, ends: Ends, state: State) -> Words:
-        """The sums of the trace hash of all messages."""
+        """The sums of the trace hash over all messages."""
         from simcoll.emulator.fast.hashing import hash_steps
 
         sums, here = np.zeros(2, np.uint64), self.whole.slots
@@ -149,7 +149,7 @@ class Rehearsal:
 
 
 def play_rehearsed(plan: Plan, topology: Topology, engine: str) -> Result | None:
-    """Play a plan without data in the compiled loops, if it is known to run again; ``None`` where that is not served."""
+    """Play a plan without data in the compiled loops if its schedule runs repeatedly; ``None`` if that is not supported."""
     protocol, known = plan.protocol, plan.schedule.known
     check_engine(engine, None)
     if not COMPILED or engine == "simpy" or protocol.jitter_fs or protocol.fifo_depth:
@@ -164,7 +164,9 @@ def play_rehearsed(plan: Plan, topology: Topology, engine: str) -> Result | None
         known.rehearsals[place] = found + 1
         if found > 0:
             found = known.rehearsals[place] = _rehearsed(plan, topology, seen)
-    if not isinstance(found, Rehearsal) or known.rehearsals.pop(place, None) is not found:  # another thread plays it
+    if (
+        not isinstance(found, Rehearsal) or known.rehearsals.pop(place, None) is not found
+    ):  # another thread is playing it
         return None
     played = found.play(plan, topology, seen, each, why)
     known.rehearsals[place] = found
@@ -172,7 +174,7 @@ def play_rehearsed(plan: Plan, topology: Topology, engine: str) -> Result | None
 
 
 def forget_sizes(schedule: Schedule) -> None:
-    """Forget what holds only for sizes whose chunks differ."""
+    """Forget results that hold only for sizes with unequal chunks."""
     known = schedule.known
     known.foldings, known.rehearsals = (
         {place: kept for place, kept in some.items() if place[0] == EVEN} for some in (known.foldings, known.rehearsals)
@@ -180,7 +182,7 @@ def forget_sizes(schedule: Schedule) -> None:
 
 
 def _rehearsed(plan: Plan, topology: Topology, seen: Summary) -> Rehearsal | None:
-    """Everything but the costs; ``None`` where messages or classes are too many."""
+    """The run without costs; ``None`` if messages or classes are too many."""
     if seen.switched and _largest(seen.groups or turns(plan)) * seen.messages > MOST_JOINED:
         return None
     even = place_of(plan, topology)[0] == EVEN
@@ -192,16 +194,16 @@ def _rehearsed(plan: Plan, topology: Topology, seen: Summary) -> Rehearsal | Non
 
 
 def _largest(groups: Iterable[Group]) -> int:
-    """Transfers of the largest switch operation."""
+    """Number of transfers of the largest switch operation."""
     leaders = (step.leader for steps, _ in groups for step in steps if step.leader is not None)
     return max((int(np.bincount(leader[leader >= 0]).max(initial=0)) for leader in leaders), default=0)
 
 
 def _every(plan: Plan, topology: Topology, seen: Summary) -> Rehearsal:
-    """With every message."""
+    """A run with every message."""
     if seen.switched:
         check_switches(plan, topology)
-    from simcoll.emulator.fast.whole import Whole  # brings in numba
+    from simcoll.emulator.fast.whole import Whole  # imports numba
 
     capacity, seats, _ = all_links(plan, topology)
     timer = Makings(plan.protocol, topology, seats)
@@ -219,11 +221,11 @@ def _every(plan: Plan, topology: Topology, seen: Summary) -> Rehearsal:
 
 
 def _folded(plan: Plan, topology: Topology, seen: Summary) -> Rehearsal | None:
-    """With one message of every class.
+    """A run with one message of every class.
 
-    Its classes hold also where channels have caps, so that the protocols that have them and those that have none can share them.
+    Its classes hold also where channels have caps, so protocols with and without caps can share them.
     """
-    from simcoll.emulator.fast.whole import Whole  # brings in numba
+    from simcoll.emulator.fast.whole import Whole  # imports numba
 
     if seen.switched:
         check_switches(plan, topology)
@@ -243,7 +245,7 @@ def _folded(plan: Plan, topology: Topology, seen: Summary) -> Rehearsal | None:
     if not isinstance(kept, Folding) or kept.quotient.messages > MOST_SLOTS:
         return None
     made = kept.quotient
-    tied = seen.switched or len(made.waits[0]) > 0  # such runs had a hash before they had classes
+    tied = seen.switched or len(made.waits[0]) > 0  # these had a trace hash before they could fold: twice the limit
     ends = sibling.ends if sibling else _ends(made) if seen.messages <= MOST_HASHED << tied else None
     known.foldings[place] = replace(kept, quotient=replace(made, patterns=(), classes=()))
     order = np.concatenate([np.tile(np.array(numbers, np.int64), times) for numbers, times in made.groups])
@@ -297,7 +299,7 @@ def _sheet(steps: Sequence[Timed], order: Ints, waits: tuple[Ints, Ints]) -> She
 
 
 def _without(sheet: Sheet, left_out: NDArray[np.bool_]) -> Sheet:
-    """Without some links."""
+    """The sheet without some links."""
     links = np.where(np.append(left_out, False)[sheet.links], -1, sheet.links)
     order = np.argsort(links < 0, axis=1, kind="stable")
     return sheet._replace(links=np.take_along_axis(links, order, 1), weight=np.take_along_axis(sheet.weight, order, 1))

@@ -30,36 +30,36 @@ class Result:
         Name of the topology.
     engine
         Which engine ran: ``simpy`` or ``fast``.
-    path
+    The engine that ran: ``simpy`` or ``fast``.
         Why it did, or which quotient stood in for all messages.
-    time_fs
+    Why that engine ran, or which quotient stood in for all messages.
         When the last transfer was done; every rank starts at 0.
-    steps, messages, bytes_moved
+    Completion time of the last transfer; every rank starts at 0.
         Steps and transfers of the plan that move anything (those inside a rank too) and their payload.
-    switched
+    Steps and transfers of the plan that move anything (including those within a rank), and their payload.
         Whether switches multicast or reduce in it.
-    trace_hash
+    Whether switches multicast or reduce in the plan.
+        Hash of everything that happened (:mod:`simcoll.emulator.digest`). Empty for a quotient of more than a million messages
         Hash of everything that happened (:mod:`simcoll.emulator.digest`). Empty for a quotient of more than a million messages
         without ``keep``.
-    done_fs
         When each transfer was done, in schedule order; ``None`` without ``keep``.
-    classes
+    Completion time of each transfer, in schedule order; ``None`` without ``keep``.
         Messages of the quotient that were played; ``None`` when all were.
-    wall_s
+    Number of messages of the quotient that were played; ``None`` if all were.
         Seconds that the run took on this machine; in no hash.
-    data
+    Wall-clock seconds of the run on this machine; part of no hash.
         ``"exact"`` (generated and checked), ``"given"`` (the caller's own), or ``"none"``: timing only.
-    no_data
+    ``"exact"`` (generated and checked), ``"given"`` (by the caller), or ``"none"``: timing only.
         Why ``data="auto"`` moved none; empty otherwise.
-    wrong
+    Why ``data="auto"`` moved no data; empty otherwise.
         Output elements that differ from the definition of the collective; ``None`` when that was not checked.
-    outputs
+    Output elements that differ from the definition of the collective; ``None`` if not checked.
         Output of every rank (``None`` where the collective gives nothing), when data was moved.
-    bound
+    Output of every rank (``None`` for a rank without one), if data was moved.
         Lower bound of the time for any schedule on this topology; ``None`` without ``bound``.
-    cut
-        Where and why events ended the run before its end; ``None``: they did not. ``messages``, ``bytes_moved`` and ``trace_hash`` are then
-        those of what was done, and ``done_fs`` is -1 for the rest.
+    Lower bound on the time of any schedule on this topology; ``None`` without ``bound``.
+        Where and why events ended the run early; ``None`` if they did not. ``messages``, ``bytes_moved`` and ``trace_hash`` then cover
+        completed transfers only, and ``done_fs`` is -1 for the rest.
     """
 
     plan: Plan
@@ -99,7 +99,7 @@ class Result:
 
     @property
     def protocol(self) -> str:
-        """Name of the protocol."""
+        """The protocol's name."""
         return self.plan.protocol.name
 
     @property
@@ -109,7 +109,7 @@ class Result:
 
     @property
     def total_bytes(self) -> int:
-        """Size of the collective as nccl-tests counts it: the larger of a rank's input and output."""
+        """Size of the collective as in nccl-tests: the larger of a rank's input and output."""
         return self.plan.total_bytes
 
     @property
@@ -124,7 +124,7 @@ class Result:
 
     @property
     def algbw(self) -> float:
-        """Algorithm bandwidth: size over time, in bytes per second; 0 for no bytes or a run cut off, infinite for bytes in no time."""
+        """Algorithm bandwidth (size over time) in bytes per second; 0 for no bytes or a cut run, infinite for bytes in no time."""
         if not self.total_bytes or self.cut is not None:
             return 0.0
         return self.total_bytes * 1e15 / self.time_fs if self.time_fs else float("inf")
@@ -137,7 +137,7 @@ class Result:
 
     @property
     def headroom(self) -> float | None:
-        """Time over lower bound: 1 is optimal. ``None`` without a bound above 0, and for a run that was cut off."""
+        """Time over lower bound: 1 is optimal. ``None`` without a bound above 0, and for a cut run."""
         return self.time_fs / self.bound.time_fs if self.bound and self.bound.time_fs and not self.cut else None
 
     @property
@@ -152,13 +152,13 @@ class Result:
         return "\n".join(f"{name:<10} {value}" for name, value in self._lines())
 
     def _repr_html_(self) -> str:
-        from html import escape  # a table of entities, which only notebooks need
+        from html import escape  # imported late: only notebooks need its entity table
 
         rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in self._lines())
         return f"<table>{rows}</table>"
 
     def _lines(self) -> list[tuple[str, str]]:
-        """The five lines that are printed: name and value."""
+        """The printed lines, as name and value."""
         near = "" if self.headroom is None else f", {self.headroom:.2f} x the lower bound ({self.bottleneck})"
         fold = "" if self.classes is None else f", {self.classes} of them played for all"
         lines = [

@@ -1,4 +1,4 @@
-"""One call from a plan and a topology to a checked prediction."""
+"""The single entry point: from a plan and a topology to a checked prediction."""
 
 from __future__ import annotations
 
@@ -78,48 +78,47 @@ def emulate(
     events: Sequence[Event | str] = (),
     policy: Policy | str = "stall",
 ) -> Result | ProgramResult:
-    """Play a plan, plans at once, or a program on a topology, and check the run.
+    """Play a plan, concurrent plans, or a program on a topology, and check the run.
 
     Parameters
     ----------
     plan
-        A bound schedule, a list of them that run at once, or a :class:`simcoll.planning.Program`.
+        A bound schedule, a list of bound schedules that run concurrently, or a :class:`simcoll.planning.Program`.
     topology
-        The cluster; it must have every endpoint in ``plan.ranks``.
+        The cluster; it must contain every endpoint in ``plan.ranks``.
     data
-        ``"exact"``: move generated data whose result does not depend on the order of reduction, and compare it with
-        the definition of the collective. ``"none"``: timing only. ``"auto"``: exact if that takes at most 2 GiB (or what the
-        environment variable ``SIMCOLL_MAX_BYTES`` says), else timing only. Or one input array per rank of a plan.
+        ``"exact"``: move generated data whose result does not depend on the order of reduction, and compare it with the definition of
+        the collective. ``"none"``: timing only. ``"auto"``: exact if that takes at most 2 GiB (or the value of the environment variable
+        ``SIMCOLL_MAX_BYTES``), else timing only. For a plan also one input array per rank.
     seed
-        Of the generated data.
+        Seed of the generated data.
     observer
-        Called for every transfer, for example a :class:`simcoll.emulator.trace.Trace`; of a program a
+        Called for every transfer, for example a :class:`simcoll.emulator.trace.Trace`; for a program, a
         :class:`simcoll.planning.ProgramObserver`.
     bound
-        Whether the lower bound is computed, of a plan; a proved schedule that beats it is an error. The ``certificate`` of an
-        earlier bound for the same collective and placement saves its time.
+        Whether to compute the lower bound of a plan; a proved schedule that beats it is an error. The ``certificate`` of an earlier
+        bound for the same collective and placement saves its time.
     keep
-        Whether the result has the done time of every transfer, and of a program those of its operations.
+        Whether the result keeps the completion time of every transfer, and for a program also of its operations.
     engine
-        ``"simpy"``, the reference; ``"fast"``, compiled, with the same times to the last femtosecond; ``"auto"``, the fast one
-        where it is installed and there is enough to do. ``simpy`` plays what the fast engine cannot, and ``Result.path``
-        says why.
+        ``"simpy"``: the reference. ``"fast"``: compiled, with the same times to the last femtosecond. ``"auto"``: fast, if it is
+        installed and the run is large enough. ``simpy`` plays what the fast engine cannot, and ``Result.path`` states why.
     quotient
-        Whether messages that provably behave alike are played once (timing only). Default: when that saves a lot; ``False``
+        Whether messages that provably behave alike are played only once (timing only). Default: if that saves a lot; ``False``
         with ``engine="simpy"``.
     events
-        What happens during the run: :class:`simcoll.types.LinkShare`, :class:`~simcoll.types.Background`, :class:`~simcoll.types.Slow`,
+        Events during the run: :class:`simcoll.types.LinkShare`, :class:`~simcoll.types.Background`, :class:`~simcoll.types.Slow`,
         :class:`~simcoll.types.Stop`, or their text, such as ``"t=1ms box0.gpu3 -> box0.nic3 = 0 for 2ms"``.
     policy
-        What becomes of bytes that meet a link that is down: a :class:`simcoll.types.Policy`, or ``"stall"``, ``"stall 67ms x 7"``,
-        ``"re-route"`` or ``"abort"``. A run that cannot go on to its end has a ``cut``. Programs whose protocols leave different
-        shares of links to data do not re-route.
+        How to handle bytes that meet a link that is down: a :class:`simcoll.types.Policy`, or ``"stall"``, ``"stall 67ms x 7"``,
+        ``"re-route"`` or ``"abort"``. A run that cannot reach its end has a ``cut``. Programs whose protocols leave different shares of
+        links to data do not re-route.
 
     Raises
     ------
     ConfigError
-        When the topology has too few ranks, a link has nothing to give, data does not fit the plan or the machine, or time
-        runs beyond the clock.
+        When the topology has too few ranks, a link has no capacity left, data does not fit the plan or the machine, or time exceeds
+        the range of the clock.
     InternalError
         When a check of the run fails.
 
@@ -160,7 +159,7 @@ def emulate(
     timeline = timeline_of(events, policy, topology, plan.nranks)
     played = _run(plan, topology, storage, observer, timeline, keep=keep, engine=engine, quotient=quotient)
     wall = perf_counter() - began
-    # A way around a dead link may be no route of the topology, for which the bound holds.
+    # A detour around a dead link may not be a route of the topology, for which the bound holds.
     firm = played.cut is None and (timeline is None or not timeline.detours)
     found = _bound(plan, topology, played, bound, firm=firm) if bound else None
     if played.cut is not None:
@@ -220,7 +219,7 @@ def _run(
 
 
 def _inputs(plan: Plan, data: str | Sequence[Array | None], seed: int) -> tuple[Sequence[Array | None] | None, str]:
-    """The data to move, or the reason for moving none; nothing is allocated before there is room for all."""
+    """The data to move, or the reason for moving none; memory is checked before anything is allocated."""
     if not isinstance(data, str):
         check_exact(exact_bytes(plan, given=True))
         return data, ""
@@ -245,9 +244,9 @@ def _wrong(plan: Plan, inputs: Sequence[Array | None], outputs: Sequence[Array |
 
 
 def _bound(plan: Plan, topology: Topology, played: Result, known: bool | Bottleneck, *, firm: bool) -> Bound:
-    """The lower bound, which the time of a run must keep if it is ``firm``.
+    """The lower bound; if ``firm``, the time of the run must respect it.
 
-    When blocks differ it is that of equal blocks of the smallest size, since more bytes never take less time.
+    If blocks differ, it is the bound for equal blocks of the smallest size, since more bytes never take less time.
     """
     from simcoll.bounds import lower_bound
 
@@ -255,7 +254,7 @@ def _bound(plan: Plan, topology: Topology, played: Result, known: bool | Bottlen
     total = plan.total_bytes
     if not isinstance(plan.sizes, int):
         sizes = plan.sizes
-        if collective.kind == "all_to_all":  # what a rank keeps need not move
+        if collective.kind == "all_to_all":  # a rank's own block need not move
             sizes = sizes[[row for row in range(len(sizes)) if row % (plan.nranks + 1)]]
         smallest = int(sizes.min()) if len(sizes) else 0
         total = smallest * plan.dtype.itemsize * max(collective.input_slots, collective.output_slots)

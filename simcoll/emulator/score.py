@@ -1,4 +1,4 @@
-"""A plan made ready to be played many times."""
+"""A plan prepared for repeated runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Score", "add_caps", "check_switches"]
 
 
 class Score:
-    """A plan prepared to be played repeatedly on one fabric, with the same buffers."""
+    """A plan prepared for repeated runs on one fabric, with the same buffers."""
 
     __slots__ = ("parts", "summary")
 
@@ -25,13 +25,13 @@ class Score:
 
 
 def add_caps(plan: Plan, fabric: Fabric) -> Seats:
-    """Give the fabric the links that cap the plan's rates, if there are any."""
+    """Add the links that cap the plan's rates to the fabric, if any."""
     caps = Caps(plan.protocol, plan.nranks, plan.nchannels)
     return seats_of(plan, fabric.add_links(caps.rates, caps.name) if caps.rates else 0)
 
 
 def check_switches(plan: Plan, topology: Topology) -> None:
-    """Refuse a plan with switch operations on a topology whose switches do none.
+    """Refuse a plan with switch operations on a topology without switches that reduce.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Where a plan's ranks and channels are: endpoints of the topology, lanes of a run, and the links that cap their rates."""
+"""Positions of a plan's ranks and channels: topology endpoints, lanes of a run, and links that cap rates."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["Caps", "Seats", "seats_of"]
 
 @dataclass(frozen=True, slots=True)
 class Caps:
-    """The links that only a protocol adds, out and in: two for each channel of each rank if it caps channels, then two for each rank.
+    """Links that a protocol adds: an outgoing and an incoming one per channel of each rank if it caps channels, then likewise per rank.
 
-    ``first`` is the first of them among all links.
+    ``first`` is the index of the first among all links.
     """
 
     protocol: Protocol
@@ -33,7 +33,7 @@ class Caps:
         return rates + ([ranks] * (2 * self.nranks) if ranks else [])
 
     def links(self, src: Ints, dst: Ints, channel: Ints) -> list[Ints]:
-        """Columns of those that each message crosses."""
+        """Columns of the cap links that each message crosses."""
         channels, first, columns = self.nchannels, self.first, []
         if self.protocol.channel_rate_uBps:
             columns += [first + 2 * (src * channels + channel), first + 2 * (dst * channels + channel) + 1]
@@ -43,7 +43,7 @@ class Caps:
         return columns
 
     def name(self, position: int) -> str:
-        """Name of one, counted from the first."""
+        """Name of a cap link, by its position from the first."""
         number, inward = divmod(position, 2)
         lanes = self.nranks * self.nchannels if self.protocol.channel_rate_uBps else 0
         rank, channel = divmod(number, self.nchannels)
@@ -53,20 +53,20 @@ class Caps:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Seats:
-    """Where ranks and channels are.
+    """Positions of ranks and channels in a run.
 
     Attributes
     ----------
     endpoints
-        Endpoint of the topology for every rank.
+        Endpoint of the topology of every rank.
     stride, offset
         Channel c of rank r is lane ``r * stride + offset + c``.
     caps, capped
-        The links that cap rates, and the rank that each rank is there.
+        The links that cap rates, and each rank's number there.
     shares
-        For every link of the topology the one that stands for the protocol's share of it, or -1; ``None`` if there are none.
+        For every link of the topology, the link that stands for the protocol's share of it, or -1; ``None`` if there is none.
     connections
-        Added to numbers of connections, which are then given: ``sender * lanes + receiver`` with all ``lanes`` of the run.
+        ``(lanes, first)``: with them connections are numbered ``first + sender * lanes + receiver``; ``None``: lane pairs name them.
     """
 
     endpoints: Ints
@@ -78,20 +78,20 @@ class Seats:
     connections: tuple[int, int] | None = None
 
     def lane(self, rank: Ints, channel: Ints) -> Ints:
-        """Lanes of some channels of some ranks; with one channel for each rank, the ranks themselves."""
+        """Lane numbers of channels of ranks; with one channel per rank, the ranks themselves."""
         if self.stride == 1 and self.offset == 0:
             return rank
         return rank * self.stride + self.offset + channel
 
     def connection(self, sender: Ints, receiver: Ints) -> Ints | None:
-        """Numbers of the connections between lanes; ``None``: pairs of lanes name them."""
+        """Connection numbers between lanes; ``None`` if lane pairs identify the connections."""
         if self.connections is None:
             return None
         lanes, first = self.connections
         return first + sender * lanes + receiver
 
     def links(self, src: Ints, dst: Ints, channel: Ints, route: Links) -> Links:
-        """All links of messages with these routes: the routes', and those that the protocol adds."""
+        """All links of messages: those of their routes, and those that the protocol adds."""
         if self.shares is not None and route.shape[1]:
             more = np.where(route >= 0, self.shares[route], -1)
             route = np.concatenate([route, more], axis=1)
@@ -107,6 +107,6 @@ class Seats:
 
 
 def seats_of(plan: Plan, first_cap: int) -> Seats:
-    """Those of a plan that runs alone; its caps are the links from ``first_cap`` on."""
+    """The seats of a plan that runs alone; its cap links start at ``first_cap``."""
     caps = Caps(plan.protocol, plan.nranks, plan.nchannels, first_cap)
     return Seats(plan.ranks, plan.nchannels, caps=caps if caps.rates else None)

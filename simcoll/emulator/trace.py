@@ -20,17 +20,17 @@ EVENTS_PER_TRANSFER = 2
 
 
 class Trace:
-    """Records the transfers of one run: give it to ``emulate(..., observer=trace)``, then :meth:`write` it.
+    """Records the transfers of one run; pass it as ``emulate(..., observer=trace)``, then :meth:`write` it.
 
-    The format is the Trace Event Format (JSON, compressed): a process per rank, in it a track per channel and
-    direction; where transfers of one track overlap, as many tracks as it takes. See ``docs/reference/trace.md``.
+    The format is the Trace Event Format (JSON, compressed): a process per rank, with a track per channel and direction, or several
+    where transfers overlap. See ``docs/reference/trace.md``.
 
     Parameters
     ----------
     plan, topology
-        The run; for names.
+        The run, for names.
     max_events
-        Most transfer events to keep. The first transfers in schedule order are kept, and the file says when there were
+        Limit of transfer events to keep. The first transfers in schedule order are kept, and the file states when there were
         more.
     """
 
@@ -57,17 +57,17 @@ class Trace:
         return trace_document(self._rows, self._topology, self._plan.ranks.tolist(), result.time_fs, about, _described)
 
     def write(self, path: str | Path, result: Result) -> None:
-        """Write the compressed trace. Equal runs give equal bytes.
+        """Write the compressed trace; equal runs yield equal bytes.
 
         Raises
         ------
         ConfigError
-            When the file cannot be written; then there is none, or the old one.
+            When the file cannot be written; no partial file is left.
         """
         write_file(path, self.content(result))
 
     def content(self, result: Result, *, run: str = "") -> bytes:
-        """The compressed trace, as :meth:`write` writes it; ``run`` names the results that it belongs to."""
+        """The compressed trace, as :meth:`write` writes it; ``run`` labels the results that it belongs to."""
         return packed(self.document(result, run))
 
     def _about(self, result: Result) -> dict[str, Any]:

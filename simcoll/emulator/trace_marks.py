@@ -1,4 +1,4 @@
-"""What a trace shows beside its spans: arrows from send to receive, use of links over time, and the critical path."""
+"""Trace annotations beside the spans: send-receive arrows, link utilisation, and the critical path."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ __all__ = ["MOST_LINKS", "RED", "arrows", "counters", "critical_messages", "link
 
 Piece = TypeVar("Piece", bound="tuple[Any, ...]")
 Row = tuple[int, ...]
-"""A transfer as an observer gets it: message, step, src, dst, channel, op, size, ready, start, end, done."""
+"""A transfer as an observer receives it: message, step, src, dst, channel, op, size, ready, start, end, done."""
 FS_PER_US = 10**9
 RED = "terrible"
-"""A red of the viewers' palette."""
+"""A red in the viewers' palette."""
 MOST_LINKS = 32
-"""Links whose use is shown: those that carry most bytes."""
+"""Number of links shown: those that carry the most bytes."""
 
 
 def critical_messages(rows: Sequence[Row]) -> list[int]:
-    """The transfers of which each waited for the one before, back from the last to end; in order of time.
+    """The critical path: transfers each of which waited for the previous one, up to the last to end, in order of time.
 
-    A transfer waits for one that ended, on a rank of its own, at the moment when it was ready. Among several the lowest number counts.
+    A transfer waits for one that ended on a rank of its own at the moment when it became ready; of several, the lowest number counts.
     """
     by_done: dict[tuple[int, int], list[Row]] = defaultdict(list)
     for row in sorted(rows):
@@ -37,9 +37,9 @@ def critical_messages(rows: Sequence[Row]) -> list[int]:
 
 
 def path_back(last: Piece | None, before: Callable[[Piece], Iterable[Piece]]) -> list[Piece]:
-    """Pieces of time of which each waited for the one before it, back from the last; in order of time.
+    """Pieces of time each of which waited for the previous one, up to ``last``, in order of time.
 
-    ``before``: what a piece can have waited for; the least of them counts, and none is passed twice.
+    ``before`` lists the possible predecessors of a piece; the least one counts, and none is visited twice.
     """
     path: dict[Piece, None] = {}
     while last is not None:
@@ -49,7 +49,7 @@ def path_back(last: Piece | None, before: Callable[[Piece], Iterable[Piece]]) ->
 
 
 def arrows(spans: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Flow events that join each send with its receive: from the end of the one into the other."""
+    """Flow events from the end of each send to its receive."""
     sends = {span["args"]["message"]: span for span in spans if span.get("cat") == "send"}
     for span in spans:
         if span.get("cat") != "receive":
@@ -64,7 +64,7 @@ def arrows(spans: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 def link_counters(
     rows: Sequence[Row], topology: Topology, ranks: Sequence[int], process: int
 ) -> Iterator[dict[str, Any]]:
-    """Counters of the payload that the busiest links carry over time, each message at its mean rate, in GB/s."""
+    """Counters of the payload of the busiest links over time, each message at its mean rate, in GB/s."""
     moving = [row for row in sorted(rows) if row[2] != row[3] and row[9] > row[8] and row[6]]
     if not moving:
         return
@@ -87,7 +87,7 @@ def link_counters(
 
 
 def counters(changes: Mapping[int, Mapping[int, float]], topology: Topology, process: int) -> Iterator[dict[str, Any]]:
-    """Counters of links, from the changes of their rates, in GB/s, by link and femtosecond."""
+    """Counters of links from their rate changes, in GB/s, by link and femtosecond."""
     if not changes:
         return
     yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": "links"}}
@@ -107,7 +107,7 @@ def counters(changes: Mapping[int, Mapping[int, float]], topology: Topology, pro
 
 
 def summary(path: Sequence[int], rows: Sequence[Row], time_fs: int) -> dict[str, Any]:
-    """The critical path in numbers: its transfers, and the share of the run that they cover."""
+    """The critical path in numbers: its transfers, and their share of the run time."""
     chosen = {row[0]: row for row in rows}
     covered = sum(chosen[message][10] - chosen[message][7] for message in path)
     return {"messages": len(path), "share": round(covered / time_fs, 4) if time_fs else 0.0}

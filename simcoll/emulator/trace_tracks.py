@@ -1,4 +1,4 @@
-"""What all traces share: transfers on tracks that never overlap, with arrows, link counters and the critical path; the file."""
+"""The common part of all traces: tracks without overlaps, annotations, and the file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["FS_PER_US", "packed", "trace_document"]
 FS_PER_US = 10**9
 
 Lane = tuple[int, str]
-"""Where transfers of a rank are drawn: lanes come in order of the number, and have a name."""
+"""The track group of a rank's transfers: its sort order and name."""
 _Span = tuple[int, int, str, dict[str, Any]]
 
 
@@ -33,15 +33,15 @@ def trace_document(
     Parameters
     ----------
     rows
-        Transfers, and work with equal ranks.
+        Transfers, and work with equal source and destination.
     ranks
-        Endpoint of the topology on which each rank sits.
+        Topology endpoint of each rank.
     time_fs
-        Of the run.
+        Duration of the run.
     about
-        What ``otherData`` says beside the critical path.
+        Entries of ``otherData`` beside the critical path.
     described
-        Lane, name of local work, and arguments of a row.
+        Returns lane, name of local work, and arguments of a row.
     """
     spans: dict[tuple[int, int, str], list[_Span]] = {}
     path = critical_messages(rows)
@@ -67,7 +67,7 @@ def trace_document(
 
 
 def packed(document: dict[str, Any]) -> bytes:
-    """A trace as it lies in a file: compressed JSON. Equal documents give equal bytes."""
+    """A trace as file contents: compressed JSON. Equal documents yield equal bytes."""
     buffer = io.BytesIO()
     with gzip.GzipFile(filename="", mode="wb", fileobj=buffer, mtime=0) as stream:
         stream.write(json.dumps(document, separators=(",", ":")).encode())
@@ -86,7 +86,7 @@ def _processes(topology: Topology, ranks: Sequence[int]) -> Iterable[dict[str, A
 
 
 def _tracks(spans: dict[tuple[int, int, str], list[_Span]]) -> list[dict[str, Any]]:
-    """Complete events, each on the first free track of its lane, so that a track's events never overlap."""
+    """Complete events, each on the first free track of its lane, so that events of a track never overlap."""
     events: list[dict[str, Any]] = []
     next_track: dict[int, int] = {}
     for (rank, _, lane), group in sorted(spans.items(), key=lambda entry: entry[0]):

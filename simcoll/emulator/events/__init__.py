@@ -1,7 +1,7 @@
 """Events during a run: links that lose capacity, background traffic, ranks that slow down or stop.
 
-``kinds`` has the events and the policy for bytes that meet a dead link, ``reading`` their text, ``timeline`` what they mean on a
-topology, ``pace`` how long work takes, ``detours`` the routes around dead links, ``cut`` the record of a run that could not end.
+``kinds`` defines the events and the policy for bytes that meet a dead link, ``reading`` their text form, ``timeline`` their effect on
+a topology, ``pace`` the duration of work, ``detours`` the routes around dead links, ``cut`` the record of a run that could not finish.
 """
 
 from simcoll.emulator.events.cut import Cut, CutMessage

@@ -1,4 +1,4 @@
-"""The record of a run that could not go on to its end."""
+"""The record of a run that could not reach its end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHOWN = 4
 
 @dataclass(frozen=True, slots=True)
 class CutMessage:
-    """A message whose bytes were on their way over a dead link: its number, its ends, and the links that were down."""
+    """A message with bytes in flight over a dead link: its number, its ends, and the links that were down."""
 
     message: int
     src: int
@@ -26,23 +26,23 @@ class CutMessage:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Where a run ended before its end, and why.
+    """Where and why a run ended early.
 
     Attributes
     ----------
     kind
-        ``"aborted"``: bytes met a dead link, and the policy ends the run, at once or after their time was over. ``"stuck"``: nothing could
-        happen any more, because a link stays down or a rank has stopped.
+        ``"aborted"``: bytes met a dead link, and the policy ended the run, at once or after a timeout. ``"stuck"``: nothing more could
+        happen, because a link stays down or a rank has stopped.
     time_fs
-        When it was aborted; or when the last message was done.
+        Time of the abort, or completion time of the last message.
     messages
-        Those that waited for a dead link.
+        Messages that waited for a dead link.
     stopped
         Ranks that had stopped.
     waiting
-        Ranks that were not through.
+        Ranks that had not finished.
     delivered_bytes, dropped_bytes
-        Payload of messages that were done, and of all others; together what the plan moves.
+        Payload of completed messages, and of all others; together the payload of the plan.
     """
 
     kind: str
@@ -55,7 +55,7 @@ class Cut:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks at fault: the ends of the messages that waited for a dead link, and those that stopped."""
+        """The ranks at fault: the ends of the messages that waited for a dead link, and the stopped ranks."""
         ends = {rank for message in self.messages for rank in (message.src, message.dst)}
         return tuple(sorted(ends.union(self.stopped)))
 
@@ -88,9 +88,9 @@ def cut_at(
     *,
     aborted: bool,
 ) -> Cut:
-    """The record of a run that ended at a time; ``payload_bytes`` were delivered and dropped."""
+    """The record of a run that ended at ``time_fs``; ``payload_bytes`` are the bytes delivered and dropped."""
     stops = [] if timeline.pace is None else timeline.pace.stops()
-    # In a run that is stuck everything has happened.
+    # In a stuck run, all events have happened.
     stopped = [rank for rank, at_fs in stops if (at_fs <= time_fs if aborted else rank in waiting)]
     return Cut(
         "aborted" if aborted else "stuck",

@@ -1,4 +1,4 @@
-"""Routes around links that are down for a while."""
+"""Routes around links that are temporarily down."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ __all__ = ["Detours"]
 
 
 class Detours:
-    """The routes of a machine while some of its links are down.
+    """The routes of a topology while some of its links are down.
 
-    A message whose route has such a link takes the detour that :meth:`simcoll.topology.Topology.degrade` gives; where there is none,
-    it keeps its route. It depends on nothing but which links are down.
+    A message whose route has such a link takes the detour given by :meth:`simcoll.topology.Topology.degrade`; without a detour it keeps
+    its route. The result depends only on the set of links that are down.
 
     Parameters
     ----------
     topology
-        The whole machine.
+        The intact topology.
     shares
-        For every link of the topology one that a message which crosses it crosses as well, or -1.
+        For every link of the topology, a second link that messages over it cross as well, or -1.
     """
 
     def __init__(self, topology: Topology, shares: Shorts | None = None) -> None:
@@ -36,11 +36,11 @@ class Detours:
         self._known: dict[tuple[int, int, tuple[int, ...]], tuple[int, ...]] = {}
 
     def lose(self, down: Iterable[int]) -> None:
-        """From now on these links are down, and no others."""
+        """Set the links that are down from now on."""
         self._down, self._rest, self._known = frozenset(down), None, {}
 
     def links(self, src: int, dst: int, planned: tuple[int, ...]) -> tuple[int, ...]:
-        """The links of a message from one rank's place to another's, whose planned links these are."""
+        """The links of a message between two endpoints, given its planned links."""
         if self._down.isdisjoint(planned):
             return planned
         key = (src, dst, planned)

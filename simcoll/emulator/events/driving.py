@@ -1,4 +1,4 @@
-"""Lets the links of a fabric change during a run, as events say."""
+"""Changes of a fabric's links by events during a run."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Course:
     timeline
         The events.
     whole_uBps
-        Capacity of every link of the run while nothing has happened to it; those of the topology come first.
+        Undisturbed capacity of every link of the run; the links of the topology come first.
     companions
-        For links of the topology further ones that have the same share: a protocol's part of the link.
+        For links of the topology, further links that take the same share: a protocol's part of the link.
     """
 
     def __init__(
@@ -36,12 +36,12 @@ class Course:
 
     @property
     def next_fs(self) -> int | None:
-        """When the next change comes; ``None``: there is none."""
+        """Time of the next change; ``None`` if there is none."""
         changes = self.timeline.changes
         return changes[self._next].time_fs if self._next < len(changes) else None
 
     def step(self) -> dict[int, int]:
-        """The next change: links and their capacities from now on."""
+        """Advance to the next change; return links and their new capacities."""
         change = self.timeline.changes[self._next]
         self._next += 1
         self._left |= change.left
@@ -62,13 +62,13 @@ class LinkChanges:
     Parameters
     ----------
     course
-        How they change.
+        The changes.
     fabric
-        Where they are.
+        The fabric of the links.
     detours, links_of
-        Routes around links that are down, and the links of what a flow was started with; without them flows keep theirs.
+        Routes around links that are down, and the links for a flow's item; without them flows keep their routes.
     over
-        Whether all is done, after which nothing needs to change any more.
+        Whether everything is done, so that no more changes are needed.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class LinkChanges:
         self._detours, self._links_of = detours, links_of
 
     def start(self) -> None:
-        """Let the changes come at their times."""
+        """Schedule the changes."""
         time = self._course.next_fs
         if time is not None:
             self._fabric.calendar.at(time, self._change, None)

@@ -1,4 +1,4 @@
-"""What may happen during a run: links that lose capacity, ranks that slow down or stop; and what to do with bytes that meet a dead link."""
+"""Event types (links that lose capacity, ranks that slow down or stop), and the policy for bytes that meet a dead link."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["POLICIES", "Background", "Event", "LinkShare", "Policy", "Slow", "St
 
 POLICIES = ("stall", "re-route", "abort")
 MOST_ABOVE, MOST_BELOW = 10**9, 10**6
-"""Limits of a factor's numerator and denominator, so that a time in femtoseconds times a factor can be had in 64 bits."""
+"""Limits of a factor's numerator and denominator, so that a time in femtoseconds times a factor can be computed in 64 bits."""
 
 
 def _check_time(time_fs: object, what: str) -> None:
@@ -45,16 +45,16 @@ def _window(at_fs: int, for_fs: int | None, what: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LinkShare:
-    """A link, both of a pair, or all at a vertex have only a share of their capacity for a while.
+    """A share of the capacity of a link, a pair of links, or all links at a vertex, for a while.
 
     Attributes
     ----------
     link
-        Name, such as ``"box0.gpu3 -> box0.nic3"``, with ``<->`` both directions, or a vertex: all its links; or a link's number.
+        Name, such as ``"box0.gpu3 -> box0.nic3"``, with ``<->`` for both directions; a vertex, for all its links; or a link's number.
     share
-        Of its capacity, from 0 (down) to 1: a fraction, a number, or text such as ``"1/2"``.
+        Share of the capacity, from 0 (down) to 1: a fraction, a number, or text such as ``"1/2"``.
     at_fs, for_fs
-        When it begins, and how long it lasts; ``None``: to the end.
+        Start and duration; ``None``: to the end.
 
     Examples
     --------
@@ -77,7 +77,7 @@ class LinkShare:
 
 @dataclass(frozen=True, slots=True)
 class Background:
-    """Other traffic takes a share of some links for a while; attributes as of :class:`LinkShare`.
+    """Background traffic that takes a share of some links for a while; attributes as in :class:`LinkShare`.
 
     >>> print(Background("leaf0 -> spine1", "1/4"))
     t=0 leaf0 -> spine1 background 1/4
@@ -108,16 +108,16 @@ def _check_rank(rank: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """A rank's own work takes longer for a while: computation, copies, reductions, and its overheads of sending and receiving.
+    """A slowdown of a rank's own work: computation, copies, reductions, and overheads of sending and receiving.
 
     Attributes
     ----------
     rank
-        Its number in the run.
+        Number of the rank in the run.
     factor
-        How many times as long its work takes, at least 1.
+        Factor on the duration of its work, at least 1.
     at_fs, for_fs
-        When it begins, and how long it lasts; ``None``: to the end.
+        Start and duration; ``None``: to the end.
 
     Examples
     --------
@@ -147,7 +147,7 @@ class Slow:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A rank does nothing any more from a time on.
+    """The permanent stop of a rank.
 
     >>> print(Stop(3, at_fs=5 * 10**12))
     t=5ms rank 3 stops
@@ -169,16 +169,16 @@ Event = LinkShare | Background | Slow | Stop
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What becomes of bytes that meet a link that is down.
+    """The treatment of bytes that meet a link that is down.
 
     Attributes
     ----------
     kind
-        ``"stall"``: they wait until the link is back. ``"re-route"``: they take another route while there is one, and wait where there is
-        none. ``"abort"``: the run ends.
+        ``"stall"``: they wait until the link is back. ``"re-route"``: they take another route if there is one, and otherwise wait.
+        ``"abort"``: the run ends.
     timeout_fs, retries
-        As of an RDMA NIC: a message that has waited for ``timeout_fs`` and again after each of ``retries`` tries ends the run. A timeout
-        of 0 is none.
+        As on an RDMA NIC: a message that has waited for ``timeout_fs``, and again after each of ``retries`` retries, ends the run. A
+        timeout of 0 means none.
 
     Examples
     --------
@@ -190,7 +190,7 @@ class Policy:
     timeout_fs: int = 0
     retries: int = 0
     limit_fs: int = field(init=False, repr=False)
-    """How long a message may wait; the end of the clock if nothing limits it."""
+    """The longest wait of a message; the end of the clock if unlimited."""
 
     def __post_init__(self) -> None:
         if self.kind not in POLICIES:

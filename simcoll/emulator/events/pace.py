@@ -1,4 +1,4 @@
-"""How long the work of ranks takes that slow down or stop while they do it."""
+"""The duration of work on ranks that slow down or stop meanwhile."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from simcoll.emulator.events.windows import windows
 __all__ = ["Pace", "Stretch", "paces"]
 
 Stretch = tuple[int, int, int]
-"""From a time on, work of ``down`` femtoseconds takes ``up``; 0 for ``up``: for ever."""
+"""Start time, and the ratio ``up / down`` by which work takes longer from then on; 0 for ``up``: it never ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The paces of ranks over time; missing ranks keep theirs.
+    """The paces of ranks over time; ranks that are absent are undisturbed.
 
     >>> paces([Slow(3, 2, at_fs=100, for_fs=50)]).end(3, 90, 60)
     175
@@ -28,10 +28,10 @@ class Pace:
     stretches: Mapping[int, tuple[Stretch, ...]]
 
     def end(self, rank: int, now_fs: int, work_fs: int) -> int | None:
-        """When work is over that a rank begins now; ``None``: never.
+        """End of work that a rank begins now; ``None``: never.
 
-        In each stretch it takes ``up / down`` times as long, rounded up; what was done of it when the next stretch begins is
-        rounded down.
+        In each stretch the work takes ``up / down`` times as long, rounded up; the work done before the next stretch is rounded
+        down.
         """
         stretches = self.stretches.get(rank)
         if stretches is None:
@@ -54,16 +54,16 @@ class Pace:
         return stretches is not None and not stretches[-1][1] and now_fs >= stretches[-1][0]
 
     def stops(self) -> list[tuple[int, int]]:
-        """Ranks that stop, and when."""
+        """Ranks that stop, with the times."""
         return [(rank, each[-1][0]) for rank, each in sorted(self.stretches.items()) if not each[-1][1]]
 
     def of(self, ranks: Sequence[int]) -> Pace:
-        """The paces of some ranks, numbered anew."""
+        """The paces of some ranks, renumbered."""
         return Pace({new: self.stretches[old] for new, old in enumerate(ranks) if old in self.stretches})
 
 
 def paces(events: Iterable[Slow | Stop]) -> Pace:
-    """The paces that events leave: of several at a time the slowest counts."""
+    """The paces that result from events: of several at a time the slowest applies."""
     by_rank: dict[int, list[Slow | Stop]] = {}
     for event in events:
         by_rank.setdefault(event.rank, []).append(event)

@@ -1,4 +1,4 @@
-"""Events and policies as text: one parser for the command line, scenario files and Python."""
+"""Parser of events and policies, shared by the command line, scenario files and Python."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _RETRIES = re.compile(rf"(\S+)\s+({_TIME})\s*(?:x\s*(\d{{1,9}}))?\s*", re.ASCII)
 
 
 def parse_event(text: str) -> Event:
-    """An event written as on the command line.
+    """Parse an event as written on the command line.
 
     Raises
     ------
     ConfigError
-        When it is none.
+        When the text is not an event.
 
     Examples
     --------
@@ -58,7 +58,7 @@ def _event(what: str, at_fs: int, for_fs: int | None) -> Event:
     if rank is not None:
         number, verb, factor = int(rank[1]), rank[2], rank[3]
         if verb == "slower" and factor:
-            return Slow(number, factor, at_fs, for_fs)  # type: ignore[arg-type]  # it takes text, too
+            return Slow(number, factor, at_fs, for_fs)  # type: ignore[arg-type]  # it accepts text as well
         if verb == "stops" and not factor:
             if for_fs is not None:
                 raise ConfigError("a rank that stops does not come back; expected no duration")
@@ -71,16 +71,16 @@ def _event(what: str, at_fs: int, for_fs: int | None) -> Event:
     if not sign or not link.strip():
         raise ConfigError(f"expected one of the forms {FORMS}")
     kind = LinkShare if sign == "=" else Background
-    return kind(link.strip(), share.strip(), at_fs, for_fs)  # type: ignore[arg-type]  # it takes text, too
+    return kind(link.strip(), share.strip(), at_fs, for_fs)  # type: ignore[arg-type]  # it accepts text as well
 
 
 def parse_events(given: Sequence[Event | str]) -> tuple[Event, ...]:
-    """Events, some of them perhaps as text.
+    """Events, given as objects or text.
 
     Raises
     ------
     ConfigError
-        When one is neither, or there are more than 100,000.
+        When an item is neither, or there are more than 100,000.
     """
     if isinstance(given, (str, LinkShare, Background, Slow, Stop)):
         raise ConfigError(f"events: expected a list, got {shown(given)} alone; put it into brackets")
@@ -93,12 +93,12 @@ def parse_events(given: Sequence[Event | str]) -> tuple[Event, ...]:
 
 
 def parse_policy(given: Policy | str) -> Policy:
-    """A policy written as on the command line: ``"stall"``, ``"stall 67ms x 7"``, ``"re-route"``, ``"abort"``.
+    """Parse a policy as written on the command line: ``"stall"``, ``"stall 67ms x 7"``, ``"re-route"``, ``"abort"``.
 
     Raises
     ------
     ConfigError
-        When it is none.
+        When the text is not a policy.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Events on a topology: what is left of each link over time, the paces of ranks, and the policy."""
+"""Events on a topology: the remaining share of each link over time, the paces of ranks, and the policy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Change", "Timeline", "timeline_of"]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """From a time on these links have these shares of their capacities."""
+    """The remaining shares of some links' capacities from a time on."""
 
     time_fs: int
     left: Mapping[int, Fraction]
@@ -27,20 +27,20 @@ class Change:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Timeline:
-    """The events of a run.
+    """The events of a run, resolved on a topology.
 
     Attributes
     ----------
     topology
-        Where its links are.
+        The topology of the links.
     policy
-        What becomes of bytes that meet a dead link.
+        The treatment of bytes that meet a dead link.
     changes
-        Ascending in time.
+        In ascending order of time.
     pace
-        Of the ranks; ``None``: all keep theirs.
+        Paces of the ranks; ``None`` if none is disturbed.
     count
-        Events.
+        Number of events.
     """
 
     topology: Topology
@@ -60,12 +60,12 @@ class Timeline:
         return self.policy.kind == "re-route"
 
     def capacity(self, link: int, left: Fraction, whole_uBps: int) -> int:
-        """What a share of a link's capacity is, rounded down.
+        """A share of a link's capacity, rounded down.
 
         Raises
         ------
         ConfigError
-            When nothing remains of a share above 0.
+            When a share above 0 leaves nothing.
         """
         found = int(whole_uBps * left)
         if left and not found:
@@ -81,13 +81,13 @@ def timeline_of(
 ) -> Timeline | None:
     """The events of a run of ``nranks`` ranks on a topology; ``None`` if there are none.
 
-    Of several shares of a link at a time the lowest counts, and background traffic together takes its share of that; of several paces of
-    a rank the slowest counts.
+    Of several shares of a link at a time the lowest applies, and background traffic takes its total share of that; of several paces of
+    a rank the slowest applies.
 
     Raises
     ------
     ConfigError
-        For a link or a rank that does not exist, and background traffic that takes all of a link.
+        For a link or a rank that does not exist, and for background traffic that takes all of a link.
     """
     given, rule = parse_events(events), parse_policy(policy)
     if not given:
@@ -114,7 +114,7 @@ def timeline_of(
 
 
 def _left(topology: Topology, link: int, time: int, active: Sequence[LinkShare | Background]) -> Fraction:
-    """What is left of a link while some events last."""
+    """The remaining share of a link while some events are active."""
     share = min((event.share for event in active if isinstance(event, LinkShare)), default=Fraction(1))
     taken = sum((event.share for event in active if isinstance(event, Background)), Fraction(0))
     if taken >= 1:

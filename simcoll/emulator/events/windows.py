@@ -1,4 +1,4 @@
-"""Which of some events last at each time."""
+"""Time windows of events: those active at each time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["windows"]
 
 
 class Window(Protocol):
-    """Something that lasts from a time on, for a while or (``None``) to the end."""
+    """A time window from a start, for a duration or (``None``) to the end."""
 
     @property
     def at_fs(self) -> int: ...
@@ -21,7 +21,7 @@ Each = TypeVar("Each", bound=Window)
 
 
 def windows(events: Sequence[Each]) -> Iterator[tuple[int, list[Each]]]:
-    """Every time at which one begins or ends, ascending, and those that last from then on."""
+    """Every time at which a window begins or ends, ascending, with the windows active from then on."""
     begins: dict[int, list[int]] = {}
     ends: dict[int, list[int]] = {}
     for number, event in enumerate(events):

@@ -1,7 +1,7 @@
-"""The calendar of the fast engine: a heap of distinct times, each with its slots.
+"""The event queue of the fast engine: a heap of distinct times, each with its slots.
 
-Collectives move in rounds, so thousands of slots often share a time; a heap of times pays its logarithm once for all of them. A hash
-table leads from a time to its slots, which form a doubly linked list, so that a slot can be taken out without a search.
+Collectives move in rounds, so thousands of slots often share a time; a heap of distinct times pays its logarithm once for all of
+them. A hash table maps a time to its slots, which form a doubly linked list, so a slot can be removed without a search.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _home(time: int, mask: int) -> int:
 
 @part
 def find(s: State, time: int) -> int:
-    """Place of a time in the table, or of the hole where it belongs."""
+    """Position of a time in the table, or of the hole where it belongs."""
     mask = len(s.table_key) - 1
     at = _home(time, mask)
     while s.table_key[at] != time and s.table_key[at] >= 0:
@@ -44,14 +44,14 @@ def find(s: State, time: int) -> int:
 
 @part
 def at_time(s: State, m: int, delay: int) -> None:
-    """Enter a slot in the calendar."""
+    """Schedule a slot after a delay."""
     r = s.reg
     if delay > MAX - r[NOW]:
         r[STOP], r[ARGUMENT] = CLOCK, delay
         return
     time = r[NOW] + delay
     s.key[m] = time
-    if delay == 0:  # slots of the present time form a chain of their own
+    if delay == 0:  # slots of the current time form a separate chain
         s.after[m] = r[CHAIN]
         r[CHAIN] = m
         return
@@ -78,7 +78,7 @@ def at_time(s: State, m: int, delay: int) -> None:
 
 @part
 def unlink(s: State, m: int) -> None:
-    """Take a slot out of the calendar; its time may stay there without a slot."""
+    """Remove a slot from the queue; its time may remain without slots."""
     before, after = s.before[m], s.after[m]
     if before >= 0:
         s.after[before] = after
@@ -90,9 +90,9 @@ def unlink(s: State, m: int) -> None:
 
 @part
 def drop_key(s: State, hole: int) -> None:
-    """Remove a time from the table; later ones that it had displaced move up.
+    """Remove a time from the table; move up later times that it had displaced.
 
-    Marks for deleted entries would be cheaper here, but would fill the table in a long run.
+    Tombstones would be cheaper here, but would fill the table in a long run.
     """
     mask = len(s.table_key) - 1
     at = hole
@@ -110,7 +110,7 @@ def drop_key(s: State, hole: int) -> None:
 
 @part
 def next_time(s: State) -> bool:
-    """Go to the next time at which something happens."""
+    """Advance to the next time at which something happens."""
     r = s.reg
     while r[HEAP] > 0:
         time = s.heap[0]
@@ -132,7 +132,7 @@ def next_time(s: State) -> bool:
         at = find(s, time)
         first = s.table_head[at]
         drop_key(s, at)
-        if first >= 0:  # unlinked slots leave empty times: to take one out of the middle of a heap would cost more
+        if first >= 0:  # unlinked slots leave empty times: removing one from inside the heap would cost more
             r[NOW] = time
             r[CHAIN] = first
             return True
@@ -141,7 +141,7 @@ def next_time(s: State) -> bool:
 
 @entry
 def rehash(s: State, _sources: int = SOURCES) -> None:
-    """Give every slot of the calendar its place in a new, empty table."""
+    """Insert every queued slot into a new, empty table."""
     for place in range(s.reg[HEAP]):
         at = find(s, s.heap[place])
         s.table_key[at] = s.heap[place]

@@ -1,4 +1,4 @@
-"""What events do to the state between two runs of the loops. Compiled when a run has events, and not before."""
+"""State changes by events between two runs of the loops, compiled only when a run has events."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["change", "move"]
 
 @entry
 def change(s: State, links: Ints, capacities: Ints, _sources: int = SOURCES) -> None:
-    """Give links other capacities."""
+    """Change link capacities."""
     for i in range(len(links)):
         s.capacity[links[i]] = capacities[i]
     for m in range(len(s.phase)):
@@ -21,13 +21,13 @@ def change(s: State, links: Ints, capacities: Ints, _sources: int = SOURCES) -> 
     for i in range(len(links)):
         l = links[i]
         if s.head[l] >= 0:
-            s.level[l] = -1  # which no level is: all that depends on the link looks again
+            s.level[l] = -1  # an impossible level, so that all dependents of the link are updated
         put_in_queue(s, l)
 
 
 @entry
 def move(s: State, slots: Ints, entries: Ints, links: Ints, _sources: int = SOURCES) -> None:
-    """Give slots other links, ``links[row]`` padded with -1, in hops from ``entries[row]`` on; flows go on there with the bytes left."""
+    """Move slots to other links, ``links[row]`` padded with -1, with hops from ``entries[row]`` on; flows keep their remaining bytes."""
     r = s.reg
     for row in range(len(slots)):
         m = slots[row]

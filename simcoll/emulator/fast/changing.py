@@ -1,4 +1,4 @@
-"""Events in the fast engine: the loops stop at their times, and go on in a changed state."""
+"""Events in the fast engine: the loops stop at event times and continue in a changed state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Changes", "Ways"]
 
 
 class Machine(Protocol):
-    """What of :class:`simcoll.emulator.fast.machine.Machine` is changed here."""
+    """The parts of :class:`simcoll.emulator.fast.machine.Machine` that events change."""
 
     state: State
     slots_used: int
@@ -29,19 +29,19 @@ class Machine(Protocol):
 
     @property
     def through(self) -> bool:
-        """Whether all lanes are at their ends."""
+        """Whether all lanes have finished."""
         ...
 
 
 class Changes:
-    """What events change during a run of the fast engine.
+    """The changes by events during a run of the fast engine.
 
     Parameters
     ----------
     course
-        The capacities of links.
+        The link capacities over time.
     ranks, stride
-        Number of ranks, and of the lanes of each.
+        Number of ranks, and of lanes per rank.
     ways
         Routes around links that are down.
     """
@@ -53,7 +53,7 @@ class Changes:
         self._tick = 0
 
     def begin(self, machine: Machine) -> None:
-        """Prepare the state of a machine, and apply what has happened before its launch."""
+        """Prepare the state of a machine, and apply all events before its launch."""
         self._tick = machine.slots_used
         machine.slots_used += 1
         machine.state = more_slots(machine.state, machine.slots_used)
@@ -70,19 +70,19 @@ class Changes:
             s.reg[MOVING] += 1
 
     def apply(self, machine: Machine, stop: int) -> None:
-        """Go on where the loops have stopped."""
+        """Handle a stop of the loops so that they can continue."""
         if stop == CHANGE:
             self._due(machine)
         elif self._ways is not None:
             self._ways.change(machine, self._course.down())
 
     def indexed(self, machine: Machine, block: int) -> None:
-        """Note a block that has been given other links."""
+        """Note a block with new links."""
         if self._ways is not None:
             self._ways.indexed(machine, block)
 
     def _due(self, machine: Machine) -> None:
-        """Apply everything up to now, and let the loops stop at the next time."""
+        """Apply all events up to now, and set the time of the next stop."""
         s = machine.state
         now, capacities = int(s.reg[NOW]), dict[int, int]()
         while (time := self._course.next_fs) is not None and time <= now:
@@ -114,26 +114,26 @@ def _stretches(pace: Pace, ranks: int) -> dict[str, Ints]:
 class Ways:
     """The links of all blocks while some links are down.
 
-    A block keeps the hops of its planned routes; what takes a detour has hops of its own beside these.
+    A block keeps the hops of its planned routes; detours have separate hops.
 
     Parameters
     ----------
     detours
         Routes around links that are down.
     endpoints
-        Where each rank is.
+        Endpoint of each rank.
     """
 
     def __init__(self, detours: Detours, endpoints: Ints) -> None:
         self._detours, self._endpoints = detours, endpoints
         self._down: list[int] = []
         self._known: dict[Shape, Links] = {}
-        self._planned: dict[int, Ints] = {}  # first hops of the slots of a block
+        self._planned: dict[int, Ints] = {}  # first hops of a block's slots
         self._now: dict[int, Links] = {}
-        self._beside: dict[tuple[int, int], int] = {}  # first hop of a block's detours of so many hops
+        self._beside: dict[tuple[int, int], int] = {}  # first hop of a block's detours, by width
 
     def indexed(self, machine: Machine, block: int) -> None:
-        """Note the planned routes of a block, and let it take detours at once."""
+        """Note the planned routes of a block, and apply detours at once."""
         step = machine.contents[block]
         if step is not None:
             base = int(machine.state.block_base[block])
@@ -142,7 +142,7 @@ class Ways:
             self._set(machine, block, step.shape)
 
     def change(self, machine: Machine, down: list[int]) -> None:
-        """From now on these links are down, and no others."""
+        """Set the links that are down from now on."""
         self._down, self._known = down, {}
         self._detours.lose(down)
         for block, step in enumerate(machine.contents):
@@ -150,7 +150,7 @@ class Ways:
                 self._set(machine, block, step.shape)
 
     def _links(self, shape: Shape) -> Links:
-        """The links of a step now."""
+        """The current links of a step."""
         if not self._down:
             return shape.links
         if shape not in self._known:
@@ -174,7 +174,7 @@ class Ways:
         return made
 
     def _set(self, machine: Machine, block: int, shape: Shape) -> None:
-        """Give the rows of a block the links that they have now."""
+        """Give the rows of a block their current links."""
         before, now = self._now[block], self._links(shape)
         if now is before:
             return
@@ -195,7 +195,7 @@ class Ways:
         move(machine.state, slots, entries, np.ascontiguousarray(new[rows], np.int64))
 
     def _room(self, machine: Machine, block: int, width: int) -> int:
-        """The first of the hops beside a block: so many for each of its slots."""
+        """First of the detour hops of a block, ``width`` per slot."""
         if (block, width) not in self._beside:
             self._beside[block, width] = machine.hops_used
             machine.hops_used += machine.room[block] * width

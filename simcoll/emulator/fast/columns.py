@@ -1,8 +1,8 @@
-"""The state as compiled code sees it: the address of a table with the address and length of every array.
+"""The state as compiled code sees it: one pointer to a table with the address and length of every array.
 
-To numba a tuple of arrays is a value of several hundred numbers, of which every function that takes it makes a copy. LLVM spent
-nine tenths of the time that compiling took on removing these copies. Integers are read as int64, whatever they are kept as, so
-that every function is compiled once. Indices are taken as they are: none is negative.
+For numba, a tuple of arrays is a value of several hundred numbers, which every function that takes it copies; LLVM spent nine tenths of
+the compile time on removing these copies. Integers are read as int64 whatever their storage type, so that every function is compiled
+only once. Indices are used as they are, since none is negative.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class StateType(types.Type):
 
 
 class Column(types.Type):
-    """One of its arrays."""
+    """One of the state's arrays."""
 
     def __init__(self, dtype: types.Type) -> None:
         self.dtype = dtype
@@ -43,7 +43,7 @@ class Column(types.Type):
 @register_model(StateType)
 @register_model(Column)
 class _Address(models.PrimitiveModel):
-    """Into the table: its begin, or a column's place."""
+    """A pointer into the table: to its start or to a column's entry."""
 
     def __init__(self, manager: Any, kind: types.Type) -> None:
         super().__init__(manager, kind, _WORD.as_pointer())
@@ -86,7 +86,7 @@ def _word(builder: Any, column: Any, which: int) -> Any:
 
 
 def _item(context: Any, builder: Any, kind: Column, column: Any, index: Any) -> Any:
-    """The address of an item."""
+    """The address of an array element."""
     pointer = context.get_data_type(kind.dtype).as_pointer()
     return builder.gep(builder.inttoptr(_word(builder, column, 0), pointer), [index], inbounds=True)
 

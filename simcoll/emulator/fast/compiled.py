@@ -1,4 +1,4 @@
-"""Compile a function where numba is installed; elsewhere run it as plain Python."""
+"""Compile functions where numba is installed; elsewhere run them as plain Python."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ COMPILED = find_spec("numba") is not None
 
 
 SOURCES = crc32(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))))
-"""Default of a last parameter of every entry, made of all files of this room, which holds all compiled code.
+"""Default of the last parameter of every entry point: a checksum of all files of this package, which holds all compiled code.
 
-Numba drops a cached function when its own file changes, but not when that of a piece of it does, so that the cache has to see all of
-them in the function's signature. One value for all: of functions whose defaults differ, numba calls all but the first at a
-hundred times the cost.
+Numba invalidates a cached function when its own file changes, but not when the file of a function that it calls does, so the cache
+must see all files in the signature. All functions share one value: if their defaults differ, numba calls all but the first
+function at a hundred times the cost.
 """
 
 
@@ -34,36 +34,36 @@ def _jit(function: Function, **options: Any) -> Function:
 
     import simcoll.emulator.fast.columns  # noqa: F401  (numba learns of the state)
 
-    # Without reference counts (_nrt) a helper may take arrays at no cost; nothing compiled here allocates.
+    # Without reference counts (_nrt), passing arrays to a helper is free; nothing compiled here allocates.
     settings: Any = {"error_model": "numpy", "_nrt": False, **options}
     ready: Function = numba.njit(**settings)(function)
     return ready
 
 
 def part(function: Function) -> Function:
-    """A piece of a loop or a function of a few numbers, which only compiled code calls."""
+    """Mark a function that only compiled code calls."""
     return _jit(function, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
 def entry(function: Function) -> Function:
-    """A loop that Python calls, and beside which other threads go on: it may take minutes.
+    """Mark a loop that Python calls; it releases the GIL, since it may run for minutes.
 
-    Its compiled code is kept on disk where numba finds a writable place: next to the module, or in the user's cache.
+    The compiled code is cached on disk where numba finds a writable place: next to the module, or in the user's cache.
     """
     try:
         return _jit(function, nogil=True, cache=True)
-    except RuntimeError:  # numba: no place for the cache
+    except RuntimeError:  # numba found no place for the cache
         return _jit(function, nogil=True)
 
 
 def loaded() -> bool:
-    """Whether this process has loaded compiled loops, so that more of them come at little cost."""
+    """Whether this process has already loaded compiled loops, so that loading more costs little."""
     return COMPILED and "simcoll.emulator.fast.hashing" in sys.modules
 
 
 @contextmanager
 def announced(function: Callable[..., Any]) -> Iterator[None]:
-    """Say so on stderr when a function has to be compiled in here."""
+    """Print a note on stderr if a function has to be compiled within this context."""
     if not COMPILED:
         yield
         return

@@ -1,4 +1,4 @@
-"""What a run of the fast engine leaves behind that events have ended early."""
+"""The record of a fast-engine run that events ended early."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ class Remains:
     Attributes
     ----------
     aborted, time_fs
-        Whether flows had waited too long; then when that was, else when the last message was done.
+        Whether flows had waited too long, and the time of that; otherwise the completion time of the last message.
     numbers, done_fs
-        Messages of unfinished steps that are done, and when.
+        Completed messages of unfinished steps, and their completion times.
     messages, delivered_bytes, dropped_bytes
-        Messages that are done, their payload, and that of all others.
+        Number of completed messages, their payload, and the payload of all others.
     trace_hash
-        Of those that are done.
+        Trace hash of the completed messages.
     waiting
-        Messages that waited for a link that was down: number, source, destination, and links.
+        Messages that were waiting for a link that was down: number, source, destination, and links.
     """
 
     aborted: bool
@@ -65,7 +65,7 @@ class Remains:
 
 
 def remains(machine: Machine) -> Remains:
-    """Close the books of a machine that has stopped before its end.
+    """Close the accounts of a machine that stopped before its end.
 
     Raises
     ------
@@ -110,7 +110,7 @@ def remains(machine: Machine) -> Remains:
 
 
 def _unloaded(machine: Machine) -> Iterator[tuple[Timed, int]]:
-    """Steps that no lane has reached, and how often each comes."""
+    """Steps that no lane has reached, and their repetitions."""
     if machine.left_of_run is not None:
         yield machine.left_of_run
     yield from machine.steps
@@ -119,7 +119,7 @@ def _unloaded(machine: Machine) -> Iterator[tuple[Timed, int]]:
 def _waiting(
     machine: Machine, number: dict[int, int], *, late: bool
 ) -> Iterator[tuple[int, int, int, tuple[int, ...]]]:
-    """Messages whose flows wait: all, or those that have waited too long."""
+    """Messages whose flows wait: all, or only those that have waited too long."""
     s = machine.state
     waits = (s.phase == FLOW) & (s.rate == 0) & (not late or s.finish_fs <= s.reg[NOW])
     for first in np.flatnonzero(waits).tolist():

@@ -1,4 +1,4 @@
-"""What the fast engine knows of a block before it is loaded: hops by message, messages by lane, explicit waits."""
+"""Indexes of a block before it is loaded: hops by message, messages by lane, explicit waits."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["index_block", "index_blocks", "own_rates", "wait_for"]
 def index_block(s: State, block: int, links: Shorts, weight: Shorts, count: Shorts, _sources: int = SOURCES) -> None:
     """List the hops of a block by message, and its messages by lane.
 
-    ``weight`` is empty where all are 1; ``count`` has a zero for every lane, before and after.
+    ``weight`` is empty if all weights are 1; ``count`` has a zero for every lane, before and after.
     """
     _index(s, block, 0, links, weight, count)
 
 
 @entry
 def index_blocks(s: State, firsts: Ints, links: Shorts, weight: Shorts, count: Shorts, _sources: int = SOURCES) -> None:
-    """The same for all blocks, whose rows begin at ``firsts``, with their hops one after the other."""
+    """Do the same for all blocks, whose rows begin at ``firsts``, with consecutive hops."""
     for block in range(len(firsts)):
         end = _index(s, block, firsts[block], links, weight, count)
         if block + 1 < len(firsts):
@@ -30,7 +30,7 @@ def index_blocks(s: State, firsts: Ints, links: Shorts, weight: Shorts, count: S
 
 @part
 def _index(s: State, block: int, first: int, links: Shorts, weight: Shorts, count: Shorts) -> int:
-    """Index one block, whose rows begin at ``first``; returns the hop after its last."""
+    """Index one block, whose rows begin at ``first``; return the hop after its last."""
     base, rows = s.block_base[block], s.block_rows[block]
     hop: int = s.block_hop[block]
     for row in range(first, first + rows):
@@ -75,7 +75,7 @@ def _index(s: State, block: int, first: int, links: Shorts, weight: Shorts, coun
 
 @entry
 def wait_for(s: State, earlier: Ints, later: Ints, _sources: int = SOURCES) -> None:
-    """Let slots wait for others that are still under way. There are enough free edges."""
+    """Make slots wait for others that are still in flight. There are enough free edges."""
     r = s.reg
     for i in range(len(earlier)):
         m = earlier[i]
@@ -91,7 +91,7 @@ def wait_for(s: State, earlier: Ints, later: Ints, _sources: int = SOURCES) -> N
 
 @entry
 def own_rates(s: State, _sources: int = SOURCES) -> None:
-    """Find anew the least that private hops give each flow, for other capacities."""
+    """Recompute the least rate by private hops of each flow, for new capacities."""
     for m in range(len(s.hops)):
         if s.hops[m] > 0:
             find_own(s, m)

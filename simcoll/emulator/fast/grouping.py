@@ -1,6 +1,6 @@
-"""Rows that are alike and lists that are equal, found in one pass: what sorting does for a few times the cost.
+"""Grouping of equal rows and comparison of lists in one pass, several times as fast as sorting.
 
-Where numba is not installed numpy sorts, and gives the same numbers and answers.
+Without numba, numpy sorts and yields the same numbers and answers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["grouped", "lists_equal", "numbered"]
 
 
 def grouped(columns: Sequence[Array]) -> tuple[Ints, bool]:
-    """Numbers from 0 for the different rows of some columns, by hashes of them; and whether rows of one number are indeed equal.
+    """Number the distinct rows of some columns from 0 by hashes; also return whether rows with one number are indeed equal.
 
     >>> grouped([np.array([7, 7, 5, 7]), np.array([1, 2, 1, 1])])[0].tolist()
     [0, 1, 2, 0]
@@ -40,14 +40,14 @@ def grouped(columns: Sequence[Array]) -> tuple[Ints, bool]:
 
 @entry
 def _stir(words: Words, column: Ints, _sources: int = SOURCES) -> None:
-    """Let every word depend on a number, too."""
+    """Mix a column into the hash of every row."""
     for row in range(len(words)):
         words[row] = mixed((words[row] + SALTS[0]) ^ np.uint64(column[row]))
 
 
 @entry
 def _stray(column: Ints, names: Ints, first: Ints, _sources: int = SOURCES) -> int:
-    """The first row whose number is not that of the first row of its name; -1 if there is none."""
+    """The first row that differs from the first row of its group; -1 if there is none."""
     for row in range(len(names)):
         if column[row] != column[first[names[row]]]:
             return row
@@ -55,7 +55,7 @@ def _stray(column: Ints, names: Ints, first: Ints, _sources: int = SOURCES) -> i
 
 
 def numbered(words: Words) -> tuple[Ints, Ints]:
-    """Numbers from 0 of the different words, in the order in which they come, and the first row of each.
+    """Number the distinct words from 0 in order of appearance; also return the first row of each.
 
     >>> numbered(np.array([7, 5, 7, 9], np.uint64))[0].tolist()
     [0, 1, 0, 2]
@@ -80,7 +80,7 @@ def _sorted(words: Words) -> tuple[Ints, Ints]:
 
 @entry
 def _number(words: Words, table: Shorts, names: Ints, first: Ints, _sources: int = SOURCES) -> int:
-    """Fill in the numbers and first rows of all words; ``table`` holds a number and 1, or 0 where it is empty. Returns how many differ."""
+    """Fill in the numbers and first rows of all words; ``table`` holds a number plus 1, or 0 if empty. Return the number of groups."""
     mask, count = np.uint64(len(table) - 1), 0
     for row in range(len(words)):
         word = words[row]
@@ -98,7 +98,7 @@ def _number(words: Words, table: Shorts, names: Ints, first: Ints, _sources: int
 def lists_equal(keys: Sequence[Ints], model: Ints) -> bool:
     """Whether every owner has the same multiset of values as its model.
 
-    ``keys`` are owner and value, both below 2**32, in one number, in any order; ``model`` has an owner for each owner.
+    ``keys`` combine owner and value, both below 2**32, in one number, in any order; ``model`` has an owner for each owner.
 
     >>> lists_equal([np.array([0 << WORD | 5, 1 << WORD | 5])], np.array([0, 0]))
     True
@@ -128,7 +128,7 @@ def _equal_sorted(keys: Ints, model: Ints) -> bool:
 
 @entry
 def _count(keys: Ints, count: Ints, _sources: int = SOURCES) -> int:
-    """Count the values of each owner, one place further on; returns the largest value."""
+    """Count the values of each owner, shifted by one entry; return the largest value."""
     most = 0
     for key in keys:
         count[(key >> WORD) + 1] += 1
@@ -138,7 +138,7 @@ def _count(keys: Ints, count: Ints, _sources: int = SOURCES) -> int:
 
 @entry
 def _place(keys: Ints, end: Ints, value: NDArray[np.uint32], _sources: int = SOURCES) -> None:
-    """Put values where those of their owners are; ``end`` has where the next one of each comes."""
+    """Place values by owner; ``end`` holds the next free position of each."""
     for key in keys:
         owner = key >> WORD
         value[end[owner]] = key & ((1 << WORD) - 1)

@@ -43,7 +43,7 @@ def hash_expanded(
     times: tuple[Ints, Ints, Ints],
     _sources: int = SOURCES,
 ) -> None:
-    """Add the messages of a step from ``begin`` on: source, destination and size of each, and start, end and done of its class."""
+    """Add the messages of a step from ``begin`` on, given source, destination and size of each, and start, end and done of its class."""
     src, dst, size = ends
     start, end, done = times
     a, b = sums[0], sums[1]
@@ -65,7 +65,7 @@ def hash_steps(
 ) -> None:
     """Add all messages of a run.
 
-    ``steps`` is [3, steps]: the pattern of each, and the first of its messages and classes. The rows of pattern p begin at
+    ``steps`` is [3, steps]: the pattern of each, and its first message and class. The rows of pattern p begin at
     ``patterns[p]``; ``ends`` are source, destination and class of each row, and ``times`` size, start, end and done of all classes.
     """
     src, dst, name = ends

@@ -1,4 +1,4 @@
-"""Switch operations as single flows: all of its transfers' links and costs at the *leader*, the first of them."""
+"""Switch operations as single flows: all links and costs of their transfers at the *leader*, the first transfer."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["joint_costs", "joint_links", "partners"]
 
 
 def joint_links(leader: Ints, links: Shorts, own: Ints, up: Shorts) -> Shorts:
-    """The links of all transfers of an operation in the row of its leader, each once, and none in its other rows.
+    """The links of all transfers of an operation in the row of its leader, without duplicates, and none in its other rows.
 
-    ``leader`` is -1 for rows of no operation, which keep their links; the rows ``own`` have the links ``up`` as well.
+    ``leader`` is -1 for rows of no operation, which keep their links; the rows ``own`` have the links ``up`` in addition.
     """
     base = int(max(links.max(initial=0), up.max(initial=0))) + 1
     row, column = np.nonzero((links >= 0) & (leader[:, None] >= 0))
@@ -31,7 +31,7 @@ def joint_links(leader: Ints, links: Shorts, own: Ints, up: Shorts) -> Shorts:
 def joint_costs(
     leader: Ints, delay_fs: Ints, busy_fs: Ints, wire: Ints, post_fs: Ints
 ) -> tuple[Ints, Ints, Ints, Ints]:
-    """The longest delays and the most bytes of an operation at its leader; its other transfers put nothing on a wire."""
+    """The longest delays and the most bytes of an operation at its leader; its other transfers put no bytes on the wire."""
     rows = np.flatnonzero(leader >= 0)
     most = []
     for column in (np.maximum(delay_fs, 0), wire, post_fs):
@@ -43,7 +43,7 @@ def joint_costs(
 
 
 def partners(leader: Ints) -> Ints:
-    """The next row of the same operation; -1 at the end and for rows of none."""
+    """The next row of the same operation; -1 at its end and for rows of none."""
     found = np.full(len(leader), -1)
     rows = np.flatnonzero(leader >= 0)
     rows = rows[np.argsort(leader[rows], kind="stable")]

@@ -1,4 +1,4 @@
-"""The loops of the fast engine: messages become ready, flow and finish, until Python must supply more."""
+"""The loops of the fast engine: messages become ready, flow and finish until Python must supply more steps."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ __all__ = ["run"]
 
 @part
 def _put(s: State, m: int) -> None:
-    """Let a slot go on, before anything else happens.
+    """Queue a slot to proceed before anything else happens.
 
-    A stack stands for the call of :func:`_next`: pieces of a loop are compiled into their caller, so every further call would be a
-    further copy, which costs more in compile time than the stack costs here.
+    A stack replaces calls of :func:`_next`: parts of a loop are inlined into their callers, so every further call would be a further
+    copy, which costs more compile time than the stack costs here.
     """
     s.moving[s.reg[MOVING]] = m
     s.reg[MOVING] += 1
@@ -78,9 +78,9 @@ def _need_met(s: State, m: int) -> None:
 
 @part
 def _next(s: State, m: int) -> None:
-    """Give a slot whose phase has changed its next time. The one place for it, so that it is compiled once."""
+    """Schedule the next time of a slot whose phase has changed. The only such place, so that it is compiled once."""
     phase, eager = s.phase[m], False
-    work, rank, more = 0, -1, 0  # the rank's own work, at its pace, and then some time
+    work, rank, more = 0, -1, 0  # the rank's own work, at its pace, plus a further delay
     if phase == WAITING and s.delay_fs[m] >= 0:
         s.phase[m] = PRE
         eager = s.rule[m] == EAGER
@@ -94,7 +94,7 @@ def _next(s: State, m: int) -> None:
     elif phase == LANE:
         more = s.lane_free[m - len(s.level)] - s.reg[NOW]
     else:
-        if phase == WAITING:  # inside a rank
+        if phase == WAITING:  # within a rank
             if s.rule[m] == RECORD:
                 _record(s, s.connection[m])
             elif s.rule[m] == WAIT and not _recorded(s, m):
@@ -116,7 +116,7 @@ def _next(s: State, m: int) -> None:
 
 @part
 def _record(s: State, connection: int) -> None:
-    """Make a record, and let the slot go on that waits for it."""
+    """Make a record, and release the slot that waits for it, if any."""
     s.ring_done[connection] += 1
     place = s.ring_base[connection]
     m = s.ring[place]
@@ -127,7 +127,7 @@ def _record(s: State, connection: int) -> None:
 
 @part
 def _recorded(s: State, m: int) -> bool:
-    """Whether a slot need not wait; otherwise its connection remembers it."""
+    """Whether a slot need not wait; otherwise register it with its connection."""
     connection = s.connection[m]
     if s.ring_place[m] < s.ring_done[connection]:
         return True
@@ -137,7 +137,7 @@ def _recorded(s: State, m: int) -> bool:
 
 @part
 def _leave(s: State, lane: int) -> None:
-    """A message of the lane's current step is finished for it."""
+    """Note that a message of the lane's current step is finished for the lane."""
     s.lane_pending[lane] -= 1
     if s.lane_pending[lane] == 0 and s.lane_left[lane] > 0:
         s.stack[s.reg[STACK]] = lane
@@ -156,7 +156,7 @@ def _consume(s: State, m: int) -> None:
 
 @part
 def _enter(s: State, lane: int) -> None:
-    """Take the next step of a lane, which is loaded."""
+    """Enter the next step of a lane, which is loaded."""
     node = s.lane_head[lane]
     s.lane_head[lane] = s.node_next[node]
     first, end = s.node_first[node], s.node_end[node]
@@ -224,7 +224,7 @@ def _done(s: State, m: int) -> None:
 
 @part
 def _arrive(s: State, m: int) -> bool:
-    """End a flow; returns whether the message is done at once."""
+    """End a flow; return whether the message is done at once."""
     s.end_fs[m] = s.reg[NOW]
     s.phase[m] = ARRIVED
     if s.rule[m] != EAGER:
@@ -235,24 +235,24 @@ def _arrive(s: State, m: int) -> bool:
     s.phase[m] = LATE
     _put(s, m)
     sender = s.sender[m]
-    if sender != s.receiver[m]:  # in a quotient both ends may be of one class, which leaves when the message is done
+    if sender != s.receiver[m]:  # in a quotient both ends may be in one class, which leaves when the message is done
         _leave(s, sender)
     return False
 
 
 @part
 def _handle(s: State, m: int) -> None:
-    """Let a slot go on: the time that it waited for has come."""
+    """Let a slot whose time has come proceed."""
     r = s.reg
     phase = s.phase[m]
     if phase == PRE:
         s.start_fs[m] = r[NOW]
-        if s.wire[m] > 0:  # which it is not without links
+        if s.wire[m] > 0:  # which is 0 without links
             s.phase[m] = FLOW
             join(s, m)
             return
     elif phase == FLOW:
-        if s.rate[m] == 0:  # it has waited for a link as long as it may: settling looks whether it still does
+        if s.rate[m] == 0:  # it has waited its full time for a link; settling checks whether it still waits
             s.started[r[STARTED]] = m
             r[STARTED] += 1
             return
@@ -280,14 +280,14 @@ def _handle(s: State, m: int) -> None:
 
 @part
 def _load_again(s: State) -> bool:
-    """Use the block that finished last for the next step, if that is the same again."""
+    """Reuse the block that finished last for the next step, if that is the same step again."""
     r = s.reg
     if r[AGAIN] == 0 or r[RETIRED] == 0:
         return False
     block = s.retired[r[RETIRED] - 1]
     if s.block_content[block] != r[CONTENT]:
         return False
-    # A return to Python for every step would take 1.4 times as long for a ring of 1,024 ranks.
+    # Returning to Python for every step would take 1.4 times as long for a ring of 1,024 ranks.
     r[RETIRED] -= 1
     r[AGAIN] -= 1
     load_block(s, block)
@@ -296,7 +296,7 @@ def _load_again(s: State) -> bool:
 
 @entry
 def run(s: State, _sources: int = SOURCES) -> int:
-    """Continue until everything is finished, a lane needs a step not yet loaded, or a check fails; returns which."""
+    """Run until everything is finished, a lane needs a step not yet loaded, or a check fails; return the reason."""
     r = s.reg
     while True:
         while True:
@@ -307,8 +307,8 @@ def run(s: State, _sources: int = SOURCES) -> int:
                 lane = s.stack[r[STACK] - 1]
                 if s.lane_free[lane] > r[NOW]:
                     r[STACK] -= 1
-                    s.lane_block[lane] = -1  # its block may be given to another step before the lane goes on
-                    if r[PACED] == 0 or s.lane_free[lane] < MAX:  # else its rank has stopped
+                    s.lane_block[lane] = -1  # its block may be reused before the lane proceeds
+                    if r[PACED] == 0 or s.lane_free[lane] < MAX:  # otherwise its rank has stopped
                         _put(s, len(s.level) + lane)
                     continue
                 if s.lane_head[lane] < 0:
@@ -335,10 +335,10 @@ def run(s: State, _sources: int = SOURCES) -> int:
                 return int(r[STOP])
             if r[CHAIN] >= 0:
                 continue
-        # In one pass every slot enters at most two new times: one by what happens, one by its rate.
+        # Each pass adds at most two new times per slot: one for its phase, one for its rate.
         if r[HEAP] > len(s.heap) - 2 * len(s.phase):
             return FULL
         if not next_time(s):
             return IDLE
-        if r[NOW] == r[EVENT]:  # which comes before all else of its time
+        if r[NOW] == r[EVENT]:  # which precedes everything else at its time
             return CHANGE

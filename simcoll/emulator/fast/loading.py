@@ -1,4 +1,4 @@
-"""Steps enter the run: their messages wait, in the queues of their lanes and on their connections."""
+"""Loading of steps: their messages enter the queues of their lanes and connections."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["load", "load_block"]
 
 @part
 def load_block(s: State, block: int) -> None:
-    """Hand a block, filled, to its lanes."""
+    """Load a filled block: queue its messages at their lanes."""
     r = s.reg
     base, rows = s.block_base[block], s.block_rows[block]
     s.block_first_id[block] = r[NEXT_ID]
@@ -23,7 +23,7 @@ def load_block(s: State, block: int) -> None:
     for m in range(base, base + rows):
         s.phase[m] = WAITING
         s.needs[m] = 1 + (s.rule[m] != EAGER and s.sender[m] != s.receiver[m])
-        if s.rule[m] == SWITCHED and s.leader[m] >= 0:  # which comes before it
+        if s.rule[m] == SWITCHED and s.leader[m] >= 0:  # the leader precedes it
             s.phase[m] = MEMBER
             s.needs[s.leader[m]] += 1
     if s.block_connected[block]:
@@ -40,7 +40,7 @@ def load_block(s: State, block: int) -> None:
 
 @part
 def _connect(s: State, base: int, rows: int) -> None:
-    """Give messages their places in the FIFOs of their connections, and waits their numbers."""
+    """Assign messages their places in the FIFOs of their connections, and waits their numbers."""
     for m in range(base, base + rows):
         s.follower[m] = -1
         if s.rule[m] != EAGER and s.rule[m] != WAIT:
@@ -61,6 +61,6 @@ def _connect(s: State, base: int, rows: int) -> None:
 
 @entry
 def load(s: State, blocks: Ints, _sources: int = SOURCES) -> None:
-    """Hand blocks, filled and in order, to their lanes."""
+    """Load filled blocks, in order."""
     for block in blocks:
         load_block(s, block)

@@ -1,4 +1,4 @@
-"""Runs the loops of the fast engine: feeds them steps, and takes back finished ones."""
+"""The driver of the fast engine: feeds steps to the loops and collects finished ones."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ if TYPE_CHECKING:
 __all__ = ["Machine"]
 
 RULES = {RECORDS: RECORD, WAITS: WAIT}
-"""The rule of all slots of a step, by its role."""
+"""The rule of all slots of a step, by the role of the step; default by its FIFO depth."""
 AHEAD_ROWS, AHEAD_STEPS = 2048, 256
-"""How far the plan is loaded ahead, so that one call of the loops is worth its cost."""
+"""Limits of loading ahead, so that one call of the loops is worth its cost."""
 
 SPARE = 2048
-"""So many slots and hops more at least, up to sixteen times as many in long runs, whenever there are too few: each time costs as much as
-playing a hundred messages."""
+"""Least growth of slots and hops, up to sixteen times as many in long runs: each growth costs as much as playing a hundred
+messages."""
 
 
 class Machine:
@@ -73,22 +73,22 @@ class Machine:
     Parameters
     ----------
     capacities_uBps
-        Of every link, channel caps included.
+        Capacity of every link, including channel caps.
     lane_steps
-        Steps that each lane takes part in.
+        Number of steps that each lane takes part in.
     fifo
         Whether any step has FIFOs.
     hashed
         Whether the trace hash is computed.
     steps
-        Groups of steps and how often each comes (:func:`simcoll.emulator.fast.timed.timed_steps`).
+        Groups of steps with their repetitions (:func:`simcoll.emulator.fast.timed.timed_steps`).
     waits
-        Messages, in order, and one that each waits for.
+        Pairs of messages, in order, the first of which waits for the second.
     over
         Called for every finished step with the number of its first message and the start, end and done times of its messages
-        (views that do not last).
+        (temporary views).
     changes
-        What events change during the run.
+        The changes by events during the run.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Machine:
         self.loaded_wire = 0
         self.contents: list[Timed | None] = []
         self.wire: list[int] = []  # bytes of the contents
-        self.room: list[int] = []  # rows that a block can hold
+        self.room: list[int] = []  # capacity of a block in rows
         self.hop_room: list[int] = []
         self.hops_used = 0
         self.free: dict[int, dict[Timed, list[int]]] = {}
@@ -122,7 +122,7 @@ class Machine:
         self.ring_used = 0
         self.lanes_seen = np.zeros(len(lane_steps), np.int32)
         self.connections = np.zeros(0, np.int64), np.zeros(0, np.int64)  # names, ascending, and numbers
-        self.live: dict[int, tuple[int, int]] = {}  # first message of a block under way: block, rows
+        self.live: dict[int, tuple[int, int]] = {}  # blocks in flight by first message: block, rows
         self.state = new_state(capacities_uBps, lane_steps, launch_fs, fifo=fifo)
         self.state.reg[HASHED] = hashed
         self.state = edges(self.state, len(self.waits[0]))
@@ -133,17 +133,17 @@ class Machine:
 
     @property
     def time_fs(self) -> int:
-        """Time at which the last message finished; that of the launch, if there is none."""
+        """Completion time of the last message; that of the launch if there is none."""
         return int(self.state.reg[LAST])
 
     @property
     def messages(self) -> int:
-        """Messages that are done."""
+        """Number of completed messages."""
         return int(self.state.reg[DONE])
 
     @property
     def through(self) -> bool:
-        """Whether all lanes are at their ends."""
+        """Whether all lanes have finished."""
         return not self.state.lane_left.any() and not self.state.lane_pending.any()
 
     def hexdigest(self) -> str:
@@ -151,12 +151,12 @@ class Machine:
         return "".join(f"{int(value):016x}" for value in self.state.sums)
 
     def play(self, link_name: Callable[[int], str]) -> None:
-        """Run to the end, or to where events end the run.
+        """Run to the end, or until events end the run.
 
         Raises
         ------
         ConfigError
-            When a link has nothing to give or time runs beyond the clock.
+            When a link has no capacity left or time exceeds the range of the clock.
         InternalError
             When a lane is stuck or a check fails.
         """
@@ -184,7 +184,7 @@ class Machine:
             else:
                 refuse(self.state, stop, link_name)
 
-    # ---- feeding
+    # ---- loading
 
     def _feed(self, lane: int) -> None:
         """Load some more steps."""
@@ -212,19 +212,19 @@ class Machine:
         load(self.state, np.array(blocks, np.int64))
 
     def _count(self, timed: Timed, times: int, wire: int) -> None:
-        """A step, with so many bytes on the wire, has been loaded."""
+        """Account for a loaded step with ``wire`` bytes on the wire."""
         self.loaded_wire += times * wire
         for op, moved in enumerate(timed.bytes_by_op):
             self.bytes_by_op[op] += times * moved
 
     def _offer(self) -> None:
-        """Let the loops reload a repeated step themselves, unless each turn must be reported."""
+        """Let the loops reload a repeated step themselves, unless each iteration must be reported."""
         if self.left_of_run is not None and not self.sees_all:
             self.state.reg[CONTENT], self.state.reg[AGAIN] = id(self.left_of_run[0]), self.left_of_run[1]
 
     def _block(self, timed: Timed) -> int:
-        """A block that holds a step."""
-        # Powers of two, so that a block fits many steps; one that holds this step already need not be filled.
+        """A block that can hold a step."""
+        # Sizes are powers of two, so that a block fits many steps; one that already holds this step need not be filled.
         size = 1 << (len(timed) - 1).bit_length()
         pool = self.free.setdefault(size, {})
         mine = timed if timed in pool else next(iter(pool), None)
@@ -260,7 +260,7 @@ class Machine:
         base, rows, shape = int(self.state.block_base[block]), len(timed), timed.shape
         self._give_hops(block, int(np.count_nonzero(shape.links >= 0)))
         s, here = self.state, slice(base, base + rows)
-        # Its address names the content: ``contents`` keeps it alive, so no other step can have it.
+        # Its address identifies the content: ``contents`` keeps it alive, so no other step can have the address.
         s.block_rows[block], s.block_content[block] = rows, id(timed)
         s.block_role[block], s.block_connected[block] = timed.role, timed.connected
         s.delay_fs[here], s.busy_fs[here], s.wire[here] = timed.delay_fs, timed.busy_fs, timed.wire
@@ -274,7 +274,7 @@ class Machine:
             s.partner[here] = np.where(following >= 0, base + following, -1)
             s.leader[here] = np.where(shape.leader != np.arange(rows), base + shape.leader, -1)
             s.rule[here][shape.leader >= 0] = SWITCHED
-        # As the compiled function has it: writable, row by row.
+        # The compiled function takes writable, row-major columns.
         plain = shape.weight.strides == (0, 0) and bool((shape.weight[:1, :1] == 1).all())
         weight = np.require(shape.weight[:0] if plain else shape.weight, np.int32, ["C", "W"])
         links = np.require(shape.links, np.int32, ["C", "W"])
@@ -286,7 +286,7 @@ class Machine:
             self._connect(here, timed)
 
     def _give_hops(self, block: int, wanted: int) -> None:
-        """Make room for a block's hops; a smaller room that it had is given up, which bounds the total."""
+        """Allocate a block's hops; a smaller earlier allocation is abandoned, which bounds the total."""
         if wanted <= self.hop_room[block]:
             return
         self.state.block_hop[block] = self.hops_used
@@ -296,7 +296,7 @@ class Machine:
             self.state = more_hops(self.state, self.hops_used + max(self.spare, self.hops_used // 2))
 
     def _connect(self, here: slice, timed: Timed) -> None:
-        """Number the connections of a block, and give new ones room."""
+        """Number the connections of a block, and allocate new ones."""
         shape, size = timed.shape, max(timed.depth, 1)
         if shape is self.latest[0]:
             self.state.connection[here] = self.latest[1]
@@ -324,11 +324,11 @@ class Machine:
         self.state.connection[here] = self.latest[1]
 
     def _wait(self, blocks: list[int], first: int, rows: int) -> None:
-        """Let the messages of blocks just loaded wait for earlier ones; ``first`` is their first."""
+        """Make the messages of newly loaded blocks wait for earlier ones; ``first`` is their first message."""
         for turn, block in enumerate(blocks):
             self.live[first + turn * rows] = block, rows
         begin, end = np.searchsorted(self.waits[0], [first, first + len(blocks) * rows])
-        # Steps are loaded in order, so these are ascending; a message whose whole step has finished is in none of them.
+        # Steps are loaded in order, so these numbers ascend; a message whose whole step has finished is in none of the blocks.
         starts = np.fromiter(self.live, np.int64, len(self.live))
         block, length = np.array(list(self.live.values()), np.int64).T
         base = self.state.block_base[block].astype(np.int64) - starts
@@ -362,7 +362,7 @@ class Machine:
 
 
 def _singles(steps: Iterator[tuple[tuple[Timed, ...], int]]) -> Iterator[tuple[Timed, int]]:
-    """Steps one by one; a group of one keeps how often it comes."""
+    """Steps one by one; a group of one step keeps its repetitions."""
     for group, times in steps:
         if len(group) == 1:
             yield group[0], times

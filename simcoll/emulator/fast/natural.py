@@ -1,4 +1,4 @@
-"""Indices of numpy's arrays that are known not to be negative; columns of the state take theirs as they are."""
+"""Non-negative indices of numpy arrays; columns of the state take theirs as they are."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ __all__ = ["natural"]
 
 
 def natural(index: int) -> int:
-    """An index that the compiler may assume is not negative.
+    """An index that the compiler may assume to be non-negative.
 
-    No code is made for counting from the end of an array, which would be a quarter of the time.
+    This avoids code for counting from the end of an array, which would take a quarter of the time.
     """
     return index
 
 
 def _promised(plain: Callable[[int], int]) -> Any:
-    """The same as numba's intrinsic."""
+    """The same as a numba intrinsic."""
     from numba.extending import intrinsic
 
     def natural(_context: Any, index: Any) -> Any:

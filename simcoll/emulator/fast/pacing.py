@@ -1,4 +1,4 @@
-"""The work of ranks that slow down or stop: :class:`simcoll.emulator.events.pace.Pace` for compiled code."""
+"""Work of ranks that slow down or stop: :class:`simcoll.emulator.events.pace.Pace` in compiled code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STOPPED, NEVER = -1, -2
 
 @part
 def _longer(work: int, up: int, down: int) -> int:
-    """``work * up / down``, rounded up; no more than the clock can hold."""
+    """``work * up / down``, rounded up and limited to the range of the clock."""
     whole = work // down
     if whole > (MAX - up) // up:
         return MAX
@@ -21,7 +21,7 @@ def _longer(work: int, up: int, down: int) -> int:
 
 @part
 def paced(s: State, rank: int, work: int) -> int:
-    """How long work takes that a rank begins now: ``STOPPED`` if it has stopped, ``NEVER`` if it stops before the end."""
+    """Duration of work that a rank begins now; ``STOPPED`` if the rank has stopped, ``NEVER`` if it stops before the end."""
     at, end = s.pace_first[rank], s.pace_first[rank + 1]
     now = s.reg[NOW]
     if at == end:

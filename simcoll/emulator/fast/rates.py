@@ -1,7 +1,7 @@
-"""Max-min fair rates in the fast engine: one fixpoint, whatever the order of updates.
+"""Max-min fair rates in the fast engine: a unique fixpoint, whatever the order of updates.
 
-A link with a single flow limits it to the link's capacity, whatever limits it elsewhere. So such *private* hops of a flow are one number,
-``own``, and only links that are shared have levels, flows counted and rates added up. Most hops are private.
+A link with a single flow limits it to the link's capacity, independently of the flow's other limits. Such *private* hops of a flow
+are condensed into one number, ``own``; only shared links have levels, flow counts and summed rates. Most hops are private.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ROUNDING = 0.3819660112501051
 
 @part
 def put_in_queue(s: State, l: int) -> None:
-    """The flows of a link have changed."""
+    """Queue a link whose flows have changed, for the next settlement."""
     if s.queued[l] == 0:
         s.queued[l] = 1
         s.queue[s.reg[DIRTY]] = l
@@ -44,7 +44,7 @@ def put_in_queue(s: State, l: int) -> None:
 
 @part
 def join(s: State, m: int) -> None:
-    """Start a flow: it is on its links now, and has a rate at the end of the timestamp."""
+    """Start a flow: it is on its links now, and gets a rate at the end of the timestamp."""
     r = s.reg
     s.left[m] = s.wire[m]
     s.rate[m] = 0
@@ -56,17 +56,17 @@ def join(s: State, m: int) -> None:
 
 @part
 def put_on_links(s: State, m: int) -> None:
-    """Enter a flow in the lists of its links."""
+    """Insert a flow into the lists of its links."""
     for e in range(s.entry[m], s.entry[m] + s.hops[m]):
         l = s.link[e]
-        first = s.head[l]  # new flows go to the front: the list needs no end, and order does not matter
+        first = s.head[l]  # insertion at the front needs no tail, and order does not matter
         s.next_flow[e] = first
         s.head[l] = e
         if first >= 0:
-            if s.shared[first] == 0:  # the first flow was alone here, so the link's own numbers are stale
+            if s.shared[first] == 0:  # the first flow was alone here, so the link's numbers are stale
                 if (
                     s.queued[l] == 0
-                ):  # else others left just now, and all that depends on the link still knows its old level
+                ):  # otherwise others left just now, and dependents of the link still have its old level
                     s.level[l] = _alone(s, first)
                 s.flows[l] = s.weight[first]
                 s.used[l] = s.rate[s.owner[first]] * s.weight[first]
@@ -79,7 +79,7 @@ def put_on_links(s: State, m: int) -> None:
 
 @part
 def _alone(s: State, e: int) -> int:
-    """The rate that a private hop leaves a flow."""
+    """The rate that a private hop allows a flow."""
     n = s.weight[e]
     most: int = s.capacity[s.link[e]]
     return most if n == 1 else most // n
@@ -87,7 +87,7 @@ def _alone(s: State, e: int) -> int:
 
 @part
 def find_own(s: State, m: int) -> None:
-    """Find the least that a private hop gives to a flow."""
+    """Compute the least rate that a private hop allows a flow."""
     own = MAX
     for e in range(s.entry[m], s.entry[m] + s.hops[m]):
         if s.shared[e] == 0:
@@ -97,7 +97,7 @@ def find_own(s: State, m: int) -> None:
 
 @part
 def _share(s: State, e: int) -> None:
-    """A private hop is shared from now on."""
+    """Turn a private hop into a shared one."""
     s.shared[e] = 1
     s.last_flow[e] = -1
     find_own(s, s.owner[e])
@@ -105,7 +105,7 @@ def _share(s: State, e: int) -> None:
 
 @part
 def part_links(s: State, m: int) -> None:
-    """Take a flow off its links."""
+    """Remove a flow from its links."""
     rate = s.rate[m]
     private = True
     for e in range(s.entry[m], s.entry[m] + s.hops[m]):
@@ -135,7 +135,7 @@ def part_links(s: State, m: int) -> None:
 
 @part
 def _limit(s: State, m: int, without: int) -> int:
-    """The rate that all links of a flow except one leave it; ``without`` may be no link."""
+    """The rate that all links of a flow except ``without`` (possibly none) allow."""
     lowest: int = s.own[m]
     for e in range(s.entry[m], s.entry[m] + s.hops[m]):
         if s.shared[e]:
@@ -183,9 +183,9 @@ def _water_level(s: State, l: int) -> int:
 
 @part
 def _notices(s: State, l: int, lower: int, new: int, old: int) -> bool:
-    """Whether a change of another link's level from ``old`` to ``new`` can change a shared link's level.
+    """Whether a change of another link's level from ``old`` to ``new`` can change the level of shared link ``l``.
 
-    It cannot if both are above the link's own level; nor if the link limits none of its flows, and they now want less.
+    It cannot if both are above the link's own level, nor if the link limits none of its flows and their limit decreases.
     """
     level = s.level[l]
     return bool(lower < level and (level < MAX or new >= old))
@@ -193,7 +193,7 @@ def _notices(s: State, l: int, lower: int, new: int, old: int) -> bool:
 
 @part
 def _spread(s: State) -> int:
-    """Bring levels to the fixpoint; returns the number of links that changed or lost their timer's flow."""
+    """Propagate levels to the fixpoint; return the number of links that changed or lost their timer's flow."""
     r = s.reg
     at, waiting, changed, links = 0, r[DIRTY], 0, len(s.level)
     while waiting > 0:
@@ -232,7 +232,7 @@ def _spread(s: State) -> int:
 
 @part
 def _set_rate(s: State, m: int, cover: int) -> None:
-    """Bring the rate of a flow to the levels of its links."""
+    """Set the rate of a flow to the lowest level of its links."""
     r = s.reg
     s.rated[m] = r[SETTLED]
     rate, old = _limit(s, m, len(s.level)), s.rate[m]
@@ -262,7 +262,7 @@ def _set_rate(s: State, m: int, cover: int) -> None:
     s.since_fs[m] = r[NOW]
     s.cover[m] = cover
     s.finish_fs[m] = MAX
-    if rate == 0:  # it finishes when it has waited too long
+    if rate == 0:  # its timer is the limit of its wait
         if r[PATIENCE] < MAX - r[NOW]:
             s.finish_fs[m] = r[NOW] + r[PATIENCE]
             _overdue(s, m)
@@ -288,14 +288,14 @@ def _down(s: State, m: int) -> bool:
 
 @part
 def _overdue(s: State, m: int) -> None:
-    """End the run if a flow has waited too long; errors come first."""
+    """End the run if a flow has waited too long; errors take precedence."""
     if s.finish_fs[m] <= s.reg[NOW] and s.reg[STOP] == IDLE:
         s.reg[STOP] = CUT
 
 
 @part
 def _set_timer(s: State, m: int, time: int) -> None:
-    """Set the timer of a slot (a link's, or a single flow's) to the first end of its flows."""
+    """Set the timer of a slot (for a link or a single flow) to the first end of its flows."""
     now = s.reg[NOW]
     if s.key[m] > now:
         if s.key[m] == time:
@@ -308,7 +308,7 @@ def _set_timer(s: State, m: int, time: int) -> None:
 
 @part
 def timer(s: State, l: int) -> None:
-    """Finish the flows of a link that end now; settling sets its timer again."""
+    """Finish the flows of a link that end now; settling resets the timer."""
     r = s.reg
     e = s.head[l]
     if e >= 0:
@@ -323,18 +323,18 @@ def timer(s: State, l: int) -> None:
 
 @part
 def settle(s: State) -> None:
-    """Give every flow its rate, once everything else of the timestamp has happened."""
+    """Assign every flow its rate, after everything else at the timestamp."""
     r = s.reg
     changed = _spread(s)
     for i in range(changed):
         s.marked[s.changed[i]] = 0
-    r[SETTLED] += 1  # a new stamp, so that no mark of the last settlement has to be cleared
+    r[SETTLED] += 1  # a new stamp saves clearing the marks of the last settlement
     r[TOUCHED] = 0
     for i in range(changed + r[STARTED]):
         if i < changed:  # every flow on a link
             slot = s.changed[i]
             link, e = slot, s.head[slot]
-        else:  # a flow, unless it has been on one of those
+        else:  # a new flow, unless it was on one of these links
             slot = s.started[i - changed]
             link, e = -1, s.entry[slot]
             if s.rate[slot] > 0:

@@ -1,4 +1,4 @@
-"""The loop of lock-step runs (:mod:`simcoll.emulator.lockstep`): times of steps from those of earlier ones."""
+"""The loop of lock-step runs (:mod:`simcoll.emulator.lockstep`): each step's times from those of earlier steps."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from simcoll.emulator.fast.natural import natural
 __all__ = ["BY_RECEIVER", "BY_SENDER", "CROWDED", "LATEST", "advance", "claim"]
 
 ENTERED, LEFT, FREE = range(3)
-"""Of a lane: when it entered its step, when it has left it, and when the overhead of what it sent is over."""
+"""Rows of a lane: time of entering its step, of leaving it, and of the end of its send overhead."""
 SENDER, RECEIVER, SRC, DST, DELAY, BUSY, PLACE, CONNECTION = range(8)
 SIZE, FLOW, POST = range(3)
 START, END, DONE = range(3)
 
 BY_SENDER, BY_RECEIVER, LATEST, CROWDED = range(4)
-"""Of a link: the lane that alone sends over it, and the one that receives (-1: none yet, -2: several); its latest step; two flows."""
+"""Rows of a link: its only sending lane, its only receiving lane (-1: none yet, -2: several), its latest step, and whether two flows
+met in a step."""
 
 
 @entry
 def claim(
     links: Links, flows: Ints, sender: Ints, receiver: Ints, step: int, of: Ints, _sources: int = SOURCES
 ) -> None:
-    """Note in ``of``, [4, links], which lanes have the flows of a step; ``flows`` are the bytes of each, ``links`` is [rows, hops]."""
+    """Record in ``of``, [4, links], which lanes own the flows of a step; ``flows`` are bytes, ``links`` is [rows, hops]."""
     for row in range(len(flows)):
         if flows[row] == 0:
             continue
@@ -58,12 +59,12 @@ def advance(
     kept: Ints,
     _sources: int = SOURCES,
 ) -> None:
-    """Play some steps, several times.
+    """Play some steps repeatedly.
 
-    ``lanes`` is [3, lanes]. ``rings`` has for every connection when its latest messages were consumed, and ``counts`` their number.
-    ``fixed`` is [8, rows] of all steps, which begin at ``begins``. ``varying`` is [payloads, 3, rows], and ``window`` says which
-    payload is where. ``settings``: number of the first message, turns, stride, depth of the FIFOs, and jitter. ``kept`` gets all
-    done times, if it has room.
+    ``lanes`` is [3, lanes]. ``rings`` holds, for every connection, when its latest messages were consumed, and ``counts`` their number.
+    ``fixed`` is [8, rows] over all steps, which begin at ``begins``. ``varying`` is [payloads, 3, rows], and ``window`` maps places to
+    payloads. ``settings``: number of the first message, repetitions, stride, FIFO depth, and jitter. ``kept`` receives all completion
+    times, if it has room.
     """
     number, times, stride, depth, jitter = settings
     span = len(window) // 2
@@ -81,7 +82,7 @@ def advance(
                     more = mixed(np.uint64(number + row - begin) ^ seed) % np.uint64(jitter + 1)
                     delay += np.int64(more)
                 start = lanes[ENTERED, s]
-                if delay < 0:  # inside a rank
+                if delay < 0:  # within a rank
                     finish, over = start, start + post
                     lanes[LEFT, s] = max(lanes[LEFT, s], over)
                 elif depth == 0:

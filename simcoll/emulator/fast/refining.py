@@ -1,4 +1,4 @@
-"""A round of colour refinement: hashes of lanes and links go into those of messages, and these into those of lanes and links."""
+"""A round of colour refinement: hashes of lanes and links enter those of messages, and vice versa."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Colours(NamedTuple):
 
 
 def spread(shape: Shape, cost: Words, ways: Ints, marks: Words, old: Colours, new: Colours) -> Words:
-    """Add the hashes of a step's messages, made of old colours, to new ones; returns those hashes.
+    """Add the hashes of a step's messages, computed from old colours, to the new colours; return the hashes.
 
-    ``ways`` has the connection of each message, and ``marks`` a hash of what it is tied to; both are empty where there are none.
+    ``ways`` is the connection of each message, and ``marks`` a hash of the messages tied to it; both are empty where there are none.
     """
     if not COMPILED:
         return _spread(shape, cost, ways, marks, old, new)

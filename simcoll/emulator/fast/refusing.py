@@ -1,4 +1,4 @@
-"""Why the loops of the fast engine stopped before the end, as errors; and whether they came to it."""
+"""Errors for early stops of the fast engine's loops, and the check of their end."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["check_clock", "check_end", "refuse"]
 
 
 def check_clock(s: State) -> None:
-    """Refuse flows that end beyond the clock."""
+    """Refuse flows that end beyond the range of the clock."""
     beyond = np.flatnonzero((s.phase == FLOW) & (s.rate > 0) & (s.finish_fs == MAX))
     ends = zip(s.since_fs[beyond].tolist(), s.left[beyond].tolist(), s.rate[beyond].tolist(), strict=True)
     checked_time(min((since + flow_delay_fs(left, rate) for since, left, rate in ends), default=0))
 
 
 def check_end(s: State, wire: int) -> None:
-    """Refuse an end at which lanes are stuck, or other bytes than ``wire`` were delivered."""
+    """Refuse an end with stuck lanes, or with delivered bytes other than ``wire``."""
     stuck = int(np.count_nonzero(s.lane_left) + np.count_nonzero(s.lane_pending))
     if stuck or (np.array(wire % 2**64, np.uint64).view(np.int64) != s.reg[DELIVERED]):
         raise InternalError(

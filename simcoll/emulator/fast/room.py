@@ -1,4 +1,4 @@
-"""The arrays of the fast engine: made, and made larger."""
+"""Allocation and growth of the fast engine's arrays."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ PER_BLOCK = (
 PER_LANE = ("lane_left", "lane_pending", "lane_free", "lane_block", "lane_head", "lane_tail", "stack")
 PER_LINK = ("capacity", "level", "used", "flows", "head", "queued", "marked", "queue", "changed", "touched")
 MOST_ENTRIES = 2**31 - 1
-"""Entries are numbered by int32: half the memory, and twice as many of them in a cache."""
+"""Entries are numbered by int32, which halves the memory and doubles the share that fits in a cache."""
 LEAST_TIMES = 4096
-"""Room for so many times beside two for each slot, where all slots are there from the start."""
+"""Room for times in addition to two per slot, if all slots are allocated from the start."""
 PER_CONNECTION = ("ring_base", "ring_size", "ring_count", "ring_done")
 PLACES = {name: place for place, name in enumerate(State._fields)}
 PER_HOP = ("link", "owner", "weight", "shared", "next_flow", "last_flow")
@@ -70,7 +70,7 @@ PER_HOP = ("link", "owner", "weight", "shared", "next_flow", "last_flow")
 def new_state(capacities_uBps: Ints, lane_steps: Ints, launch_fs: int, *, fifo: bool, slots: int = 0) -> State:
     """The arrays of a new run; the first slots are the timers of the links and, with a FIFO, of the lanes.
 
-    ``slots``: room for so many messages from the start.
+    ``slots`` are allocated for messages from the start.
     """
     links, lanes = len(capacities_uBps), len(lane_steps)
     timers = links + (lanes if fifo else 0)
@@ -97,7 +97,7 @@ def new_state(capacities_uBps: Ints, lane_steps: Ints, launch_fs: int, *, fifo: 
 
 
 def lengthened(state: State, names: tuple[str, ...], length: int) -> State:
-    """With some arrays made longer."""
+    """The state with some arrays lengthened."""
     longer = {}
     for name in names:
         old = getattr(state, name)
@@ -107,7 +107,7 @@ def lengthened(state: State, names: tuple[str, ...], length: int) -> State:
 
 
 def replaced(state: State, arrays: dict[str, Array]) -> State:
-    """The state with some arrays in place of others, in the table too."""
+    """The state with some arrays replaced, also in its table."""
     table = state.table.copy()
     for name, array in arrays.items():
         table[2 * PLACES[name] : 2 * PLACES[name] + 2] = _place(array)
@@ -115,30 +115,30 @@ def replaced(state: State, arrays: dict[str, Array]) -> State:
 
 
 def _placed(state: State) -> State:
-    """With the table of where its arrays are."""
+    """The state with a table of the addresses of its arrays."""
     return state._replace(table=np.array([_place(array) for array in state[:-1]], np.int64).reshape(-1))
 
 
 def _place(array: Array) -> tuple[int, int]:
-    address: int = array.__array_interface__["data"][0]  # much quicker than ``ctypes``
+    address: int = array.__array_interface__["data"][0]  # much faster than ``ctypes``
     return address, len(array)
 
 
 def more_slots(state: State, slots: int) -> State:
-    """Room for so many slots."""
+    """Grow to a number of slots."""
     _check_room(slots, 4, "messages")
     state = lengthened(state, PER_SLOT, slots)
     return larger_calendar(lengthened(state, PER_NODE, 2 * slots))
 
 
 def more_hops(state: State, hops: int) -> State:
-    """Room for so many hops."""
+    """Grow to a number of hops."""
     _check_room(hops, 1, "links of messages")
     return lengthened(state, PER_HOP, hops)
 
 
 def more_rings(state: State, entries: int) -> State:
-    """Room for so many places of connections."""
+    """Grow to a number of connection entries."""
     _check_room(entries, 1, "places of connections")
     old = len(state.ring)
     state = lengthened(state, ("ring",), entries)
@@ -155,7 +155,7 @@ def _check_room(wanted: int, entries: int, what: str) -> None:
 
 
 def larger_calendar(state: State) -> State:
-    """Room for the times of all slots, twice over."""
+    """Grow the calendar to twice the number of slots."""
     size = 64  # the table is twice as long and so at most half full, which keeps its probes short
     while size < int(state.reg[HEAP]) + 4 * len(state.phase):
         size *= 2
@@ -167,7 +167,7 @@ def larger_calendar(state: State) -> State:
 
 
 def edges(state: State, count: int) -> State:
-    """The edges of a run: one for each time that a message waits for another."""
+    """The edges of a run: one for each wait of a message for another."""
     _check_room(count, 1, "waits")
     state = lengthened(state, ("edge_next", "edge_slot"), count)
     state.edge_next[:] = np.arange(1, count + 1)

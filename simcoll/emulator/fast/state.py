@@ -1,11 +1,11 @@
-"""The arrays that the loops of the fast engine work on.
+"""The arrays of the fast engine's loops.
 
-A message in flight is a *slot*; the slots of a step are a contiguous *block*. A flow is a slot whose *hops*, one per link on its way,
-are in the lists of their links; those of a block are contiguous, too. The first slots are no messages but timers. Slot l is that of
-link l: it goes off when the first of the flows that the link *covers* ends, so that these need no place of their own in the
-calendar. With a FIFO the timers of lanes follow: one goes off when the overhead of all that its lane sent is over. With events one
-slot ticks at the times of these, and a flow with the rate 0 waits for a link that is down: it "finishes" when it has waited too long. A
-*node* is a lane's part in a step. Numbers that change one by one live in ``reg``.
+A message in flight is a *slot*; the slots of a step are a contiguous *block*. A flow is a slot whose *hops*, one per link on its route,
+are in the lists of their links; the hops of a block are contiguous, too. The first slots are timers instead of messages. Slot l belongs
+to link l: it fires when the first of the flows that the link *covers* ends, so these flows need no calendar entries. With a FIFO the
+timers of lanes follow, each of which fires when the overhead of all messages that its lane sent has passed. With events, one slot
+ticks at event times, and a flow with the rate 0 waits for a link that is down: it "finishes" when it has waited too long. A *node* is
+a lane's part in a step. Scalars live in ``reg``.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ Reals = Floats
 
 MAX = 2**63 - 1
 WORD = 32
-"""Bits of an owner, and of what it has, where both are one number."""
-# Places of ``reg``.
+"""Bits of an owner and of its value, where both share one number."""
+# Indices of ``reg``.
 NOW, CHAIN, HEAP, STACK, DONE, LAST, RETIRED, STARTED, DIRTY, DELIVERED = range(10)
 STOP, ARGUMENT, HASHED, EDGE, MOVING, SETTLED, NEXT_ID, NEXT_NUMBER = range(10, 18)
 AGAIN, CONTENT, TOUCHED = range(18, 21)
-# The next time at which events change something; whether flows are to be moved, and work has paces; how long a flow may wait for a link
-# that is down, -1: there is no such link.
+# The next time at which events change something; whether flows must be moved, and whether work has paces; how long a flow may wait
+# for a link that is down, -1: no link is ever down.
 EVENT, MOVES_FLOWS, PACED, PATIENCE, REGISTERS = range(21, 26)
-# Why the loop stopped.
+# Reasons for the loop to stop.
 IDLE, NEED_STEP, FULL, NO_RATE, CLOCK, OVER, CHANGE, MOVE, CUT = range(9)
-# Roles of a step: transfers and work, which are numbered and hashed; a launch, which the time of the run counts; what only joins and
-# splits lanes; records, and waits for them: the n-th wait of a connection is over when its n-th record is made.
+# Roles of a step: transfers and work, which are numbered and hashed; a launch, which counts for the time of the run; forks and joins
+# of lanes; records, and waits for them: the n-th wait of a connection ends when its n-th record is made.
 MOVES, LAUNCHES, SILENT, RECORDS, WAITS = range(5)
-# Rules of a slot: those of rendezvous, of FIFOs, of parts of a switch operation, of records and of waits.
+# Rules of a slot: rendezvous, FIFO, part of a switch operation, record, wait.
 BOTH, EAGER, SWITCHED, RECORD, WAIT = range(5)
 # Phases of a slot.
 WAITING, PRE, FLOW, POST, ARRIVED, FINISHED, TIMER, LATE, LANE, MEMBER, TICK = range(11)
 
 
 class State(NamedTuple):
-    """Everything the loops read and write."""
+    """All arrays that the loops read and write."""
 
     reg: Ints
     sums: Words
-    # per slot: fixed while the block has the same content
+    # per slot: fixed while the block holds the same step
     sender: Shorts
     receiver: Shorts
     src: Shorts
     dst: Shorts
-    delay_fs: Ints  # before the flow, with a FIFO after it; -1: a transfer inside a rank
+    delay_fs: Ints  # before the flow, with a FIFO after it; -1: a transfer within a rank
     busy_fs: Ints  # with a FIFO only
     wire: Ints
     post_fs: Ints
@@ -59,12 +59,12 @@ class State(NamedTuple):
     block: Shorts
     entry: Shorts  # the first of its hops
     hops: Shorts
-    ring_place: Ints  # of a wait: the number of waits before it on its connection
+    ring_place: Ints  # for a wait: the number of earlier waits on its connection
     connection: Shorts
     rule: Bytes
-    leader: Shorts  # of the switch operation that it is a further part of; -1: it is the leader
+    leader: Shorts  # leader of its switch operation; -1: it is the leader
     partner: Shorts  # the next part of its switch operation; -1: none
-    # per slot: changes
+    # per slot: variable
     needs: Shorts
     phase: Bytes
     follower: Shorts
@@ -74,11 +74,11 @@ class State(NamedTuple):
     done_fs: Ints
     left: Reals
     rate: Ints
-    own: Ints  # the least that a private hop gives it
+    own: Ints  # the least rate by a private hop
     since_fs: Ints
     finish_fs: Ints
-    cover: Shorts  # link whose timer stands for the slot; -1: its own place in the calendar
-    rated: Ints  # the last settlement that looked at it
+    cover: Shorts  # link whose timer covers the slot; -1: own calendar entry
+    rated: Ints  # the last settlement that visited it
     key: Ints
     before: Shorts
     after: Shorts
@@ -102,19 +102,19 @@ class State(NamedTuple):
     # per block
     block_base: Shorts
     block_rows: Shorts
-    block_hop: Shorts  # the first of its hops
+    block_hop: Shorts  # its first hop
     block_nodes: Shorts
     block_left: Shorts
     block_role: Shorts
     block_connected: Shorts  # whether its slots have connections
     block_first_id: Ints
-    block_first_number: Ints  # among those that are hashed
+    block_first_number: Ints  # among hashed messages
     block_content: Ints
     retired: Shorts
     # per lane
     lane_left: Ints
     lane_pending: Shorts
-    lane_free: Ints  # when the overhead of what it sent is over
+    lane_free: Ints  # end of the send overhead
     lane_block: Shorts
     lane_head: Shorts
     lane_tail: Shorts
@@ -135,14 +135,14 @@ class State(NamedTuple):
     table_key: Ints
     table_head: Shorts
     # connections (FIFOs; records and waits) and explicit waits
-    ring: Shorts  # latest messages of a FIFO; of records the slot that waits
+    ring: Shorts  # latest messages of a FIFO; for records, the waiting slot
     ring_base: Shorts
     ring_size: Shorts
     ring_count: Ints  # messages, or waits
     ring_done: Ints  # records
     edge_next: Shorts
     edge_slot: Shorts
-    # paces of ranks: a rank's stretches, and from when on work of ``down`` takes ``up`` (0: for ever)
+    # paces of ranks: a rank's stretches, their start times, and the ratio ``up / down`` (``up`` 0: stopped)
     pace_first: Ints
     pace_from: Ints
     pace_up: Ints

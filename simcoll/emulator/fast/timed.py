@@ -1,4 +1,4 @@
-"""The numbers of a plan that time depends on: lanes, links and costs; equal steps are one object."""
+"""Timed steps: the lanes, links and costs of a plan; equal steps share one object."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ Key = tuple[bytes, ...]
 __all__ = ["Shape", "StepTimer", "Timed", "batches", "joined_routes", "timed_steps"]
 
 BATCH_ROWS = 1 << 13
-"""Small steps are given their routes and costs together, about so many messages at a time: each call of numpy costs microseconds."""
+"""Number of messages of small steps that are routed and costed together: each numpy call costs microseconds."""
 REMEMBERED_ROWS = 1 << 18
-"""So many rows of the latest steps and shapes are remembered, for steps that come back (some 130 bytes a row)."""
+"""Number of rows of recent steps and shapes kept for steps that recur (some 130 bytes a row)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shape:
     """Senders, receivers and links of a step.
 
-    ``sender`` and ``receiver`` are lanes; ``links`` is ``[rows, hops]``, padded with -1, and ``weight`` of the same
-    shape: how many flows like this one are on one such link. ``connection`` numbers connections where they are more than the pairs
-    of lanes. ``leader`` has for each row that a switch does the first row of its operation, which stands for the flow of all; else -1.
+    ``sender`` and ``receiver`` are lanes; ``links`` is ``[rows, hops]``, padded with -1, and ``weight``, of the same shape, is the
+    number of such flows on one such link. ``connection`` numbers connections if lane pairs do not identify them. ``leader`` is, for each
+    row of a switch operation, the operation's first row, which carries the joint flow; else -1.
     """
 
     sender: Ints
@@ -50,10 +50,10 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Timed:
-    """One step. ``delay_fs`` (see :class:`simcoll.emulator.model.Costs`) is -1 for a transfer inside a rank.
+    """One step with its costs. ``delay_fs`` (see :class:`simcoll.emulator.model.Costs`) is -1 for a transfer within a rank.
 
-    ``depth`` is that of the FIFOs, 0 for rendezvous. ``role`` is ``MOVES`` for transfers and work; what a program needs beside them
-    is in :mod:`simcoll.emulator.fast.state`.
+    ``depth`` is that of the FIFOs, 0 for rendezvous. ``role`` is ``MOVES`` for transfers and work;
+    :mod:`simcoll.emulator.fast.state` lists the further roles in programs.
     """
 
     shape: Shape
@@ -71,14 +71,14 @@ class Timed:
 
     @property
     def connected(self) -> bool:
-        """Whether its rows count on connections: those of a FIFO, or records and waits."""
+        """Whether its rows use connections: those of a FIFO, or records and waits."""
         return self.depth > 0 or self.role in {RECORDS, WAITS}
 
 
 class StepTimer:
-    """Gives steps their routes and costs in batches; an unchanged step is handed out again.
+    """Assigns routes and costs to steps in batches; an unchanged step yields the same object again.
 
-    ``seats`` says where ranks and channels are. ``joint``: the transfers of a switch operation are one flow, that of its leader.
+    ``seats`` positions ranks and channels. ``joint``: the transfers of a switch operation are one flow, that of its leader.
     """
 
     def __init__(self, protocol: Protocol, topology: Topology, seats: Seats, *, joint: bool = False) -> None:
@@ -93,7 +93,7 @@ class StepTimer:
         self.made_rows = 0
 
     def __call__(self, steps: list[Moves], first_message: int) -> list[Timed]:
-        """Some steps that follow each other; ``first_message`` is the number of their first."""
+        """Time consecutive steps; ``first_message`` is the number of their first message."""
         if self.protocol.jitter_fs:
             return self._timed(steps, first_message)
         new = {id(step): step for step in steps if id(step) not in self.made}
@@ -107,7 +107,7 @@ class StepTimer:
         return found
 
     def _timed(self, steps: list[Moves], first_message: int) -> list[Timed]:
-        """With their costs."""
+        """The steps with their costs."""
         ways = self._remembered(steps)
         columns = zip(*((step.size_bytes, step.op, step.operands) for step in steps), strict=True)
         size, op, operands = (np.concatenate(column) for column in columns)
@@ -126,7 +126,7 @@ class StepTimer:
         return made
 
     def _remembered(self, steps: list[Moves]) -> list[tuple[Routes, Shape]]:
-        """Routes and shape of each step, from the latest ones if they are there."""
+        """Routes and shape of each step, from the recent ones if possible."""
         keys = [
             tuple(b"" if column is None else column.tobytes() for column in (*step[:3], step.leader)) for step in steps
         ]
@@ -140,7 +140,7 @@ class StepTimer:
         return found
 
     def _ways(self, steps: list[Moves]) -> Iterator[tuple[Routes, Shape]]:
-        """Routes and shapes, found at once."""
+        """Routes and shapes of all steps, computed together."""
         seats = self.seats
         src, dst, channel = (
             np.concatenate(columns) for columns in list(zip(*(step[:3] for step in steps), strict=True))
@@ -161,8 +161,8 @@ class StepTimer:
             yield Routes(routes.links[here], routes.latency_fs[here], routes.kind[here]), shape
 
     def _joint(self, shape: Shape, step: Moves, leader: Ints) -> Shape:
-        """With the links of every switch operation at its leader."""
-        # An operand in the rank that gets the reduction goes up to the switch like the others.
+        """The shape with the links of every switch operation at its leader."""
+        # An operand on the rank that receives the reduction goes up to the switch like the others.
         own = np.flatnonzero((step.op == SWITCH_REDUCE) & (step.src_rank == step.dst_rank))
         other = np.full(len(leader), -1)
         far = np.flatnonzero((step.op == SWITCH_REDUCE) & (step.src_rank != step.dst_rank))[::-1]
@@ -175,7 +175,7 @@ class StepTimer:
 
 
 def joined_routes(routes: list[Routes]) -> Routes:
-    """The routes of all messages of some steps, with the first link only, which is what costs ask for."""
+    """The routes of all messages of some steps, with only the first link, which suffices for costs."""
     if len(routes) == 1:
         return routes[0]
     links = [
@@ -186,7 +186,7 @@ def joined_routes(routes: list[Routes]) -> Routes:
 
 
 def batches(groups: Iterable[Group], *, unrolled: bool) -> Iterator[tuple[list[Moves], int]]:
-    """Steps that are worth making at once, and their numbers of repeats; repeats turn by turn with ``unrolled``."""
+    """Steps grouped for joint processing, with their repetitions; repeats iteration by iteration with ``unrolled``."""
     batch: list[Moves] = []
     rows = 0
     for group, times in groups:
@@ -213,9 +213,9 @@ def timed_steps(
     groups: Iterable[Group] | None = None,
     timer: StepTimer | None = None,
 ) -> Iterator[tuple[tuple[Timed, ...], int]]:
-    """The groups of :func:`turns` with routes and costs; what comes once, step by step.
+    """The groups of :func:`turns` with routes and costs; steps that do not repeat come one by one.
 
-    ``groups`` are those of :func:`simcoll.emulator.fast.turns.summary`, if it kept them; ``timer`` may give other columns than costs.
+    ``groups`` are those of :func:`simcoll.emulator.fast.turns.summary`, if kept; ``timer`` may supply columns other than costs.
     """
     make, first = timer or StepTimer(plan.protocol, topology, seats, joint=True), 0
     groups = turns(plan) if groups is None else groups

@@ -1,4 +1,4 @@
-"""The columns of a plan's steps that time depends on, with its repeats."""
+"""The columns of a plan's steps that determine its time, with repeats."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ __all__ = [
 ]  # fmt: skip
 
 KEPT_ROWS = 1 << 21
-"""Up to here the first pass over a plan is kept for the second (33 bytes a row)."""
+"""Up to this number of rows, the first pass over a plan is kept for the second (33 bytes a row)."""
 UNROLLED_ROWS = 1 << 14
-"""Up to here turns that differ in their payloads are kept one by one."""
+"""Up to this number of rows, iterations that differ in their payloads are kept one by one."""
 REMEMBERED_ROWS = 1 << 19
-"""Up to here steps are remembered with the schedule; of more only their counts."""
+"""Up to this number of rows, steps are remembered with the schedule; beyond, only their counts."""
 EVEN = (-1, 1)
-"""The question about equal chunks of one byte; others are a count and the bytes of an element."""
+"""The cache key of equal chunks, for chunks of one byte; other keys are a count and the bytes of an element."""
 
 
 class Moves(NamedTuple):
-    """The columns of a step that time depends on."""
+    """The columns of a step that determine its time."""
 
     src_rank: Ints
     dst_rank: Ints
@@ -40,7 +40,7 @@ class Moves(NamedTuple):
     size_bytes: Ints
     op: NDArray[np.int8]
     operands: Ints
-    leader: Ints | None  # of its switch operation, a row; -1 for others
+    leader: Ints | None  # row of the leader of its switch operation; -1 for others
 
     @property
     def rows(self) -> int:
@@ -48,19 +48,19 @@ class Moves(NamedTuple):
         return len(self.src_rank)
 
     def some(self, which: Array) -> Moves:
-        """Some of them, none of which a switch does."""
+        """A subset of the transfers, none of which belongs to a switch operation."""
         src, dst, channel = self.src_rank[which], self.dst_rank[which], self.channel[which]
         return Moves(src, dst, channel, self.size_bytes[which], self.op[which], self.operands[which], None)
 
 
 class Spinning(NamedTuple):
-    """Steps that come several times, between the same ranks, with payloads that go round.
+    """Steps that repeat between the same ranks with rotating payloads.
 
-    Row r of step i has in turn t the payload ``payloads[window[(places[i][r] + t * stride) % m]]``, where ``window`` has the m places of
-    a window twice over.
+    In iteration t, row r of step i has the payload ``payloads[window[(places[i][r] + t * stride) % m]]``, where ``window`` holds the m
+    places of a window twice over.
     """
 
-    steps: tuple[Moves, ...]  # with the payloads of the first turn
+    steps: tuple[Moves, ...]  # with the payloads of the first iteration
     places: tuple[Ints, ...]
     payloads: Ints
     window: Ints
@@ -68,12 +68,12 @@ class Spinning(NamedTuple):
     stride: int
 
     def sizes(self, turn: int, which: int) -> Ints:
-        """Payload of every row of a step in one turn."""
+        """Payload of every row of a step in one iteration."""
         shift = turn * self.stride % (len(self.window) // 2)
         return self.payloads[self.window[self.places[which] + shift]]
 
     def bytes_by_op(self, which: int) -> tuple[int, ...]:
-        """Payload of a step in all turns by operation."""
+        """Payload of a step over all iterations, by operation."""
         m, found = len(self.window) // 2, [0] * len(OP_NAMES)
         shifts = np.arange(self.times) * self.stride % m
         windows = np.lib.stride_tricks.sliding_window_view(self.payloads[self.window], m)
@@ -94,8 +94,8 @@ class Spinning(NamedTuple):
 class Summary:
     """Counts from a first pass over a plan.
 
-    ``rows`` counts transfers of steps that are given, of equal steps once; ``groups`` are the :func:`turns` again, if they are few;
-    ``switched``: some of them between ranks are done by switches.
+    ``rows`` counts the transfers of distinct steps; ``groups`` keeps the :func:`turns` if they are few; ``switched``: some transfers
+    between ranks are switch operations.
     """
 
     lane_steps: Ints
@@ -113,7 +113,7 @@ def _even(plan: Plan) -> bool:
 
 
 def _alike(plan: Plan, block: Step | Repeat) -> bool:
-    """Whether all turns of a repeat take the same time: equal chunks, and no transfer that an alias can make vanish."""
+    """Whether all iterations of a repeat take the same time: equal chunks, and no transfer that an alias can remove."""
     if not isinstance(block, Repeat) or not _even(plan):
         return False
     return not any((step.src_rank == step.dst_rank).any() for step in block.steps)
@@ -126,12 +126,12 @@ def moves_of(plan: Plan, step: PlanStep) -> Moves:
 
 
 def _leaders(step: Step | PlanStep) -> Ints | None:
-    """Leaders of the switch operations, if there are any."""
+    """Leaders of the switch operations, if any."""
     return switch_leaders(step) if (step.op > SYNC).any() else None
 
 
 def _moves(plan: Plan, blocks: Iterable[Step | Repeat]) -> Iterator[Moves]:
-    """The steps of some blocks as the plan has them: empty transfers are left out, and so are empty steps."""
+    """The steps of some blocks as in the plan, without empty transfers and steps."""
     schedule, positions = plan.schedule, None if _even(plan) else plan.positions()
     for block in blocks:
         if positions is not None and isinstance(block, Repeat) and _turns_alone(plan, block):
@@ -155,13 +155,13 @@ def _sized(plan: Plan, step: Step, size_bytes: Ints) -> Iterator[Moves]:
 
 
 def _turns_alone(plan: Plan, block: Repeat) -> bool:
-    """Whether the transfers of a repeat are single chunks, whatever the turn: no fold, no alias that could make one vanish."""
+    """Whether the transfers of a repeat are single chunks in every iteration: no fold, no alias that could remove one."""
     apart = plan.schedule.known.folds is False and not plan.collective.in_place
     return apart and all((step.count == 1).all() and (step.op < SYNC).all() for step in block.steps)
 
 
 def _moving_turns(plan: Plan, block: Repeat, lengths: Ints) -> Iterator[Moves]:
-    """The turns of a repeat without what is empty, from the elements of every chunk; equal steps are one object, while they are few."""
+    """The non-empty transfers of each iteration, from the elements of every chunk; equal steps share one object while they are few."""
     whole = [
         Moves(step.src_rank, step.dst_rank, step.channel, step.count, step.op, _operands(plan, step), None)
         for step in block.steps
@@ -188,7 +188,7 @@ def _moving_turns(plan: Plan, block: Repeat, lengths: Ints) -> Iterator[Moves]:
 
 
 def _turning(block: Repeat, chunk: Ints, lengths: Ints) -> tuple[Ints, Ints]:
-    """Elements of chunks, and where those of each transfer are for a shift of 0: every window is there twice, one after the other."""
+    """Elements of chunks, and each transfer's place there for a shift of 0; every window is stored twice in a row."""
     place = (chunk - block.base) % block.modulus
     windows, which = np.unique(chunk - place, return_inverse=True)
     table = np.concatenate([np.tile(lengths[start : start + block.modulus], 2) for start in windows.tolist()])
@@ -196,18 +196,18 @@ def _turning(block: Repeat, chunk: Ints, lengths: Ints) -> tuple[Ints, Ints]:
 
 
 def _period(windows: Ints) -> int:
-    """The smallest shift that leaves all windows as they are."""
+    """The smallest shift that leaves all windows unchanged."""
     width = windows.shape[1]
     return next(k for k in range(1, width + 1) if width % k == 0 and (np.roll(windows, k, axis=1) == windows).all())
 
 
 def _operands(plan: Plan, step: Step | PlanStep) -> Ints:
-    """:meth:`Plan.operands` as a column, which takes no memory where nothing folds."""
+    """:meth:`Plan.operands` as a column, which takes no memory if nothing folds."""
     return np.broadcast_to(np.asarray(plan.operands(step), np.int64), (len(step),))
 
 
 def turns(plan: Plan) -> Iterator[Group]:
-    """The steps of a plan in order, as groups of steps, each with its number of repeats."""
+    """The steps of a plan in order, as groups of steps with their repetitions."""
     for group in spinning(plan):
         if isinstance(group, Spinning):
             yield from (((step,), 1) for step in group.unrolled())
@@ -216,7 +216,7 @@ def turns(plan: Plan) -> Iterator[Group]:
 
 
 def spinning(plan: Plan) -> Iterator[Group | Spinning]:
-    """The same, with repeats whose chunks differ by an element in one piece."""
+    """The same, but with repeats whose chunks differ by an element as one object."""
     for alike, blocks in groupby(plan.schedule.blocks(), lambda block: _alike(plan, block)):
         if alike:
             for block in blocks:
@@ -238,7 +238,7 @@ def spinning(plan: Plan) -> Iterator[Group | Spinning]:
 
 
 def _merged(plan: Plan, blocks: Iterable[Step | Repeat]) -> Iterator[Group]:
-    """Steps one by one; those that differ in chunks only, as in a ring whose blocks have numbers of their own, as one that repeats."""
+    """Steps one by one; runs of steps that differ only in chunks (as in a ring with numbered blocks) become one repeated step."""
     last, times = None, 0
     for step in _moves(plan, blocks):
         if last is not None and same_moves(step, last):
@@ -252,7 +252,7 @@ def _merged(plan: Plan, blocks: Iterable[Step | Repeat]) -> Iterator[Group]:
 
 
 def _spins(plan: Plan, block: Repeat) -> Spinning | None:
-    """A repeat whose single chunks have one of two sizes, neither of them 0; ``None`` for others."""
+    """A repeat whose single chunks have one of two non-zero sizes; ``None`` for others."""
     layout = plan.schedule.layout
     if not isinstance(plan.sizes, int) or layout.scratch_pieces is not None or plan.sizes < layout.chunks:
         return None
@@ -297,9 +297,9 @@ def bytes_by_op(step: Moves) -> tuple[int, ...]:
 
 
 def question_of(plan: Plan) -> tuple[tuple[int, int] | None, int]:
-    """What facts about a plan's steps are remembered for, and the bytes of a chunk for which they hold; ``None``: nothing.
+    """The cache key for facts about a plan's steps (``None``: not cached), and the bytes per chunk for which they hold.
 
-    Equal chunks are one question for all sizes, which are multiples of those of chunks of one byte.
+    Equal chunks share one key for all sizes, which are multiples of those of one-byte chunks.
     """
     if not isinstance(plan.sizes, int):
         return None, 1
@@ -308,9 +308,9 @@ def question_of(plan: Plan) -> tuple[tuple[int, int] | None, int]:
 
 
 def summary(plan: Plan) -> Summary:
-    """Pass once over a plan, or recall what was found for the same schedule.
+    """Pass once over a plan, or recall the result for the same schedule.
 
-    With equal chunks, sizes are multiples of those of chunks of one byte; with others, the last counts are those of another protocol.
+    With equal chunks, the results are those of one-byte chunks, scaled; with others, only the latest sizes are remembered.
     """
     known = plan.schedule.known
     question, each = question_of(plan)
@@ -327,7 +327,7 @@ def summary(plan: Plan) -> Summary:
 
 
 def _scaled(found: Summary, each: int) -> Summary:
-    """With chunks of so many bytes instead of one."""
+    """The summary with chunks of ``each`` bytes instead of one."""
     groups = None
     if found.groups is not None:
         large: dict[int, Moves] = {}
@@ -340,7 +340,7 @@ def _scaled(found: Summary, each: int) -> Summary:
 
 
 def _facts(plan: Plan, step: Moves) -> tuple[Ints, tuple[int, ...], bool]:
-    """Lanes that take part in a step, its payload by operation, and whether switches do some of it."""
+    """Lanes that take part in a step, its payload by operation, and whether it has switch operations."""
     part = np.zeros(plan.nranks * plan.nchannels, np.bool_)
     for rank in (step.src_rank, step.dst_rank):
         part[rank * plan.nchannels + step.channel] = True

@@ -1,6 +1,6 @@
-"""A run whose steps are all loaded before it begins, so that the loops need nothing on the way; it can be played again and again.
+"""A run whose steps are all loaded in advance, so the loops never return to Python; it can be repeated.
 
-Only what costs and capacities are is new in each run. Of the arrays those that a run leaves changed are put back.
+Only costs and capacities are new in each run. Arrays that a run changes are restored.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ CHANGED = (
     "lane_left", "lane_pending", "lane_free", "lane_block", "lane_head", "lane_tail", "stack",
     "level", "used", "flows", "head", "queued", "marked",
 )  # fmt: skip
-"""Arrays that a run leaves changed and the next one reads; the calendar is empty at the end, and no hop is shared."""
+"""Arrays that a run changes and the next one reads; at the end the calendar is empty, and no hop is shared."""
 
 
 class Sheet(NamedTuple):
-    """All steps of a run, which has no FIFOs: the distinct ones row by row, and which of them come in which order.
+    """All steps of a run without FIFOs: the distinct ones row by row, and their order.
 
-    ``begins`` has where the rows of each distinct step begin, and where the last ends; ``order`` are their numbers. ``leader`` is as
-    in :class:`simcoll.emulator.fast.timed.Shape`, but a row among all; ``later`` and ``earlier`` are messages: one waits for the other.
+    ``begins`` is the first row of each distinct step, plus the total; ``order`` lists step numbers. ``leader`` is as in
+    :class:`simcoll.emulator.fast.timed.Shape`, but a row number over all steps; message ``later[i]`` waits for message ``earlier[i]``.
     """
 
     begins: Ints
@@ -61,7 +61,7 @@ class Costs(NamedTuple):
 
 
 class Whole:
-    """The steps of a sheet, loaded; ``lane_steps`` as for :class:`simcoll.emulator.fast.machine.Machine`."""
+    """The loaded steps of a sheet; ``lane_steps`` as for :class:`simcoll.emulator.fast.machine.Machine`."""
 
     def __init__(self, sheet: Sheet, links: int, lane_steps: Ints, *, hashed: bool) -> None:
         rows = np.diff(sheet.begins)[sheet.order]
@@ -70,7 +70,7 @@ class Whole:
         shift = np.repeat(sheet.begins[sheet.order] - self.starts[:-1], rows)
         self.row = shift + np.arange(len(shift))
         self.capacity = np.zeros(links, np.int64)
-        # Some capacity, until it is known.
+        # Any capacity, until it is known.
         state = new_state(np.ones(links, np.int64), lane_steps, 0, fifo=False, slots=len(self.row))
         self.state = state = self._filled(state, sheet, rows)
         state.reg[HASHED] = hashed
@@ -91,7 +91,7 @@ class Whole:
         s.src[here], s.dst[here] = sheet.src[row], sheet.dst[row]
         s.rule[here] = BOTH
         if sheet.leader is not None:
-            to_slot = np.arange(here.start, here.stop) - row  # from rows of a slot's step to slots
+            to_slot = np.arange(here.start, here.stop) - row  # offset from row to slot
             following = partners(sheet.leader)[row]
             s.partner[here] = np.where(following >= 0, following + to_slot, -1)
             leader = sheet.leader[row]
@@ -102,12 +102,12 @@ class Whole:
         return s
 
     def play(self, costs: Costs, capacity: Ints, launch_fs: int, link_name: Callable[[int], str]) -> State:
-        """Run to the end; returns the state, which holds until the next run.
+        """Run to the end; return the state, which is valid until the next run.
 
         Raises
         ------
         ConfigError
-            When a link has nothing to give or time runs beyond the clock.
+            When a link has no capacity left or time exceeds the range of the clock.
         InternalError
             When a lane is stuck or a check fails.
         """

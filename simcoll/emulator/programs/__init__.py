@@ -1,8 +1,8 @@
-"""Programs: many collectives, messages and works at once, on streams and with dependencies.
+"""Programs: many collectives, messages and computations on streams, with dependencies.
 
-``operations`` and ``program`` have the types; ``run`` plays them and ``result`` is the record. ``reference`` plays every operation with a
-player of its own under SimPy; ``lowering`` turns a program into timed steps, which ``playing`` gives to the compiled engine, whole or
-folded; both stand on one ``ground`` of lanes and links.
+``operations`` and ``program`` define the types, ``run`` plays them, and ``result`` is the record. ``reference`` plays each operation with
+a separate player under SimPy; ``lowering`` turns a program into timed steps, which ``playing`` gives to the compiled engine, whole or
+folded. Both use the lanes and links of ``ground``.
 """
 
 from simcoll.emulator.programs.operations import Call, Compute, Operation, Send

@@ -1,4 +1,4 @@
-"""Events during a program: what both engines change, and the record of a run that cannot go on to its end."""
+"""Events during a program: the changes in both engines, and the record of a run that cannot reach its end."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ __all__ = ["Disturbance", "changes_during"]
 
 
 def changes_during(ground: Ground, timeline: Timeline) -> Changes:
-    """What events change during a program on the compiled engine."""
+    """The changes by events during a program on the compiled engine."""
     _check_ways(ground, timeline)
     ranks = np.arange(ground.program.nranks)
     return changes_of(timeline, ground.capacity, ranks, ground.stride, ground.companions())
 
 
 def _check_ways(ground: Ground, timeline: Timeline) -> None:
-    """Refuse detours where messages cross further links that stand for parts of their routes."""
+    """Refuse detours if messages cross further links that stand for parts of their routes."""
     if timeline.detours and ground.shares:
         raise ConfigError(
             "policy re-route: the protocols of this program leave different shares of its links to data, so that its messages keep their "
@@ -47,7 +47,7 @@ class Disturbance:
     Attributes
     ----------
     detours
-        Routes around links that are down; ``None``: messages keep theirs.
+        Routes around links that are down; ``None``: messages keep their routes.
     """
 
     def __init__(self, ground: Ground, timeline: Timeline) -> None:
@@ -56,7 +56,7 @@ class Disturbance:
         self.detours = Detours(timeline.topology) if timeline.detours else None
 
     def begin(self, fabric: Fabric, over: Callable[[], bool]) -> None:
-        """Let the links change at their times."""
+        """Schedule the changes of links."""
         course = Course(self.timeline, self._ground.capacity.tolist(), self._ground.companions())
         ways: tuple[Any, ...] = (
             () if self.detours is None else ([self.detours], functools.partial(links_now, self.detours))
@@ -69,7 +69,7 @@ class Disturbance:
         return pace is not None and pace.stopped(rank, now_fs)
 
     def end_fs(self, rank: int, now_fs: int, work_fs: int) -> int | None:
-        """When work is over that a rank begins now; ``None``: never."""
+        """End of work that a rank begins now; ``None``: never."""
         pace = self.timeline.pace
         return now_fs + work_fs if pace is None else pace.end(rank, now_fs, work_fs)
 
@@ -82,7 +82,7 @@ class Disturbance:
         waiting: Sequence[int],
         payload_bytes: tuple[int, int],
     ) -> Cut:
-        """The record of a run that ended early; ``late`` are the messages that waited too long, ``name`` gives their numbers."""
+        """The record of a run that ended early; ``late`` are the messages that waited too long, ``name`` numbers messages."""
         found = [
             CutMessage(name(each), each.sender.place, each.receiver.place, links)
             for each, links in links_of_cut(fabric, self.detours, late)

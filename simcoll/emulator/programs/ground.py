@@ -1,4 +1,7 @@
-"""What the operations of a program share: streams and their lanes, the capacity of links, and the links that protocols add."""
+"""Lanes and links shared by the operations of a program.
+
+Streams and their lanes, link capacities, and the links that protocols add.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ __all__ = ["Ground", "call_of"]
 
 
 def call_of(operation: Operation) -> Call | None:
-    """An operation as a collective; ``None`` for work."""
+    """An operation as a collective; ``None`` for a computation."""
     if isinstance(operation, Send):
         return operation.call
     return operation if isinstance(operation, Call) else None
@@ -26,19 +29,19 @@ def call_of(operation: Operation) -> Call | None:
 class Ground:
     """Lanes and links of a program on a topology.
 
-    A stream has as many lanes on a rank as the collective with the most channels on it. What calls of one protocol on one stream
-    share: their FIFOs, and the links that cap their rates. Protocols may leave different shares of a link to data: its
-    capacity is then the largest, and the calls of the others cross one more link, with what is theirs; those with the same shares
-    cross the same one.
+    A stream has as many lanes on a rank as its collective with the most channels. Calls with one protocol on one stream share their
+    FIFOs and the links that cap their rates. Protocols may leave different shares of a link to data: the link's capacity is then the
+    largest, and the calls with a smaller share cross one more link with that share's capacity. Protocols with equal shares cross the
+    same one.
 
     Attributes
     ----------
     channels, offset
-        Of every stream: its lanes on a rank, and the number of the first among all lanes of a rank.
+        For every stream, its lanes per rank, and the number of its first lane within a rank.
     stride
-        Lanes of a rank.
+        Lanes per rank.
     capacity
-        Of all links: those of the topology, then those that the protocols add.
+        Capacities of all links: those of the topology, then those that the protocols add.
     queued, fifo
         Protocols with FIFOs, and whether there are any.
 
@@ -72,7 +75,7 @@ class Ground:
         self._link(protocols, list(calls))
 
     def _link(self, protocols: dict[Protocol, None], calls: list[tuple[str, Protocol]]) -> None:
-        """Give capacities to all links."""
+        """Compute the capacities of all links."""
         topology, nranks = self.topology, self.program.nranks
         own = {each: shared_capacities(topology, each) for each in protocols}
         capacity = np.max(list(own.values()), axis=0) if own else topology.link_capacity_uBps
@@ -104,7 +107,7 @@ class Ground:
         self.capacity = np.concatenate(every)
 
     def companions(self) -> dict[int, list[int]]:
-        """For links of the topology those that stand for shares of them, which an event changes as well."""
+        """For links of the topology, the links that stand for shares of them, which an event changes as well."""
         found: dict[int, dict[int, None]] = {}
         for shares in self.shares.values():
             for link in np.flatnonzero(shares >= 0).tolist():
@@ -112,7 +115,7 @@ class Ground:
         return {link: list(theirs) for link, theirs in found.items()}
 
     def link_name(self, link: int) -> str:
-        """Name of a link."""
+        """The name of a link."""
         if link < self.topology.nlinks:
             return self.topology.link_name(link)
         first, what = next(entry for entry in reversed(self.added) if entry[0] <= link)
@@ -120,7 +123,7 @@ class Ground:
 
     @property
     def lanes(self) -> int:
-        """Lanes of all ranks."""
+        """Number of lanes of all ranks."""
         return self.program.nranks * self.stride
 
     def lane(self, ranks: Ints, stream: str, channel: Ints | int = 0) -> Ints:
@@ -128,7 +131,7 @@ class Ground:
         return ranks * self.stride + self.offset[stream] + channel
 
     def all_seats(self, stream: str, protocol: Protocol) -> Seats:
-        """Where all ranks of the program are, for calls on a stream."""
+        """Seats of all ranks of the program, for calls on a stream."""
         turn = self.queued.index(protocol) if protocol.fifo_depth else 0
         return Seats(
             np.arange(self.program.nranks),
@@ -141,12 +144,12 @@ class Ground:
         )
 
     def seats(self, stream: str, group: Ints, protocol: Protocol, channels: int) -> Seats:
-        """Where the ranks of one group are, for a player of its own."""
+        """Seats of the ranks of one group, for a separate player."""
         caps = self.caps.get((stream, protocol))
         return Seats(group, channels, 0, caps, group, self.shares.get(protocol))
 
     def records(self, ranks: Ints, stream: str, other: str) -> Ints:
-        """Numbers of the connections on which a stream tells another of the same rank."""
+        """Numbers of the connections by which one stream signals another on the same rank."""
         names = list(self.channels)
         pair = names.index(stream) * len(names) + names.index(other)
         return len(self.queued) * self.lanes**2 + ranks * len(names) ** 2 + pair

@@ -1,8 +1,8 @@
-"""From a program to timed steps, which the compiled engine and the quotient play.
+"""Lowering of a program to timed steps, for the compiled engine and the quotient.
 
 All ranks of an operation are rows of the same steps. Every stream of a rank has a first lane, on which its operations follow each
-other; further channels of a collective leave it and come back by messages without bytes. A dependency is two rows, as events are on
-a GPU: the stream that is waited for makes a record, and the other one waits for it.
+other; further channels of a collective fork from it and join it again by messages without bytes. A dependency is two rows, like events
+on a GPU: the first stream makes a record, and the second waits for it.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ class Lowered:
     Attributes
     ----------
     ground
-        Its lanes and links.
+        The lanes and links.
     stream
-        Groups of steps, and how often each comes.
+        Groups of steps with their repetitions.
     dropped
         Links that can never bind.
     lane_steps
-        Steps of every lane.
+        Number of steps of every lane.
     marks
-        For every operation the places in the stream at which its ranks say that it begins and ends; empty if nobody asked.
+        For every operation, the positions in the stream of the rows at which its ranks begin and end; empty unless requested.
     steps, messages, rows, bytes_by_op
-        Steps; transfers and works; all rows, those that only order included; and payload.
+        Number of steps; of transfers and computations; of all rows, including those that only order; and payload.
     distinct
-        Rows of different steps.
+        Number of rows of distinct steps.
     jittered
-        Groups of the stream, by ``id``, whose messages have jitter: what makes them again with it.
+        For groups of the stream, by ``id``, whose messages have jitter: the inputs to time them again with jitter.
     """
 
     ground: Ground
@@ -74,7 +74,7 @@ class Lowered:
     jittered: dict[int, tuple[StepTimer, list[Moves]]]
 
     def drawn(self) -> Iterator[Steps]:
-        """The stream with jitter, which depends on a message's number: what has it comes turn by turn."""
+        """The stream with jitter, which depends on a message's number: groups with jitter are repeated one by one."""
         first = 0
         for group, times in self.stream:
             rows = sum(len(step) for step in group if step.role == MOVES)
@@ -87,7 +87,7 @@ class Lowered:
 
 
 def lower(program: Program, topology: Topology, *, marked: bool = False) -> Lowered:
-    """The timed steps of a program; ``marked``: with rows that tell when operations begin and end.
+    """The timed steps of a program; ``marked``: with rows that record when operations begin and end.
 
     Raises
     ------
@@ -118,7 +118,7 @@ def lower(program: Program, topology: Topology, *, marked: bool = False) -> Lowe
 
 
 def _counted(made: _Steps, stream: tuple[Steps, ...], marks: dict[int, tuple[int, int]]) -> Lowered:
-    """With its numbers of steps and rows."""
+    """The result with its numbers of steps and rows."""
     ground = made.ground
     comes: dict[Timed, int] = {}
     for group, times in stream:
@@ -149,25 +149,25 @@ def _counted(made: _Steps, stream: tuple[Steps, ...], marks: dict[int, tuple[int
 
 
 class _Steps:
-    """Makes timed steps; equal ones are one object."""
+    """Builds timed steps; equal steps share one object."""
 
     def __init__(self, ground: Ground) -> None:
         self.ground = ground
         self.known: dict[Any, Any] = {}
-        self.kept: list[Any] = []  # keys have addresses of these
+        self.kept: list[Any] = []  # keeps objects alive whose addresses are in keys
         self.plans: dict[Plan, tuple[list[tuple[tuple[Moves, ...], int]], Summary]] = {}
         self.timers: dict[tuple[str, Protocol], StepTimer] = {}
         self.jittered: dict[int, tuple[StepTimer, list[Moves]]] = {}
 
     def _once(self, key: tuple[Any, ...], *kept: Any, make: Callable[[], Any]) -> Any:
-        """What was made for a key, which may hold addresses of ``kept``."""
+        """The value for a key, made on first use; the key may contain addresses of ``kept``."""
         if key not in self.known:
             self.kept += kept
             self.known[key] = make()
         return self.known[key]
 
     def local(self, ranks: Ints, stream: str, post_fs: Ints | int, role: int, other: str = "") -> tuple[Timed, ...]:
-        """A row for each rank, on the first lane of a stream, which takes a time."""
+        """A row for each rank on the first lane of a stream, with a duration."""
         key = ("local", id(ranks), stream, post_fs if isinstance(post_fs, int) else id(post_fs), role, other)
         made: tuple[Timed, ...] = self._once(
             key, ranks, post_fs, make=partial(self._local, ranks.reshape(-1), stream, post_fs, role, other)
@@ -183,7 +183,7 @@ class _Steps:
         return (Timed(shape, nothing - 1, nothing, nothing, post, nothing, NOTHING, 0, role),)
 
     def starts(self) -> Iterator[Steps]:
-        """Rows that keep the streams of ranks until these begin."""
+        """Rows that hold the streams of ranks until the ranks begin."""
         program = self.ground.program
         starts = np.broadcast_to(np.int64(program.starts_fs), (program.nranks,))
         if not starts.any():
@@ -240,7 +240,7 @@ class _Steps:
             yield aside, 1
 
     def _aside(self, groups: Ints, stream: str, channels: int) -> tuple[Timed, ...]:
-        """A row for each further channel of each rank, which it and the first meet in."""
+        """A row for each further channel of each rank, which joins it with the first channel."""
         if channels == 1:
             return ()
         ranks = np.repeat(groups.reshape(-1), channels - 1)
@@ -256,7 +256,7 @@ def _no_links(rows: int) -> tuple[Shorts, Ints]:
 
 
 def _spread(step: Moves, groups: Ints) -> Moves:
-    """A step of a plan by all groups at once, group after group, between ranks of the program."""
+    """A step of a plan performed by all groups, group after group, with ranks of the program."""
     count = len(groups)
     src, dst = groups[:, step.src_rank].reshape(-1), groups[:, step.dst_rank].reshape(-1)
     channel, size, operands = (np.tile(column, count) for column in (step.channel, step.size_bytes, step.operands))
@@ -268,11 +268,11 @@ def _spread(step: Moves, groups: Ints) -> Moves:
 
 
 def _dependencies(ground: Ground, made: _Steps) -> list[list[tuple[Timed, ...]]]:
-    """The steps of records and waits that follow every operation; the last entry has those that come before all.
+    """The steps of records and waits that follow every operation; the last entry precedes all operations.
 
-    The n-th wait of a stream of a rank for another one meets the n-th record that this makes for it. So a dependency that an
-    earlier one of the same two streams holds already has neither. A wait comes right after the operation before it on its stream,
-    long before the record perhaps: a lane that waits asks for no further steps.
+    The n-th wait of a stream of a rank for another matches the n-th record that the other makes for it, so a dependency that an earlier
+    one between the same two streams implies needs neither. A wait comes right after the preceding operation on its stream, possibly long
+    before the record: a waiting lane requests no further steps.
     """
     program = ground.program
     records: list[list[tuple[Timed, ...]]] = [[] for _ in range(len(program.operations) + 1)]

@@ -1,4 +1,4 @@
-"""Programs: work, collectives and messages of many ranks, on streams, with dependencies."""
+"""Operations of programs: computations, collectives and messages of many ranks, on streams, with dependencies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["Call", "Compute", "Operation", "Send", "rank_array", "times_of"]
 
 
 def _frozen(what: str, values: ArrayLike, dimensions: int) -> Ints:
-    """Whole numbers as a read-only array; one that is read-only already is not copied."""
+    """Whole numbers as a read-only array; an array that is already read-only is not copied."""
     if isinstance(values, np.ndarray) and values.dtype == np.int64 and not values.flags.writeable:
         array = values
     else:
@@ -39,7 +39,7 @@ def _frozen(what: str, values: ArrayLike, dimensions: int) -> Ints:
 
 
 def times_of(what: str, values: int | ArrayLike, count: int) -> int | Ints:
-    """One time in femtoseconds for all, or one for each."""
+    """One time in femtoseconds for all ranks, or one for each."""
     if isinstance(values, (int, np.integer)):
         return whole_number(what, values, 0, MAX_TIME_FS)
     times = _frozen(what, values, 1)
@@ -69,26 +69,26 @@ def _text(what: str, given: object) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Compute:
-    """Work of some ranks, each by itself.
+    """Computation of some ranks, each independently.
 
     Parameters
     ----------
     ranks
-        The ranks that do it.
+        The computing ranks.
     duration_fs
-        How long it takes, in femtoseconds: one number for all, or one for each of ``ranks`` (a straggler).
+        Duration in femtoseconds: one number for all, or one for each of ``ranks`` (for stragglers).
     stream
-        Name of the stream that it is on.
+        Name of the operation's stream.
     after
-        Operations that must be over before it begins, on the ranks that it shares with them: their numbers in the program, or their
+        Operations that must finish before this one begins, on the ranks that both share: their numbers in the program, or their
         names.
     name
-        For ``after``, messages and timelines.
+        Used in ``after``, messages and timelines.
 
     Raises
     ------
     ConfigError
-        For ranks that are no list of different whole numbers, negative durations, or one too few.
+        For ranks that are not a list of different whole numbers, and for durations that are negative or of the wrong number.
 
     Examples
     --------
@@ -115,21 +115,21 @@ class Compute:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Call:
-    """A collective, by several groups of ranks at once.
+    """A collective, performed concurrently by several groups of ranks.
 
     Parameters
     ----------
     plan
-        What every group does, made by :func:`simcoll.bind`; it brings its protocol. Where the plan itself is placed does not matter.
+        The collective of every group, made by :func:`simcoll.bind`; it includes its protocol. The plan's own placement is ignored.
     groups
-        The ranks of every group: ``[groups, plan.nranks]``, no rank twice. Default: one group, the plan's own ``ranks``.
+        The ranks of every group: ``[groups, plan.nranks]``, without duplicates. Default: one group, the plan's own ``ranks``.
     stream, after, name
-        As of :class:`Compute`.
+        As in :class:`Compute`.
 
     Raises
     ------
     ConfigError
-        When the groups are no matrix with a column for each rank of the plan.
+        When the groups are not a matrix with a column for each rank of the plan.
 
     Examples
     --------
@@ -160,7 +160,7 @@ class Call:
 
     @property
     def ranks(self) -> Ints:
-        """All of its ranks, group after group."""
+        """All ranks, group after group."""
         return self.groups.reshape(-1)
 
     def __repr__(self) -> str:
@@ -169,7 +169,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Send:
-    """Messages between pairs of ranks, all at once.
+    """Concurrent messages between pairs of ranks.
 
     Parameters
     ----------
@@ -178,14 +178,14 @@ class Send:
     nbytes
         Size of every message.
     stream, after, name
-        As of :class:`Compute`; source and destination are busy until the message is done.
+        As in :class:`Compute`; source and destination are busy until the message is done.
     protocol
         Costs of a message, or the name of a protocol.
 
     Raises
     ------
     ConfigError
-        For pairs that are no matrix of two columns, ranks that are twice source or twice destination, and negative sizes.
+        For pairs that are not a matrix of two columns, a rank that is the source or destination of two pairs, and negative sizes.
 
     Examples
     --------
@@ -223,7 +223,7 @@ class Send:
         object.__setattr__(self, "call", self._call())
 
     def _call(self) -> Call:
-        """The same as a collective: send_recv of two ranks by every pair, or of all ranks where pairs meet."""
+        """The equivalent collective: send_recv of two ranks by every pair, or of all ranks if pairs share ranks."""
         ordered = np.sort(self.pairs, axis=None)
         if (ordered[1:] != ordered[:-1]).all():
             plan, groups = _send_recv(((0, 1),), self.nbytes, self.protocol), self.pairs
@@ -235,7 +235,7 @@ class Send:
         return Call(plan, groups, self.stream, self.after, self.name)
 
     def _check_pairs(self) -> None:
-        """Refuse ranks that are twice source or twice destination, or send to themselves."""
+        """Refuse ranks that are source or destination twice, or send to themselves."""
         for end, ranks in zip(("source", "destination"), self.pairs.T, strict=True):
             different, times = np.unique(ranks, return_counts=True)
             if (times > 1).any():
@@ -248,7 +248,7 @@ class Send:
 
     @property
     def ranks(self) -> Ints:
-        """All sources and destinations, each once."""
+        """All sources and destinations, without duplicates."""
         return self.call.ranks
 
     def __repr__(self) -> str:
@@ -259,7 +259,7 @@ Operation = Compute | Call | Send
 
 
 def rank_array(operation: Operation) -> Ints:
-    """The array that an operation holds its ranks in, the same one every time."""
+    """The array of an operation's ranks; the same object at every call."""
     if isinstance(operation, Compute):
         return operation.ranks
     return operation.groups if isinstance(operation, Call) else operation.call.groups

@@ -1,4 +1,4 @@
-"""Programs by the compiled engine: every row, or one of each class."""
+"""Programs on the compiled engine: every row, or one of each class."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ __all__ = ["Played", "play_all", "play_classes"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Played:
-    """What came out of a run: its time and hash, the classes that were played, and with ``keep`` times of messages and operations.
+    """The outcome of a run: time and hash, the number of classes played, and with ``keep`` the times of messages and operations.
 
-    A run that events cut off has a ``cut``, the ``messages`` that were done, and no times of operations.
+    A run that events cut off has a ``cut``, the number of completed ``messages``, and no times of operations.
     """
 
     time_fs: int
@@ -40,9 +40,9 @@ class Played:
 
 
 class _Expansion:
-    """Times of all messages and operations, step by step.
+    """Collects the times of all messages and operations, step by step.
 
-    With a quotient, times of classes become those of all messages.
+    With a quotient, the times of classes are expanded to those of all messages.
     """
 
     def __init__(self, lowered: Lowered, quotient: Quotient | None, *, keep: bool) -> None:
@@ -69,7 +69,7 @@ class _Expansion:
         self.marked: dict[tuple[int, int], Ints] = {}
 
     def __call__(self, first: int, step: Timed, start: Ints, end: Ints, done: Ints) -> None:
-        """A step is over."""
+        """Take the times of a finished step."""
         place = int(np.searchsorted(self.first, first, "right")) - 1
         if place in self.marks:
             self.marked[self.marks[place]] = done.copy()
@@ -85,7 +85,7 @@ class _Expansion:
             self.done_fs[begin : begin + len(step)] = done
 
     def times(self) -> dict[int, Times]:
-        """When operations began and ended, by number."""
+        """Begin and end of operations, by number."""
         found, places = {}, {mark: place for place, mark in self.marks.items()}
         for operation in self.lowered.marks:
             begin, end = ((operation, kind) for kind in (BEGINS, ENDS))
@@ -98,8 +98,8 @@ class _Expansion:
 
 
 def play_all(lowered: Lowered, *, keep: bool, timeline: Timeline | None = None) -> Played:
-    """Play every row with the compiled loops, and events."""
-    from simcoll.emulator.fast.machine import Machine  # brings in numba
+    """Play every row with the compiled loops, including events."""
+    from simcoll.emulator.fast.machine import Machine  # imports numba
 
     ground, played = lowered.ground, _Expansion(lowered, None, keep=keep) if keep else None
     changes = None if timeline is None else changes_during(ground, timeline)
@@ -121,8 +121,8 @@ def play_all(lowered: Lowered, *, keep: bool, timeline: Timeline | None = None) 
 
 
 def play_classes(lowered: Lowered, *, keep: bool, expand: bool, worth_it: bool) -> Played | str:
-    """Play one row of every class, or say why not; ``expand``: with a trace hash."""
-    from simcoll.emulator.fast.machine import Machine  # brings in numba
+    """Play one row of every class, or return the reason why not; ``expand``: with a trace hash."""
+    from simcoll.emulator.fast.machine import Machine  # imports numba
 
     ground = lowered.ground
     found = fold(without_links(lowered.stream, lowered.dropped), ground.capacity, lowered.lane_steps, worth_it=worth_it)
@@ -138,7 +138,7 @@ def play_classes(lowered: Lowered, *, keep: bool, expand: bool, worth_it: bool) 
 
 
 def _times(time_fs: int, trace_hash: str, classes: int | None, seen: _Expansion | None, *, keep: bool) -> Played:
-    """What came out of a run."""
+    """The outcome of a run."""
     if seen is None or not keep:
         return Played(time_fs, trace_hash, classes)
     return Played(time_fs, trace_hash, classes, seen.done_fs, seen.times())

@@ -1,4 +1,4 @@
-"""Operations of many ranks in an order, checked."""
+"""Programs: ordered and checked operations of many ranks."""
 
 from __future__ import annotations
 
@@ -19,34 +19,35 @@ __all__ = ["Program"]
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Program:
-    """Operations of many ranks. Play it with :func:`simcoll.emulate`.
+    """A program of operations of many ranks. Play it with :func:`simcoll.emulate`.
 
-    A stream of a rank does its operations in the order of the program. On a rank, an operation begins when the one before it on its
-    stream is over there, and with it all those in ``after`` that the rank takes part in. Ranks meet only in collectives and messages.
+    A stream of a rank performs its operations in the order of the program. On a rank, an operation begins when the previous one on its
+    stream has finished there, as well as all those in ``after`` that the rank takes part in. Ranks interact only in collectives and
+    messages.
 
     Parameters
     ----------
     nranks
-        Ranks are ``0 .. nranks - 1``; a topology must have as many.
+        Number of ranks, which are ``0 .. nranks - 1``; a topology must have as many.
     operations
-        In an order that each stream keeps.
+        The operations, in an order that each stream keeps.
     starts_fs
-        When the ranks begin, in femtoseconds: one number for all, or one for each.
+        Start times of the ranks, in femtoseconds: one number for all, or one for each.
 
     Attributes
     ----------
     before
-        For every operation the numbers of those that it comes after.
+        For every operation, the numbers of the operations that it follows.
 
     Raises
     ------
     ConfigError
-        For ranks that do not exist or are twice in one operation, and for operations that come after themselves, after later ones
-        (which a cycle must), or after ones that do not exist.
+        For ranks that do not exist or occur twice in one operation, and for operations that follow themselves, later ones (as in any
+        cycle), or ones that do not exist.
 
     Examples
     --------
-    Two ranks work, exchange gradients while they work on, and wait for the exchange.
+    Two ranks compute, exchange gradients while they continue, and wait for the exchange.
 
     >>> import simcoll
     >>> from simcoll.topology import crossbar
@@ -78,7 +79,7 @@ class Program:
         object.__setattr__(self, "before", self._before())
 
     def _check_ranks(self) -> None:
-        """Refuse ranks that do not exist or are twice in an operation; arrays that operations share are looked at once."""
+        """Refuse ranks that do not exist or occur twice in an operation; arrays shared by operations are checked once."""
         seen: dict[int, Ints] = {}
         for number, operation in enumerate(self.operations):
             if not isinstance(operation, (Compute, Call, Send)):
@@ -97,7 +98,7 @@ class Program:
                 raise ConfigError(f"{where} has rank {twice[0]} twice; a rank takes part in an operation once")
 
     def _before(self) -> tuple[tuple[int, ...], ...]:
-        """Numbers of the operations that each comes after."""
+        """Numbers of the operations that each operation follows."""
         named: dict[str, list[int]] = {}
         for number, operation in enumerate(self.operations):
             if operation.name:
@@ -108,7 +109,7 @@ class Program:
         )
 
     def _number(self, number: int, entry: int | str, named: dict[str, list[int]]) -> int:
-        """The number of an operation that operation ``number`` comes after."""
+        """The number of an operation that operation ``number`` follows."""
         where = f"operation {number} {self.operations[number]!r}"
         found = entry
         if isinstance(found, str):
@@ -128,7 +129,7 @@ class Program:
 
     @classmethod
     def of(cls, plans: Sequence[Plan]) -> Program:
-        """Plans at once, each where it is placed and on a stream of its own."""
+        """A program of concurrent plans, each with its own placement and stream."""
         for plan in plans:
             expect(plan, Plan, "emulate takes a plan, a list of plans, or a program")
         calls = [Call(plan, stream=f"plan {number}", name=f"plan {number}") for number, plan in enumerate(plans)]

@@ -1,4 +1,4 @@
-"""The reference for programs: a player for every group of every collective, under one SimPy clock."""
+"""The reference engine for programs: a player for every group of every collective, under one SimPy clock."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ class Conductor:
     program, topology
         The program, and the machine that runs it.
     storages
-        Buffers of every group of every collective, by number of the operation and group; missing ones move no data.
+        Buffers of every group of every collective, by operation and group number; a missing group moves no data.
     watch
-        Called for every transfer and work that is done: operation, group, when it was ready, and the row that is hashed.
+        Called for every completed transfer and computation: operation, group, time of readiness, and the hashed row.
     timeline
-        What happens during the run; ``None``: nothing.
+        Events during the run; ``None`` if there are none.
 
     Attributes
     ----------
     begin_fs, end_fs
-        By operation, then by rank.
+        Times by operation, then by rank.
     cut
-        Where events ended the run, if they did.
+        Where events ended the run early, if they did.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Conductor:
         self.end_fs: list[dict[int, int]] = [{} for _ in program.operations]
         self.recent: dict[tuple[str, object], dict[tuple[int, int, int], list[Message]]] = {}
         self.players: list[Player] = []
-        self.names: dict[int, Callable[[int], int]] = {}  # of messages, by the lanes of their senders
+        self.names: dict[int, Callable[[int], int]] = {}  # numbering of messages, by the lanes of their senders
         self.needs: list[dict[int, int]] = []
         self.followers: dict[tuple[int, int], list[int]] = {}
         self._order()
@@ -89,7 +89,7 @@ class Conductor:
         self.enter = [self._make(number) for number in range(len(program.operations))]
 
     def _order(self) -> None:
-        """What every operation of every rank waits for."""
+        """Record the operations that every operation of every rank waits for."""
         latest: dict[tuple[str, int], int] = {}
         for number, operation in enumerate(self.program.operations):
             ranks = rank_array(operation).reshape(-1).tolist()
@@ -103,7 +103,7 @@ class Conductor:
                 latest[operation.stream, rank] = number
 
     def _numbers(self) -> list[int]:
-        """Number of the first transfer or work of every operation."""
+        """Number of the first transfer or computation of every operation."""
         found, known = [0], {0: 0}
         for operation in self.program.operations:
             call = call_of(operation)
@@ -116,7 +116,7 @@ class Conductor:
         return found
 
     def _make(self, number: int) -> Callable[[int], None]:
-        """What lets a rank begin an operation."""
+        """The function with which a rank begins an operation."""
         operation = self.program.operations[number]
         call = call_of(operation)
         if call is not None:
@@ -146,7 +146,7 @@ class Conductor:
         return work
 
     def _call(self, number: int, call: Call) -> Callable[[int], None]:
-        """Players of a collective, one for each group."""
+        """Create the players of a collective, one for each group."""
         plan, count = call.plan, len(call.groups)
         protocol = plan.protocol
         recent = self.recent.setdefault((call.stream, protocol), {})
@@ -178,11 +178,11 @@ class Conductor:
         return lambda rank: enter[rank](rank)
 
     def _left(self, number: int, ranks: list[int], local: int) -> None:
-        """A group's rank has done its part."""
+        """Note that a rank of a group has done its part."""
         self._over(number, ranks[local])
 
     def _observer(self, number: int, group: int, ranks: list[int], starts: Ints, count: int) -> Callable[..., None]:
-        """Hears of the transfers of one group."""
+        """An observer of the transfers of one group."""
 
         def told(
             message: int,
@@ -204,13 +204,13 @@ class Conductor:
         return told
 
     def _name(self, number: int, group: int, starts: Ints, count: int, message: int) -> int:
-        """The program's number of a message of one group: the groups of an operation take turns step by step."""
+        """The program's number of a message of one group: the groups of an operation are interleaved step by step."""
         step = int(np.searchsorted(starts, message, "right")) - 1
         before, rows = int(starts[step]), int(starts[step + 1] - starts[step])
         return self.first[number] + before * count + group * rows + message - before
 
     def _count(self, number: int, group: int, ready: int, row: Row) -> None:
-        """A transfer or work is done."""
+        """Account for a completed transfer or computation."""
         self.messages += 1
         self.time_fs = max(self.time_fs, row[-1])
         self.rows.append(row)
@@ -232,7 +232,7 @@ class Conductor:
         self.enter[number](rank)
 
     def _over(self, number: int, rank: int) -> None:
-        """An operation is over on a rank."""
+        """Note that an operation has finished on a rank."""
         if self._stopped(rank):
             return
         self.end_fs[number][rank] = self.calendar.now
@@ -247,7 +247,7 @@ class Conductor:
         Raises
         ------
         InternalError
-            When something is left over, or the bytes that moved are not those of the plans.
+            When something is left over, or the bytes moved are not those of the plans.
         """
         starts = np.broadcast_to(self.program.starts_fs, (self.program.nranks,)).tolist()
         for number, needs in enumerate(self.needs):
@@ -260,7 +260,7 @@ class Conductor:
         missing = self._unfinished()
         if missing and self.events is not None:
             for player in self.players:
-                player.cut()  # which tells of the messages that are done
+                player.cut()  # accounts for the completed messages
         self._hash()
         self.time_fs = max([self.time_fs, *(player.books.time_fs for player in self.players)])
         if missing and self.events is not None:
@@ -277,7 +277,7 @@ class Conductor:
             )
 
     def _unfinished(self) -> list[int]:
-        """Operations that are not over on all of their ranks."""
+        """Operations that have not finished on all of their ranks."""
         return [number for number, needs in enumerate(self.needs) if len(self.end_fs[number]) != len(needs)]
 
     def _stopped(self, rank: int) -> bool:

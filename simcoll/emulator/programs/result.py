@@ -21,7 +21,7 @@ __all__ = ["ProgramResult", "Times"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Times:
-    """When an operation began and ended on each of its ranks; the times may be those of classes, of which ``classes`` tells each rank's."""
+    """Begin and end of an operation on each of its ranks; with ``classes``, the times are those of classes, given per rank."""
 
     begin_fs: Ints
     end_fs: Ints
@@ -41,29 +41,29 @@ class ProgramResult:
     Attributes
     ----------
     program, topology
-        The program that ran, and where.
+        The program that ran, and its topology.
     engine, path
-        Which engine ran, and why; or which quotient stood in for all.
+        The engine that ran, and the reason, or the quotient that stood in for all messages.
     time_fs
-        When the last transfer or work was done.
+        Completion time of the last transfer or computation.
     messages, bytes_moved
-        Transfers and works, and the payload of the transfers.
+        Number of transfers and computations, and the payload of the transfers.
     trace_hash
         Hash of everything that happened (:mod:`simcoll.emulator.digest`); messages are numbered by operation, step and group. Empty for
         a quotient of more than a million messages without ``keep``.
     classes
-        Rows of the quotient that were played; ``None`` when all were.
+        Number of rows of the quotient that were played; ``None`` if all were.
     done_fs
-        When each transfer and work was done, by number; ``None`` without ``keep``.
+        Completion time of each transfer and computation, by number; ``None`` without ``keep``.
     data
         ``"exact"`` (generated and checked) or ``"none"``: timing only.
     wrong
-        Output elements of all collectives that differ from their definition; ``None`` when that was not checked.
+        Output elements of all collectives that differ from their definition; ``None`` if not checked.
     wall_s
-        Seconds that the run took on this machine; in no hash.
+        Wall-clock seconds of the run on this machine; part of no hash.
     cut
-        Where events ended the run before its end, and why; then ``messages`` and ``bytes_moved`` are those until then, ``done_fs`` is
-        -1 for all others, and there are no times of operations.
+        Where and why events ended the run early; ``messages`` and ``bytes_moved`` then cover the run until there, ``done_fs`` is -1 for the
+        rest, and there are no times of operations.
     """
 
     program: Program
@@ -98,11 +98,11 @@ class ProgramResult:
         return any(isinstance(each, Call) and each.plan.proof is None for each in self.program.operations)
 
     def begin_fs(self, operation: int) -> Ints:
-        """When an operation began on each of its ranks, in the order of its ``ranks``. The run must have been made with ``keep``."""
+        """Start time of an operation on each of its ranks, in the order of its ``ranks``; needs a run with ``keep``."""
         return self._of(operation)[0]
 
     def end_fs(self, operation: int) -> Ints:
-        """When an operation was over on each of its ranks, in the order of its ``ranks``. The run must have been made with ``keep``."""
+        """End time of an operation on each of its ranks, in the order of its ``ranks``; needs a run with ``keep``."""
         return self._of(operation)[1]
 
     def _of(self, operation: int) -> tuple[Ints, Ints]:
@@ -134,7 +134,7 @@ class ProgramResult:
         return carried
 
     def utilization(self) -> Floats:
-        """Share of its capacity that each link of the topology carried over the whole run."""
+        """Mean share of the capacity of each link of the topology that was used over the run."""
         most = self.topology.link_capacity_uBps.astype(np.float64) * self.time_fs
         return self.link_bytes() * 1e21 / np.maximum(most, 1)
 

@@ -1,4 +1,4 @@
-"""From a program and a topology to a checked prediction."""
+"""The entry point for programs: from a program and a topology to a checked prediction."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ WAYS = ("auto", "exact", "none")
 
 
 class ProgramObserver(Protocol):
-    """A callback for every transfer and work of a program, in the order in which steps finish."""
+    """A callback for every transfer and computation of a program, in the order in which steps complete."""
 
     def __call__(
         self,
@@ -60,7 +60,7 @@ class ProgramObserver(Protocol):
         done_fs: int,
         /,
     ) -> None:
-        """Transfer ``message`` of a group of an operation was ready, flowed from ``src`` to ``dst``, and was done; work has equal ranks."""
+        """Report that a transfer was ready, flowed from ``src`` to ``dst``, and was done; a computation has equal ranks."""
 
 
 def emulate_program(
@@ -76,7 +76,7 @@ def emulate_program(
     events: Sequence[Event | str] = (),
     policy: Policy | str = "stall",
 ) -> ProgramResult:
-    """Play a program; :func:`simcoll.emulate` has the meaning of the arguments."""
+    """Play a program; :func:`simcoll.emulate` describes the arguments."""
     expect(topology, Topology, "emulate takes a topology, made by load_topology(name)")
     if data not in WAYS:
         raise ConfigError(f"data {data!r:.60} is not known for programs; {nearest(str(data), WAYS)}")
@@ -123,7 +123,7 @@ def _calls(program: Program) -> Iterator[tuple[int, Call]]:
 
 
 def _moves_data(program: Program, data: str) -> bool:
-    """Whether data is moved."""
+    """Whether the program moves data."""
     if data == "none":
         return False
     wanted = sum(exact_bytes(call.plan) * len(call.groups) for _, call in _calls(program))
@@ -144,7 +144,7 @@ def _choose(
     keep: bool,
     timeline: Timeline | None,
 ) -> tuple[str, str, Lowered | None]:
-    """``"simpy"``, ``"fast"`` or ``"quotient"``, why, and the program's steps unless SimPy plays it."""
+    """``"simpy"``, ``"fast"`` or ``"quotient"``, the reason, and the program's steps unless SimPy plays it."""
     if engine == "simpy":
         return "simpy", ASKED, None
     if watched:
@@ -157,7 +157,7 @@ def _choose(
             return "simpy", f"operation {number} has messages of different channels that wait for each other", None
         if timeline is not None and timeline.pace is not None and summary(call.plan).switched:
             return "simpy", "switches work with ranks that slow down or stop", None
-    # A rank may stop just when its last operation is over, which only a row after that can tell.
+    # A rank may stop just when its last operation ends, which only a later row can detect.
     stops = timeline is not None and timeline.pace is not None
     lowered = lower(program, topology, marked=keep or stops)
     if quotient is not False:
@@ -180,7 +180,7 @@ def _choose(
 
 
 def _unlike(lowered: Lowered, timeline: Timeline | None) -> str:
-    """Why no two messages can stand for each other; empty if they might."""
+    """Why no two messages can share a class; empty if they might."""
     if timeline is not None:
         return timeline.reason
     return "jitter makes every message different" if lowered.jittered else ""
@@ -253,7 +253,7 @@ def _referenced(
 
 
 def _groups(program: Program, seed: int) -> Iterator[tuple[tuple[int, int], Plan, int]]:
-    """Operation and group of every group of every collective, its plan, and the seed of its inputs, which is its own."""
+    """Operation and group number of every group of every collective, its plan, and the seed of its inputs, which is unique."""
     for number, call in _calls(program):
         for group in range(len(call.groups)):
             yield (number, group), call.plan, seed + (number << 20) + group
