@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from simcoll.later import loaded_later
 
 if TYPE_CHECKING:
-    from simcoll.emulator.books import Observer
     from simcoll.emulator.engine import Player
     from simcoll.emulator.fabric import Calendar, Fabric
+    from simcoll.emulator.ledger import Observer
     from simcoll.emulator.result import Result
     from simcoll.emulator.run import emulate
     from simcoll.emulator.trace import Trace
@@ -26,7 +26,7 @@ __all__ = ["Calendar", "Fabric", "Observer", "Player", "Result", "Trace", "emula
 __getattr__, __dir__ = loaded_later(
     "simcoll.emulator",
     {
-        "simcoll.emulator.books": ["Observer"],
+        "simcoll.emulator.ledger": ["Observer"],
         "simcoll.emulator.engine": ["Player"],
         "simcoll.emulator.fabric": ["Calendar", "Fabric"],
         "simcoll.emulator.result": ["Result"],

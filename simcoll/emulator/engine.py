@@ -14,15 +14,15 @@ from typing import Any
 import simpy
 
 from simcoll.core.plan import Plan
-from simcoll.emulator.books import Books, Observer
 from simcoll.emulator.dataplane import Storage
 from simcoll.emulator.events.detours import Detours
 from simcoll.emulator.events.pace import Pace
 from simcoll.emulator.fabric import Fabric
 from simcoll.emulator.fast.turns import Summary, summary
+from simcoll.emulator.ledger import Ledger, Observer
 from simcoll.emulator.messages import Block, Bundle, Lane, Message, blocks, parts, where_stuck
+from simcoll.emulator.placement import Placement
 from simcoll.emulator.score import Score, add_caps, check_switches
-from simcoll.emulator.seats import Seats
 from simcoll.errors import InternalError
 from simcoll.topology import Topology
 
@@ -58,7 +58,7 @@ class Player:
         Result of an earlier first pass over the plan, if any.
     score
         The same plan, topology and storage, prepared earlier.
-    seats
+    placement
         Endpoints, lanes and rate caps of the ranks; default: those of a plan that runs alone.
     recent
         The latest messages of each connection, shared by plans that use the same connections.
@@ -71,7 +71,7 @@ class Player:
 
     Attributes
     ----------
-    books, lanes
+    ledger, lanes
         Accounts of completed work; the lanes of all ranks.
     steps, messages, switched
         Steps of the plan that move anything, and their transfers; whether switches multicast or reduce in the plan.
@@ -90,7 +90,7 @@ class Player:
         keep: bool = False,
         seen: Summary | None = None,
         score: Score | None = None,
-        seats: Seats | None = None,
+        placement: Placement | None = None,
         recent: dict[tuple[int, int, int], list[Message]] | None = None,
         left: Callable[[int], None] | None = None,
         pace: Pace | None = None,
@@ -107,15 +107,15 @@ class Player:
         self.switched = self._summary.switched
         if self.switched:
             check_switches(plan, topology)
-        self.books = Books(self._summary, observer, keep=keep)
+        self.ledger = Ledger(self._summary, observer, keep=keep)
         self._pace, self._detours = pace, detours
         steps = self._summary.lane_steps.tolist()
-        places = (plan.ranks if seats is None else seats.endpoints).tolist()
+        places = (plan.ranks if placement is None else placement.endpoints).tolist()
         channels = plan.nchannels
         self.lanes = [
             Lane(*divmod(number, channels), count, places[number // channels]) for number, count in enumerate(steps)
         ]
-        streamed = score.parts if score else parts(plan, topology, storage, seats or add_caps(plan, fabric), number)
+        streamed = score.parts if score else parts(plan, topology, storage, placement or add_caps(plan, fabric), number)
         self._blocks = blocks(streamed, self.lanes)
         self._left = left
         self._busy_lanes = [0] * plan.nranks
@@ -130,7 +130,7 @@ class Player:
 
     def start(self) -> None:
         """Let every lane enter its first step at launch."""
-        begin = self.books.time_fs = self._calendar.now + self.plan.protocol.launch_fs
+        begin = self.ledger.time_fs = self._calendar.now + self.plan.protocol.launch_fs
         for lane in self.lanes:
             if lane.steps_left:
                 self._calendar.at(begin, self._enter, lane)
@@ -142,7 +142,7 @@ class Player:
         launch_fs = self.plan.protocol.launch_fs
         begin = self._calendar.now + launch_fs
         if launch_fs or not self._busy_lanes[rank]:  # otherwise its messages set the time
-            self.books.time_fs = max(self.books.time_fs, begin)
+            self.ledger.time_fs = max(self.ledger.time_fs, begin)
         channels = self.plan.nchannels
         for lane in self.lanes[rank * channels : (rank + 1) * channels]:
             if lane.steps_left:
@@ -354,8 +354,8 @@ class Player:
 
     def _retire(self, block: Block) -> None:
         """Account for a finished step, and drop it."""
-        self.books.enter(block)
-        if self.books.complete:
+        self.ledger.enter(block)
+        if self.ledger.complete:
             self._finish(None)
 
     def _finish(self, _nothing: None) -> None:
@@ -370,10 +370,10 @@ class Player:
             When a lane is stuck, or the bytes moved are not those of the plan.
         """
         stuck = [lane for lane in self.lanes if lane.steps_left or lane.pending]
-        if stuck or not self.books.complete:
+        if stuck or not self.ledger.complete:
             listed = "\n".join(where_stuck(lane) for lane in stuck[:8])
             raise InternalError(f"{len(stuck)} lanes are stuck at {self._calendar.now} fs:\n{listed}")
-        self.books.close()
+        self.ledger.close()
 
     def cut(self) -> list[int]:
         """Close the accounts of a run that ends now; return the unfinished ranks.
@@ -386,8 +386,8 @@ class Player:
         lanes = self.lanes
         entered = [lane.entered for lane in lanes if lane.entered is not None]
         reached = dict.fromkeys([*entered, *(message.block for lane in lanes for message in lane.queue)])
-        self.books.cut([block for block in reached if block.left], (block.step for block in self._blocks))
-        self.books.close()
+        self.ledger.cut([block for block in reached if block.left], (block.step for block in self._blocks))
+        self.ledger.close()
         return sorted({lane.rank for lane in lanes if lane.steps_left or lane.pending})
 
     def check_fabric(self) -> None:

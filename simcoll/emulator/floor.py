@@ -28,12 +28,12 @@ def latency_floor_fs(plan: Plan, topology: Topology) -> int:
     """
     if plan.nranks == 1 or _may_be_empty(plan):
         return 0
-    known, question = topology.known.floors, (plan.collective, plan.protocol, plan.ranks.tobytes())
-    if question not in known:
+    known, key = topology.known.floors, (plan.collective, plan.protocol, plan.ranks.tobytes())
+    if key not in known:
         if len(known) == REMEMBERED:
             known.pop(next(iter(known)))
-        known[question] = _floor_fs(plan, topology)
-    return known[question]
+        known[key] = _floor_fs(plan, topology)
+    return known[key]
 
 
 def _floor_fs(plan: Plan, topology: Topology) -> int:

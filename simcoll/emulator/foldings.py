@@ -16,21 +16,21 @@ from simcoll.arrays import Ints
 from simcoll.core.plan import Plan
 from simcoll.core.protocol import Protocol
 from simcoll.emulator.fast.timed import Shape, StepTimer, Timed, joined_routes, timed_steps
-from simcoll.emulator.fast.turns import EVEN, Moves, Summary, question_of, turns
+from simcoll.emulator.fast.turns import EVEN, Moves, Summary, cache_key, turns
 from simcoll.emulator.model import message_costs
+from simcoll.emulator.placement import Placement
 from simcoll.emulator.quotient import Quotient, fold
 from simcoll.emulator.quotient_partition import alike, first_of
-from simcoll.emulator.seats import Seats
 from simcoll.topology import Routes, Topology
 
-__all__ = ["Folding", "Makings", "folded_first", "folding", "place_of", "worth_folding"]
+__all__ = ["CostTerms", "Folding", "folded_first", "folding", "folding_key", "worth_folding"]
 
 
-class Makings(StepTimer):
+class CostTerms(StepTimer):
     """Steps that carry a number for each combination of cost terms instead of costs; also keeps their moves and routes."""
 
-    def __init__(self, protocol: Protocol, topology: Topology, seats: Seats) -> None:
-        super().__init__(protocol, topology, seats, joint=True)
+    def __init__(self, protocol: Protocol, topology: Topology, placement: Placement) -> None:
+        super().__init__(protocol, topology, placement, joint=True)
         self.sources: dict[Timed, tuple[Moves, Routes]] = {}
 
     def _timed(self, steps: list[Moves], first_message: int) -> list[Timed]:  # noqa: ARG002 - there is no jitter
@@ -82,46 +82,46 @@ class Folding:
         return replace(found, steps=tuple(steps), patterns=patterns, capacity=capacity[found.links])
 
 
-def place_of(plan: Plan, topology: Topology) -> tuple[Any, ...]:
+def folding_key(plan: Plan, topology: Topology) -> tuple[Any, ...]:
     """The key of a folding: the sizes unless all chunks are equal, the topology, and the links that a protocol adds."""
     protocol = plan.protocol
     caps = bool(protocol.channel_rate_uBps), bool(protocol.rank_rate_uBps), protocol.fifo_depth
-    return question_of(plan)[0], topology, plan.ranks.tobytes(), caps
+    return cache_key(plan)[0], topology, plan.ranks.tobytes(), caps
 
 
 def worth_folding(plan: Plan, topology: Topology) -> bool:
     """Whether a folding is remembered, or worth a try because the schedule runs repeatedly; counts the runs until then."""
-    place = place_of(plan, topology)
-    if place[0] is None:
+    key = folding_key(plan, topology)
+    if key[0] is None:
         return False
-    known: Folding | str | int = plan.schedule.known.foldings.get(place, 0)
+    known: Folding | str | int = plan.schedule.known.foldings.get(key, 0)
     if isinstance(known, int):
-        _remember(plan, place, known + 1)
+        _remember(plan, key, known + 1)
     return folded_first(plan, topology)
 
 
 def folded_first(plan: Plan, topology: Topology) -> bool:
     """Whether a folding is remembered, or should be tried first because the schedule has run before."""
-    known: Folding | str | int = plan.schedule.known.foldings.get(place_of(plan, topology), 0)
+    known: Folding | str | int = plan.schedule.known.foldings.get(folding_key(plan, topology), 0)
     # Under the last of the expected protocols it would come too late.
-    enough = 1 if question_of(plan)[0] == EVEN else max(1, plan.schedule.known.again)
+    enough = 1 if cache_key(plan)[0] == EVEN else max(1, plan.schedule.known.again)
     return known > enough if isinstance(known, int) else isinstance(known, Folding)
 
 
-def _remember(plan: Plan, place: tuple[Any, ...], found: Folding | str | int) -> None:
+def _remember(plan: Plan, key: tuple[Any, ...], found: Folding | str | int) -> None:
     """Keep the result for equal chunks, and for the latest other sizes."""
-    if place[0] is None:
+    if key[0] is None:
         return
     known = plan.schedule.known
-    known.foldings = {old: kept for old, kept in known.foldings.items() if old[0] in {EVEN, place[0]}}
-    known.foldings[place] = found
+    known.foldings = {old: kept for old, kept in known.foldings.items() if old[0] in {EVEN, key[0]}}
+    known.foldings[key] = found
 
 
 def folding(
     plan: Plan,
     topology: Topology,
     seen: Summary,
-    seats: Seats,
+    placement: Placement,
     capacity: Ints,
     *,
     expanded: bool,
@@ -134,33 +134,33 @@ def folding(
     ``expanded``: the times of all messages will be needed. Other parameters as in :func:`simcoll.emulator.quotient.fold`.
     """
     if seen.switched and waits is None:
-        stream = timed_steps(plan, topology, seats, seen.groups)
+        stream = timed_steps(plan, topology, placement, seen.groups)
         return fold(stream, capacity, seen.lane_steps, worth_it=worth_it, patience=patience)
-    place, each = place_of(plan, topology), question_of(plan)[1]
-    known: Folding | str | int = plan.schedule.known.foldings.get(place, 0)
+    key, each = folding_key(plan, topology), cache_key(plan)[1]
+    known: Folding | str | int = plan.schedule.known.foldings.get(key, 0)
     if isinstance(known, str) and worth_it:
         return known
     found = None
     if isinstance(known, Folding) and (known.quotient.patterns or not expanded):
         found = known.timed(plan, each, capacity)
     if found is None:
-        timer = Makings(plan.protocol, topology, seats)
+        timer = CostTerms(plan.protocol, topology, placement)
         groups = seen.groups
         if waits is not None and len(waits[0]):  # equal steps wait for different messages
             groups = [((step._replace(),), 1) for some, times in groups or turns(plan) for step in some * times]
-        stream = timed_steps(plan, topology, seats, groups, timer)
+        stream = timed_steps(plan, topology, placement, groups, timer)
         made = fold(stream, capacity, seen.lane_steps, worth_it=worth_it, patience=patience, waits=waits)
         if isinstance(made, str):
             if patience is None and worth_it:
-                _remember(plan, place, made)
+                _remember(plan, key, made)
             return made
         known = _folding(made, timer, each, expanded=expanded)
-        _remember(plan, place, known)
+        _remember(plan, key, known)
         found = known.timed(plan, each, capacity)
     return found or "links of one class have different capacities"
 
 
-def _folding(found: Quotient, timer: Makings, each: int, *, expanded: bool) -> Folding:
+def _folding(found: Quotient, timer: CostTerms, each: int, *, expanded: bool) -> Folding:
     moves, routes = [], []
     for pattern, names in zip(found.patterns, found.classes, strict=True):
         step, ways = timer.sources[pattern]

@@ -51,9 +51,9 @@ def player_cut(timeline: Timeline, player: Player, detours: Detours | None, late
     each = links_of_cut(fabric, detours, late)
     messages = [CutMessage(m.id, m.sender.rank, m.receiver.rank, links) for m, links in each]
     waiting = player.cut()
-    books = player.books
-    time_fs = books.time_fs if late is None else fabric.calendar.now
-    payload = sum(books.bytes_by_op), books.dropped_bytes
+    ledger = player.ledger
+    time_fs = ledger.time_fs if late is None else fabric.calendar.now
+    payload = sum(ledger.bytes_by_op), ledger.dropped_bytes
     return cut_at(timeline, time_fs, messages, waiting, payload, aborted=late is not None)
 
 

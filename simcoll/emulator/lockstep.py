@@ -28,8 +28,8 @@ from simcoll.emulator.fast.recurrence import BY_RECEIVER, BY_SENDER, CROWDED, ad
 from simcoll.emulator.fast.timed import Shape, StepTimer, Timed, batches
 from simcoll.emulator.fast.turns import Group, Spinning, spinning
 from simcoll.emulator.model import FS_PER_SECOND_UBPS, JITTER, ROUNDING
+from simcoll.emulator.placement import Placement
 from simcoll.emulator.pruning import never_bind
-from simcoll.emulator.seats import Seats
 from simcoll.topology import Topology
 
 __all__ = ["Played", "lockstep"]
@@ -97,7 +97,7 @@ def lockstep(
     plan: Plan,
     topology: Topology,
     capacity: Ints,
-    seats: Seats,
+    placement: Placement,
     groups: list[Group] | None,
     *,
     keep: bool,
@@ -109,7 +109,7 @@ def lockstep(
     # Jitter is added when messages are played, so that repeats stay repeats.
     calm = replace(plan, protocol=replace(protocol, jitter_fs=0))
     owners, kept, rows = _Owners(capacity, fifo=protocol.fifo_depth > 0), [], 0
-    for turns in _turns(calm, topology, seats, groups):
+    for turns in _turns(calm, topology, placement, groups):
         kept.append(turns)
         rows += sum(len(each) for variants in turns.steps for each in variants)
         if rows > MOST_ROWS or not all(owners.add(variants[0]) for variants in turns.steps):
@@ -119,8 +119,8 @@ def lockstep(
     return _Run(plan, capacity, kept, keep=keep).play()
 
 
-def _turns(plan: Plan, topology: Topology, seats: Seats, groups: list[Group] | None) -> Iterator[Turns]:
-    make = StepTimer(plan.protocol, topology, seats)
+def _turns(plan: Plan, topology: Topology, placement: Placement, groups: list[Group] | None) -> Iterator[Turns]:
+    make = StepTimer(plan.protocol, topology, placement)
     given = spinning(plan) if groups is None else groups
     for spins, some in groupby(given, lambda group: isinstance(group, Spinning)):
         if spins:

@@ -14,7 +14,7 @@ from simcoll.core.schedule import SWITCH_REDUCE
 from simcoll.emulator.dataplane import Storage
 from simcoll.emulator.fast.timed import StepTimer
 from simcoll.emulator.fast.turns import moves_of
-from simcoll.emulator.seats import Seats
+from simcoll.emulator.placement import Placement
 from simcoll.topology import Topology
 
 __all__ = ["Block", "Bundle", "Lane", "Message", "Part", "blocks", "parts", "where_stuck"]
@@ -109,7 +109,7 @@ class Bundle:
         self.wire = max(message.wire for message in messages)
 
 
-def _ways_up(seats: Seats, topology: Topology, step: PlanStep, rows: list[int]) -> list[int]:
+def _ways_up(placement: Placement, topology: Topology, step: PlanStep, rows: list[int]) -> list[int]:
     """The links to the switch of ranks that contribute to their own reduction: such an operand goes up like the others."""
     if step.op[rows[0]] != SWITCH_REDUCE:
         return []
@@ -117,8 +117,8 @@ def _ways_up(seats: Seats, topology: Topology, step: PlanStep, rows: list[int]) 
     others = [int(rank) for rank in step.src_rank[rows] if rank != step.dst_rank[rows[0]]]
     if not local or not others:
         return []
-    own = seats.endpoints[step.src_rank[local[0]]]
-    return [link for link in topology.route([own], [seats.endpoints[others[0]]]).links[0, :1].tolist() if link >= 0]
+    own = placement.endpoints[step.src_rank[local[0]]]
+    return [link for link in topology.route([own], [placement.endpoints[others[0]]]).links[0, :1].tolist() if link >= 0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,14 +139,14 @@ def parts(
     plan: Plan,
     topology: Topology,
     storage: Storage | None,
-    seats: Seats,
+    placement: Placement,
     number: Callable[[int], int] = int,
 ) -> Iterator[Part]:
     """Stream the steps of a plan that move anything, with routes and costs.
 
-    ``seats`` numbers the lanes; ``number`` maps a message of the plan to the number that determines its jitter.
+    ``placement`` numbers the lanes; ``number`` maps a message of the plan to the number that determines its jitter.
     """
-    timer, first_message, shape = StepTimer(plan.protocol, topology, seats), 0, None
+    timer, first_message, shape = StepTimer(plan.protocol, topology, placement), 0, None
     paths: list[tuple[int, ...]] = []
     for step in plan.steps():
         timed = timer([moves_of(plan, step)], number(first_message))[0]
@@ -170,7 +170,7 @@ def parts(
         wire_bytes = int(timed.wire.sum()) - sum(
             int(timed.wire[rows].sum() - timed.wire[rows].max()) for rows in groups
         )
-        switched = tuple((rows, _ways_up(seats, topology, step, rows)) for rows in groups)
+        switched = tuple((rows, _ways_up(placement, topology, step, rows)) for rows in groups)
         yield Part(step, tuple(columns), switched, wire_bytes)
 
 

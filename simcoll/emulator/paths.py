@@ -13,7 +13,6 @@ import simpy
 
 from simcoll.arrays import Ints
 from simcoll.core.plan import Plan
-from simcoll.emulator.books import Observer
 from simcoll.emulator.dataplane import Storage
 from simcoll.emulator.engine import Player, links_now
 from simcoll.emulator.events.detours import Detours
@@ -26,11 +25,12 @@ from simcoll.emulator.fast.timed import Timed, timed_steps
 from simcoll.emulator.fast.turns import Summary, summary
 from simcoll.emulator.foldings import folded_first, folding, worth_folding
 from simcoll.emulator.interrupted import changes_of, machine_cut, player_cut, until_end
+from simcoll.emulator.ledger import Observer
 from simcoll.emulator.model import effective_capacities
+from simcoll.emulator.placement import Placement, placement_of
 from simcoll.emulator.quotient import no_quotient
 from simcoll.emulator.result import Result
 from simcoll.emulator.score import check_switches
-from simcoll.emulator.seats import Seats, seats_of
 from simcoll.errors import ConfigError, InternalError, nearest
 from simcoll.topology import Topology
 
@@ -144,19 +144,19 @@ def _folding_pays(plan: Plan, topology: Topology, seen: Summary, engine: str) ->
     return worth_folding(plan, topology) or seen.messages > MOST_HASHED
 
 
-def all_links(plan: Plan, topology: Topology) -> tuple[Ints, Seats, Callable[[int], str]]:
-    """Capacities of all links, including those that cap rates; the seats of the ranks; and link names."""
+def all_links(plan: Plan, topology: Topology) -> tuple[Ints, Placement, Callable[[int], str]]:
+    """Capacities of all links, including those that cap rates; the placement of ranks; and link names."""
     capacity = np.array(effective_capacities(topology, plan.protocol), np.int64)
     links = topology.nlinks
-    seats = seats_of(plan, links)
-    caps = seats.caps
+    placement = placement_of(plan, links)
+    caps = placement.caps
     if caps is None:
-        return capacity, seats, topology.link_name
+        return capacity, placement, topology.link_name
 
     def name(link: int) -> str:
         return topology.link_name(link) if link < links else caps.name(link - links)
 
-    return np.concatenate([capacity, np.array(caps.rates, np.int64)]), seats, name
+    return np.concatenate([capacity, np.array(caps.rates, np.int64)]), placement, name
 
 
 def play_simpy(
@@ -177,14 +177,14 @@ def play_simpy(
     detours = Detours(topology) if timeline is not None and timeline.detours else None
     pace = None if timeline is None else timeline.pace
     player = Player(plan, topology, fabric, storage, observer, keep=keep, seen=seen, pace=pace, detours=detours)
-    books, cut = player.books, None
+    ledger, cut = player.ledger, None
     if timeline is not None:
-        changes = Course(timeline, capacity), fabric, lambda: books.complete
+        changes = Course(timeline, capacity), fabric, lambda: ledger.complete
         LinkChanges(*changes, *(([detours], partial(links_now, detours)) if detours else ())).start()
     player.start()
     with _collector_paused():
         late = until_end(fabric)
-    if timeline is not None and not books.complete:
+    if timeline is not None and not ledger.complete:
         cut = player_cut(timeline, player, detours, late)
     else:
         player.check()
@@ -194,13 +194,13 @@ def play_simpy(
         topology.name,
         "simpy",
         why,
-        books.time_fs if cut is None else cut.time_fs,
+        ledger.time_fs if cut is None else cut.time_fs,
         player.steps,
-        books.messages,
-        sum(books.bytes_by_op),
+        ledger.messages,
+        sum(ledger.bytes_by_op),
         player.switched,
-        books.hash.hexdigest(),
-        books.done_fs,
+        ledger.hash.hexdigest(),
+        ledger.done_fs,
         cut=cut,
     )
 
@@ -223,8 +223,8 @@ def play_lockstep(plan: Plan, topology: Topology, seen: Summary, *, keep: bool) 
 
     if seen.switched:
         return None
-    capacity, seats, _ = all_links(plan, topology)
-    played = lockstep(plan, topology, capacity, seats, seen.groups, keep=keep)
+    capacity, placement, _ = all_links(plan, topology)
+    played = lockstep(plan, topology, capacity, placement, seen.groups, keep=keep)
     if played is None:
         return None
     if played.messages != seen.messages:
@@ -241,7 +241,7 @@ def play_fast(
 
     if seen.switched:
         check_switches(plan, topology)
-    capacity, seats, name = all_links(plan, topology)
+    capacity, placement, name = all_links(plan, topology)
     done = np.full(seen.messages, -1, np.int64) if keep else None
 
     def over(first: int, _timed: Timed, _start: Ints, _end: Ints, done_fs: Ints) -> None:
@@ -251,7 +251,7 @@ def play_fast(
     machine = Machine(
         capacity,
         seen.lane_steps,
-        timed_steps(plan, topology, seats, seen.groups),
+        timed_steps(plan, topology, placement, seen.groups),
         launch_fs=plan.protocol.launch_fs,
         fifo=plan.protocol.fifo_depth > 0,
         waits=plan.wait_pairs,
@@ -328,9 +328,9 @@ def play_quotient(
 
     if seen.switched:
         check_switches(plan, topology)
-    capacity, seats, name = all_links(plan, topology)
+    capacity, placement, name = all_links(plan, topology)
     expanded = keep or seen.messages <= MOST_HASHED
-    found = folding(plan, topology, seen, seats, capacity, expanded=expanded, worth_it=worth_it, patience=patience)
+    found = folding(plan, topology, seen, placement, capacity, expanded=expanded, worth_it=worth_it, patience=patience)
     if isinstance(found, str):
         return found
     expansion = Expansion(found, seen.messages, keep=keep) if expanded else None

@@ -21,8 +21,8 @@ from simcoll.emulator.fast.compiled import COMPILED
 from simcoll.emulator.fast.joint import joint_costs
 from simcoll.emulator.fast.state import DONE, LAST, State
 from simcoll.emulator.fast.timed import Timed, joined_routes, timed_steps
-from simcoll.emulator.fast.turns import EVEN, Group, Moves, Summary, question_of, summary, turns
-from simcoll.emulator.foldings import Folding, Makings, folding, place_of
+from simcoll.emulator.fast.turns import EVEN, Group, Moves, Summary, cache_key, summary, turns
+from simcoll.emulator.foldings import CostTerms, Folding, folding, folding_key
 from simcoll.emulator.model import message_costs
 from simcoll.emulator.paths import (
     FEWEST_FOLDED,
@@ -154,22 +154,20 @@ def play_rehearsed(plan: Plan, topology: Topology, engine: str) -> Result | None
     check_engine(engine, None)
     if not COMPILED or engine == "simpy" or protocol.jitter_fs or protocol.fifo_depth:
         return None
-    place, each, seen = place_of(plan, topology), question_of(plan)[1], summary(plan)
-    if place[0] is None or (engine == "auto" and seen.messages <= few_messages()):
+    key, each, seen = folding_key(plan, topology), cache_key(plan)[1], summary(plan)
+    if key[0] is None or (engine == "auto" and seen.messages <= few_messages()):
         return None
     why = "asked for" if engine == "fast" else f"{seen.messages} messages"
-    found: Rehearsal | int | None = known.rehearsals.get(place, known.again - (place[0] != EVEN))
+    found: Rehearsal | int | None = known.rehearsals.get(key, known.again - (key[0] != EVEN))
     if isinstance(found, int):
-        known.rehearsals = {old: kept for old, kept in known.rehearsals.items() if old[0] in {EVEN, place[0]}}
-        known.rehearsals[place] = found + 1
+        known.rehearsals = {old: kept for old, kept in known.rehearsals.items() if old[0] in {EVEN, key[0]}}
+        known.rehearsals[key] = found + 1
         if found > 0:
-            found = known.rehearsals[place] = _rehearsed(plan, topology, seen)
-    if (
-        not isinstance(found, Rehearsal) or known.rehearsals.pop(place, None) is not found
-    ):  # another thread is playing it
+            found = known.rehearsals[key] = _rehearsed(plan, topology, seen)
+    if not isinstance(found, Rehearsal) or known.rehearsals.pop(key, None) is not found:  # another thread is playing it
         return None
     played = found.play(plan, topology, seen, each, why)
-    known.rehearsals[place] = found
+    known.rehearsals[key] = found
     return played
 
 
@@ -177,7 +175,7 @@ def forget_sizes(schedule: Schedule) -> None:
     """Forget results that hold only for sizes with unequal chunks."""
     known = schedule.known
     known.foldings, known.rehearsals = (
-        {place: kept for place, kept in some.items() if place[0] == EVEN} for some in (known.foldings, known.rehearsals)
+        {key: kept for key, kept in some.items() if key[0] == EVEN} for some in (known.foldings, known.rehearsals)
     )
 
 
@@ -185,7 +183,7 @@ def _rehearsed(plan: Plan, topology: Topology, seen: Summary) -> Rehearsal | Non
     """The run without costs; ``None`` if messages or classes are too many."""
     if seen.switched and _largest(seen.groups or turns(plan)) * seen.messages > MOST_JOINED:
         return None
-    even = place_of(plan, topology)[0] == EVEN
+    even = folding_key(plan, topology)[0] == EVEN
     many = max(FEWEST_FOLDED if even else MANY_UNEVEN, LEAST_A_STEP * seen.steps)
     found = None
     if seen.messages > many:
@@ -205,18 +203,18 @@ def _every(plan: Plan, topology: Topology, seen: Summary) -> Rehearsal:
         check_switches(plan, topology)
     from simcoll.emulator.fast.whole import Whole  # imports numba
 
-    capacity, seats, _ = all_links(plan, topology)
-    timer = Makings(plan.protocol, topology, seats)
+    capacity, placement, _ = all_links(plan, topology)
+    timer = CostTerms(plan.protocol, topology, placement)
     numbers: dict[Timed, int] = {}
     order: list[int] = []
-    for steps, times in timed_steps(plan, topology, seats, seen.groups, timer):
+    for steps, times in timed_steps(plan, topology, placement, seen.groups, timer):
         order += [numbers.setdefault(step, len(numbers)) for step in steps] * times
     sources = [timer.sources[step] for step in numbers]
     moves = [Moves(*step[:6], None) for step, _ in sources]
     sheet = _sheet(list(numbers), np.array(order, np.int64), plan.wait_pairs)
     whole = Whole(sheet, len(capacity), seen.lane_steps, hashed=True)
     return Rehearsal(
-        whole, question_of(plan)[1], _joined(moves), joined_routes([ways for _, ways in sources]), sheet.leader
+        whole, cache_key(plan)[1], _joined(moves), joined_routes([ways for _, ways in sources]), sheet.leader
     )
 
 
@@ -231,23 +229,29 @@ def _folded(plan: Plan, topology: Topology, seen: Summary) -> Rehearsal | None:
         check_switches(plan, topology)
     protocol, known = plan.protocol, plan.schedule.known
     capped = replace(plan, protocol=replace(protocol, channel_rate_uBps=protocol.channel_rate_uBps or 1))
-    capacity, seats, _ = all_links(capped, topology)
-    place = place_of(capped, topology)
-    others = (
-        kept for other, kept in known.rehearsals.items() if other[:3] == place[:3] and isinstance(kept, Rehearsal)
-    )
+    capacity, placement, _ = all_links(capped, topology)
+    key = folding_key(capped, topology)
+    others = (kept for other, kept in known.rehearsals.items() if other[:3] == key[:3] and isinstance(kept, Rehearsal))
     sibling = next((kept for kept in others if kept.links is not None), None)
-    if not isinstance(known.foldings.get(place), Folding) or sibling is None:
+    if not isinstance(known.foldings.get(key), Folding) or sibling is None:
         folding(
-            capped, topology, seen, seats, capacity, expanded=True, worth_it=True, patience=None, waits=plan.wait_pairs
+            capped,
+            topology,
+            seen,
+            placement,
+            capacity,
+            expanded=True,
+            worth_it=True,
+            patience=None,
+            waits=plan.wait_pairs,
         )
-    kept = known.foldings.get(place)
+    kept = known.foldings.get(key)
     if not isinstance(kept, Folding) or kept.quotient.messages > MOST_SLOTS:
         return None
     made = kept.quotient
     tied = seen.switched or len(made.waits[0]) > 0  # these had a trace hash before they could fold: twice the limit
     ends = sibling.ends if sibling else _ends(made) if seen.messages <= MOST_HASHED << tied else None
-    known.foldings[place] = replace(kept, quotient=replace(made, patterns=(), classes=()))
+    known.foldings[key] = replace(kept, quotient=replace(made, patterns=(), classes=()))
     order = np.concatenate([np.tile(np.array(numbers, np.int64), times) for numbers, times in made.groups])
     sheet = _sheet(made.steps, order, made.waits)
     if not protocol.channel_rate_uBps:

@@ -13,11 +13,11 @@ import numpy as np
 from simcoll.arrays import Array
 from simcoll.core.numbers import whole_number
 from simcoll.core.plan import Plan
-from simcoll.emulator.books import Observer
 from simcoll.emulator.budget import check_exact, exact_bytes
 from simcoll.emulator.dataplane import Storage
 from simcoll.emulator.events import Event, Policy, Timeline, timeline_of
 from simcoll.emulator.floor import latency_floor_fs
+from simcoll.emulator.ledger import Observer
 from simcoll.emulator.paths import choose, play_fast, play_folded, play_lockstep, play_quotient, play_simpy
 from simcoll.emulator.rehearsals import play_rehearsed
 from simcoll.emulator.result import Result

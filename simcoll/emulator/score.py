@@ -7,7 +7,7 @@ from simcoll.emulator.dataplane import Storage
 from simcoll.emulator.fabric import Fabric
 from simcoll.emulator.fast.turns import Summary, summary
 from simcoll.emulator.messages import Part, parts
-from simcoll.emulator.seats import Caps, Seats, seats_of
+from simcoll.emulator.placement import Caps, Placement, placement_of
 from simcoll.errors import ConfigError
 from simcoll.topology import Topology
 
@@ -24,10 +24,10 @@ class Score:
         self.parts: tuple[Part, ...] = tuple(parts(plan, topology, storage, add_caps(plan, fabric)))
 
 
-def add_caps(plan: Plan, fabric: Fabric) -> Seats:
+def add_caps(plan: Plan, fabric: Fabric) -> Placement:
     """Add the links that cap the plan's rates to the fabric, if any."""
     caps = Caps(plan.protocol, plan.nranks, plan.nchannels)
-    return seats_of(plan, fabric.add_links(caps.rates, caps.name) if caps.rates else 0)
+    return placement_of(plan, fabric.add_links(caps.rates, caps.name) if caps.rates else 0)
 
 
 def check_switches(plan: Plan, topology: Topology) -> None:

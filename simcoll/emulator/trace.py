@@ -46,7 +46,7 @@ class Trace:
         self._seen = 0
 
     def __call__(self, message: int, /, *rest: int) -> None:
-        """Record a transfer; the arguments are those of :class:`simcoll.emulator.books.Observer`."""
+        """Record a transfer; the arguments are those of :class:`simcoll.emulator.ledger.Observer`."""
         self._seen += 1
         if message < self._limit:
             self._rows.append((message, *rest))

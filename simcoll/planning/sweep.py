@@ -13,7 +13,7 @@ from simcoll.core.protocol import Protocol
 from simcoll.core.reduction import parse_dtype
 from simcoll.core.schedule import Schedule
 from simcoll.emulator import Result, emulate
-from simcoll.emulator.books import Observer
+from simcoll.emulator.ledger import Observer
 from simcoll.errors import ConfigError
 from simcoll.planning.disturbance import CALM, Disturbance
 from simcoll.topology import Topology

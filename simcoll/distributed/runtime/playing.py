@@ -19,8 +19,8 @@ from simcoll.emulator.engine import Player
 from simcoll.emulator.events.detours import Detours
 from simcoll.emulator.events.pace import Pace
 from simcoll.emulator.fabric import Calendar, Fabric
+from simcoll.emulator.placement import Placement
 from simcoll.emulator.score import Score, add_caps
-from simcoll.emulator.seats import Seats
 from simcoll.errors import InternalError
 from simcoll.topology import Topology
 
@@ -80,7 +80,7 @@ class Emulator:
     def give_back(self, stage: Stage) -> None:
         """Keep buffers for the next run of their plan, unless they are large."""
         held = self.kept_bytes + stage.size_bytes
-        known = stage.score is not None or stage.seats is not None
+        known = stage.score is not None or stage.placement is not None
         if known and stage.size_bytes <= KEPT_BYTES and held <= 16 * KEPT_BYTES:
             self.kept_bytes = held
             self.stages.setdefault((id(stage.plan), stage.pool is None), []).append(stage)
@@ -101,10 +101,10 @@ class Stage:
 
     ``inputs`` and ``outputs`` are per rank a flat array; ``None`` where there is none, and everywhere if they are fake.
     ``links`` are those of the topology that the plan uses. ``score`` is what comes again with each run of the plan; with jitter only
-    ``seats`` do.
+    ``placement`` do.
     """
 
-    __slots__ = ("inputs", "links", "outputs", "plan", "pool", "score", "seats", "size_bytes", "storage")
+    __slots__ = ("inputs", "links", "outputs", "placement", "plan", "pool", "score", "size_bytes", "storage")
 
     def __init__(self, emulator: Emulator, plan: Plan, *, fake: bool) -> None:
         self.plan = plan
@@ -122,8 +122,8 @@ class Stage:
             has = plan.collective.has_output(np.arange(plan.nranks)).tolist()
             self.outputs = [seen if wanted else None for seen, wanted in zip(self.pool.seen(OUTPUT), has, strict=True)]
             self.size_bytes = int(plan.buffer_elements().sum()) * plan.dtype.itemsize
-        self.seats: Seats | None = add_caps(plan, emulator.fabric) if plan.protocol.jitter_fs else None
-        few = self.seats is None and plan.proof is not None and plan.proof.transfers <= KEPT_TRANSFERS
+        self.placement: Placement | None = add_caps(plan, emulator.fabric) if plan.protocol.jitter_fs else None
+        few = self.placement is None and plan.proof is not None and plan.proof.transfers <= KEPT_TRANSFERS
         self.score = Score(plan, emulator.topology, emulator.fabric, self.storage) if few else None
         used = () if self.score is None else (column for part in self.score.parts for column in part.columns)
         shared = emulator.topology.nlinks
@@ -190,16 +190,16 @@ class Playing:
             emulator.fabric,
             stage.storage,
             score=stage.score,
-            seats=stage.seats,
+            placement=stage.placement,
             left=self._rank_left,
             pace=None if emulator.pace is None else emulator.pace.of(self.plan.ranks.tolist()),
             detours=emulator.detours,
             number=lambda message: first + message,
         )
-        if stage.seats is not None:
+        if stage.placement is not None:
             emulator.drawn += player.messages
         if emulator.steady and stage.score is not None:
-            player.books.columns = []
+            player.ledger.columns = []
         return player
 
     def enter(self, rank: int, sources: Iterable[Array], op: Reduction | None = None) -> None:
@@ -331,10 +331,10 @@ class Playing:
         elif self._player is not None:
             player, emulator.playing = self._player, emulator.playing - 1
             player.check()
-            books = player.books
-            end_fs, messages, trace_hash = max(books.time_fs, begin_fs), books.messages, books.hash.hexdigest()
-            if alone and books.columns is not None:
-                emulator.takes.add(take_of(self.plan, self._log, begin_fs, books))
+            ledger = player.ledger
+            end_fs, messages, trace_hash = max(ledger.time_fs, begin_fs), ledger.messages, ledger.hash.hexdigest()
+            if alone and ledger.columns is not None:
+                emulator.takes.add(take_of(self.plan, self._log, begin_fs, ledger))
         emulator.history.add(*self.label, self.plan, (begin_fs, end_fs), messages, trace_hash)
         emulator.give_back(stage)
         over, self.leave, self.over = self.over, _nobody, None  # they know this one: no circle is left to be collected

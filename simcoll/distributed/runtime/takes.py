@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from simcoll.core.plan import Plan
-from simcoll.emulator.books import Books
 from simcoll.emulator.digest import MovedHash
+from simcoll.emulator.ledger import Ledger
 
 Event = tuple[int, int, bool]
 Log = tuple[Event, ...]
@@ -48,11 +48,11 @@ class Take:
     hash: MovedHash
 
 
-def take_of(plan: Plan, log: Iterable[Event], begin_fs: int, books: Books) -> Take:
-    """The take of a plan that has been played; its books have kept their columns."""
-    columns = np.concatenate(books.columns, axis=1) if books.columns else np.zeros((7, 0), np.int64)
+def take_of(plan: Plan, log: Iterable[Event], begin_fs: int, ledger: Ledger) -> Take:
+    """The take of a plan that has been played, with a ledger that kept its columns."""
+    columns = np.concatenate(ledger.columns, axis=1) if ledger.columns else np.zeros((7, 0), np.int64)
     columns[4:] -= begin_fs
-    return Take(plan, tuple(log), max(0, books.time_fs - begin_fs), books.messages, MovedHash(list(columns)))
+    return Take(plan, tuple(log), max(0, ledger.time_fs - begin_fs), ledger.messages, MovedHash(list(columns)))
 
 
 @dataclass(slots=True)

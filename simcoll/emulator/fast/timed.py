@@ -16,7 +16,7 @@ from simcoll.emulator.fast.joint import joint_costs, joint_links
 from simcoll.emulator.fast.state import MOVES, RECORDS, WAITS
 from simcoll.emulator.fast.turns import Group, Moves, bytes_by_op, same_moves, turns
 from simcoll.emulator.model import message_costs
-from simcoll.emulator.seats import Seats
+from simcoll.emulator.placement import Placement
 from simcoll.topology import Routes, Topology
 
 Key = tuple[bytes, ...]
@@ -78,14 +78,14 @@ class Timed:
 class StepTimer:
     """Assigns routes and costs to steps in batches; an unchanged step yields the same object again.
 
-    ``seats`` positions ranks and channels. ``joint``: the transfers of a switch operation are one flow, that of its leader.
+    ``placement`` positions ranks and channels. ``joint``: the transfers of a switch operation are one flow, that of its leader.
     """
 
-    def __init__(self, protocol: Protocol, topology: Topology, seats: Seats, *, joint: bool = False) -> None:
+    def __init__(self, protocol: Protocol, topology: Topology, placement: Placement, *, joint: bool = False) -> None:
         self.protocol = protocol
         self.joint = joint
         self.topology = topology
-        self.seats = seats
+        self.placement = placement
         self.last: tuple[Moves, Timed] | None = None
         self.known: dict[Key, tuple[Routes, Shape]] = {}
         self.known_rows = 0
@@ -141,14 +141,14 @@ class StepTimer:
 
     def _ways(self, steps: list[Moves]) -> Iterator[tuple[Routes, Shape]]:
         """Routes and shapes of all steps, computed together."""
-        seats = self.seats
+        placement = self.placement
         src, dst, channel = (
             np.concatenate(columns) for columns in list(zip(*(step[:3] for step in steps), strict=True))
         )
-        routes = self.topology.route(seats.endpoints[src], seats.endpoints[dst])
-        sender, receiver = seats.lane(src, channel), seats.lane(dst, channel)
-        links = seats.links(src, dst, channel, routes.links)
-        connection = seats.connection(sender, receiver)
+        routes = self.topology.route(placement.endpoints[src], placement.endpoints[dst])
+        sender, receiver = placement.lane(src, channel), placement.lane(dst, channel)
+        links = placement.links(src, dst, channel, routes.links)
+        connection = placement.connection(sender, receiver)
         first = 0
         for step in steps:
             here, first = slice(first, first + step.rows), first + step.rows
@@ -168,7 +168,7 @@ class StepTimer:
         far = np.flatnonzero((step.op == SWITCH_REDUCE) & (step.src_rank != step.dst_rank))[::-1]
         other[leader[far]] = step.src_rank[far]
         own = own[other[leader[own]] >= 0]
-        ranks = self.seats.endpoints
+        ranks = self.placement.endpoints
         up = self.topology.route(ranks[step.src_rank[own]], ranks[other[leader[own]]]).links[:, :1]
         links = joint_links(leader, shape.links, own, up)
         return replace(shape, links=links, weight=np.broadcast_to(np.int64(1), links.shape), leader=leader)
@@ -209,7 +209,7 @@ def batches(groups: Iterable[Group], *, unrolled: bool) -> Iterator[tuple[list[M
 def timed_steps(
     plan: Plan,
     topology: Topology,
-    seats: Seats,
+    placement: Placement,
     groups: Iterable[Group] | None = None,
     timer: StepTimer | None = None,
 ) -> Iterator[tuple[tuple[Timed, ...], int]]:
@@ -217,7 +217,7 @@ def timed_steps(
 
     ``groups`` are those of :func:`simcoll.emulator.fast.turns.summary`, if kept; ``timer`` may supply columns other than costs.
     """
-    make, first = timer or StepTimer(plan.protocol, topology, seats, joint=True), 0
+    make, first = timer or StepTimer(plan.protocol, topology, placement, joint=True), 0
     groups = turns(plan) if groups is None else groups
     for steps, times in batches(groups, unrolled=plan.protocol.jitter_fs > 0):
         made = make(steps, first)

@@ -18,7 +18,17 @@ from simcoll.core.step import in_fold_order
 Group = tuple[tuple["Moves", ...], int]
 
 __all__ = [
-    "EVEN", "Moves", "Spinning", "Summary", "bytes_by_op", "moves_of", "question_of", "same_moves", "spinning", "summary", "turns",
+    "EVEN",
+    "Moves",
+    "Spinning",
+    "Summary",
+    "bytes_by_op",
+    "cache_key",
+    "moves_of",
+    "same_moves",
+    "spinning",
+    "summary",
+    "turns",
 ]  # fmt: skip
 
 KEPT_ROWS = 1 << 21
@@ -173,8 +183,8 @@ def _moving_turns(plan: Plan, block: Repeat, lengths: Ints) -> Iterator[Moves]:
     for turn in range(block.count):
         shift = turn * block.stride % block.modulus
         for number, (table, place) in enumerate(places):
-            question = number, shift % periods[number]
-            step = known.get(question)
+            key = number, shift % periods[number]
+            step = known.get(key)
             if step is None:
                 elements = table[place + shift]
                 rows = np.flatnonzero(elements)
@@ -182,7 +192,7 @@ def _moving_turns(plan: Plan, block: Repeat, lengths: Ints) -> Iterator[Moves]:
                 step = step._replace(size_bytes=elements[rows] * plan.dtype.itemsize)
                 held += len(rows)
                 if held <= REMEMBERED_ROWS:
-                    known[question] = step
+                    known[key] = step
             if step.rows:
                 yield step
 
@@ -296,7 +306,7 @@ def bytes_by_op(step: Moves) -> tuple[int, ...]:
     return tuple(int(step.size_bytes[step.op == op].sum()) for op in range(len(OP_NAMES)))
 
 
-def question_of(plan: Plan) -> tuple[tuple[int, int] | None, int]:
+def cache_key(plan: Plan) -> tuple[tuple[int, int] | None, int]:
     """The cache key for facts about a plan's steps (``None``: not cached), and the bytes per chunk for which they hold.
 
     Equal chunks share one key for all sizes, which are multiples of those of one-byte chunks.
@@ -313,16 +323,16 @@ def summary(plan: Plan) -> Summary:
     With equal chunks, the results are those of one-byte chunks, scaled; with others, only the latest sizes are remembered.
     """
     known = plan.schedule.known
-    question, each = question_of(plan)
-    if question is None:
+    key, each = cache_key(plan)
+    if key is None:
         return _counted(plan)
-    found: Summary | None = known.summaries.get(question)
+    found: Summary | None = known.summaries.get(key)
     if found is None:
-        whole = question == EVEN
+        whole = key == EVEN
         unit = replace(plan, sizes=plan.schedule.layout.chunks, dtype=np.dtype(np.int8)) if whole else plan
         found = _counted(unit)
         known.summaries = {key: value for key, value in known.summaries.items() if key == EVEN}
-        known.summaries[question] = found if found.rows <= REMEMBERED_ROWS else replace(found, groups=None)
+        known.summaries[key] = found if found.rows <= REMEMBERED_ROWS else replace(found, groups=None)
     return _scaled(found, each) if each > 1 else found
 
 

@@ -10,9 +10,9 @@ import numpy as np
 from simcoll.arrays import Ints, Shorts
 from simcoll.core.protocol import Protocol
 from simcoll.emulator.model import shared_capacities, with_slack
+from simcoll.emulator.placement import Caps, Placement
 from simcoll.emulator.programs.operations import Call, Operation, Send
 from simcoll.emulator.programs.program import Program
-from simcoll.emulator.seats import Caps, Seats
 from simcoll.errors import ConfigError
 from simcoll.topology import Topology
 
@@ -130,10 +130,10 @@ class Ground:
         """The lanes of a channel of a stream."""
         return ranks * self.stride + self.offset[stream] + channel
 
-    def all_seats(self, stream: str, protocol: Protocol) -> Seats:
-        """Seats of all ranks of the program, for calls on a stream."""
+    def world_placement(self, stream: str, protocol: Protocol) -> Placement:
+        """Placement of all ranks of the program, for calls on a stream."""
         turn = self.queued.index(protocol) if protocol.fifo_depth else 0
-        return Seats(
+        return Placement(
             np.arange(self.program.nranks),
             self.stride,
             self.offset[stream],
@@ -143,10 +143,10 @@ class Ground:
             (self.lanes, turn * self.lanes**2) if protocol.fifo_depth else None,
         )
 
-    def seats(self, stream: str, group: Ints, protocol: Protocol, channels: int) -> Seats:
-        """Seats of the ranks of one group, for a separate player."""
+    def placement(self, stream: str, group: Ints, protocol: Protocol, channels: int) -> Placement:
+        """Placement of the ranks of one group, for a separate player."""
         caps = self.caps.get((stream, protocol))
-        return Seats(group, channels, 0, caps, group, self.shares.get(protocol))
+        return Placement(group, channels, 0, caps, group, self.shares.get(protocol))
 
     def records(self, ranks: Ints, stream: str, other: str) -> Ints:
         """Numbers of the connections by which one stream signals another on the same rank."""

@@ -226,15 +226,15 @@ class _Steps:
         if aside:
             yield aside, 1
         if (stream, protocol) not in self.timers:
-            seats = self.ground.all_seats(stream, protocol)
+            placement = self.ground.world_placement(stream, protocol)
             calm = replace(protocol, jitter_fs=0)
-            self.timers[stream, protocol] = StepTimer(calm, self.ground.topology, seats, joint=True)
+            self.timers[stream, protocol] = StepTimer(calm, self.ground.topology, placement, joint=True)
         timer = self.timers[stream, protocol]
         for group, times in steps:
             spread = [_spread(step, groups) for step in group]
             timed = tuple(timer(spread, 0))
             if protocol.jitter_fs:
-                self.jittered[id(timed)] = StepTimer(protocol, timer.topology, timer.seats, joint=True), spread
+                self.jittered[id(timed)] = StepTimer(protocol, timer.topology, timer.placement, joint=True), spread
             yield timed, times
         if aside:
             yield aside, 1

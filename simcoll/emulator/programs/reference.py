@@ -163,7 +163,7 @@ class Conductor:
                 self.fabric,
                 self.storages.get((number, at)),
                 self._observer(number, at, ranks, starts, count),
-                seats=self.ground.seats(call.stream, group, protocol, plan.nchannels),
+                placement=self.ground.placement(call.stream, group, protocol, plan.nchannels),
                 recent=recent,
                 left=partial(self._left, number, ranks),
                 pace=None if pace is None else pace.of(ranks),
@@ -262,10 +262,10 @@ class Conductor:
             for player in self.players:
                 player.cut()  # accounts for the completed messages
         self._hash()
-        self.time_fs = max([self.time_fs, *(player.books.time_fs for player in self.players)])
+        self.time_fs = max([self.time_fs, *(player.ledger.time_fs for player in self.players)])
         if missing and self.events is not None:
             waiting = {rank for number in missing for rank in self.needs[number] if rank not in self.end_fs[number]}
-            payload = sum(self.bytes_by_op), sum(player.books.dropped_bytes for player in self.players)
+            payload = sum(self.bytes_by_op), sum(player.ledger.dropped_bytes for player in self.players)
             self.cut = self.events.cut(self.fabric, late, self.time_fs, self._number, sorted(waiting), payload)
             self.time_fs = self.cut.time_fs
             return

@@ -200,7 +200,7 @@ def test_bytes_on_links_that_are_not_the_plans_are_caught(by_hand):
     fabric.delivered_bytes -= 1
     with pytest.raises(InternalError, match="links delivered 999 bytes; the plan puts 1000"):
         player.check_fabric()
-    player.books.bytes_by_op[0] += 1
+    player.ledger.bytes_by_op[0] += 1
     with pytest.raises(InternalError, match=r"moved \[1001, 0, 0, 0, 0\]"):
         player.check()
 
@@ -213,7 +213,7 @@ def test_two_plans_share_one_fabric(by_hand):
     for player in players:
         player.start()
     fabric.env.run(until=fabric.env.all_of([player.finished for player in players]))
-    assert [player.books.time_fs for player in players] == [3 * US, 3 * US]
+    assert [player.ledger.time_fs for player in players] == [3 * US, 3 * US]
 
 
 def test_memory_follows_the_steps_in_flight(by_hand):

@@ -16,7 +16,7 @@ from simcoll.emulator.fast.compiled import COMPILED, SOURCES, announced
 from simcoll.emulator.fast.timed import timed_steps
 from simcoll.emulator.fast.turns import summary
 from simcoll.emulator.model import jitter_fs
-from simcoll.emulator.seats import seats_of
+from simcoll.emulator.placement import placement_of
 from simcoll.errors import ConfigError
 from simcoll.topology import Topology, boxes, crossbar, from_networkx, torus
 from tests.support.agreement_cases import TableRouter
@@ -162,7 +162,9 @@ def test_steps_that_come_back_have_their_routes(monkeypatch, rows):
     monkeypatch.setattr(timed, "REMEMBERED_ROWS", rows)
     monkeypatch.setattr(timed, "BATCH_ROWS", 1)
     plan = simcoll.bind(simcoll.schedule("all_reduce", "rabenseifner", nranks=8), count=8, unproved=True)
-    shapes = [step.shape for steps, _ in timed_steps(plan, crossbar(8, "1 GB/s"), seats_of(plan, 0)) for step in steps]
+    shapes = [
+        step.shape for steps, _ in timed_steps(plan, crossbar(8, "1 GB/s"), placement_of(plan, 0)) for step in steps
+    ]
     assert len(shapes) == 7
     del shapes[0]  # copies inside the ranks
     # The second half takes the same ways backwards; of 16 rows, the last two steps are remembered.
@@ -269,7 +271,7 @@ def test_jitter_delays_a_single_message_by_what_was_drawn(by_hand):
 
 def test_equal_steps_are_one_object():
     plan = ring(6, count=6)
-    groups = list(timed_steps(plan, crossbar(6, "1 GB/s"), seats_of(plan, 0)))
+    groups = list(timed_steps(plan, crossbar(6, "1 GB/s"), placement_of(plan, 0)))
     assert [(len(steps), times) for steps, times in groups] == [(1, 5), (1, 5)]
     assert groups[0][0][0].shape is groups[1][0][0].shape
     assert plan.protocol == IDEAL

@@ -11,9 +11,9 @@ from simcoll.emulator import emulate
 from simcoll.emulator.fast.timed import timed_steps
 from simcoll.emulator.fast.turns import summary, turns
 from simcoll.emulator.model import effective_capacities
+from simcoll.emulator.placement import placement_of
 from simcoll.emulator.quotient import Quotient, fold, folded
 from simcoll.emulator.quotient_partition import Partition, certify, connections_in_order, refine
-from simcoll.emulator.seats import seats_of
 from simcoll.errors import ConfigError
 from simcoll.topology import boxes, crossbar, fat_tree
 
@@ -31,7 +31,7 @@ def ring(n=16, count=1 << 12, **bound_to):
 def pieces(plan, topology):
     """Distinct steps, groups, capacities and steps per lane."""
     patterns, groups = {}, []
-    for group, times in timed_steps(plan, topology, seats_of(plan, 0)):
+    for group, times in timed_steps(plan, topology, placement_of(plan, 0)):
         groups.append((tuple(patterns.setdefault(step, len(patterns)) for step in group), times))
     capacity = np.array(effective_capacities(topology, plan.protocol), np.int64)
     return tuple(patterns), tuple(groups), capacity, summary(plan).lane_steps
@@ -77,7 +77,7 @@ def test_every_message_has_the_time_of_the_full_run(topology, kind, algorithm, d
 
 def test_a_ring_on_a_crossbar_is_one_message_a_step():
     found = fold(
-        timed_steps(ring(), crossbar(16, "1 GB/s"), seats_of(ring(), 0)),
+        timed_steps(ring(), crossbar(16, "1 GB/s"), placement_of(ring(), 0)),
         *pieces(ring(), crossbar(16, "1 GB/s"))[2:],
         worth_it=True,
     )

@@ -15,7 +15,7 @@ from simcoll.emulator.fast.turns import Summary
 from simcoll.emulator.messages import Block, Message
 from simcoll.errors import InternalError
 
-__all__ = ["Books", "Observer"]
+__all__ = ["Ledger", "Observer"]
 
 HASH_BATCH = 4096
 
@@ -41,7 +41,7 @@ class Observer(Protocol):
         """Report that a transfer was ready, its flow started and ended, and it was done, at these times."""
 
 
-class Books:
+class Ledger:
     """Accounts for the messages of a plan, step by step.
 
     Attributes

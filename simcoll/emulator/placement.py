@@ -1,4 +1,4 @@
-"""Positions of a plan's ranks and channels: topology endpoints, lanes of a run, and links that cap rates."""
+"""Placement of a plan: endpoints and lanes of its ranks and channels, and links that cap rates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from simcoll.arrays import Ints, Links
 from simcoll.core.plan import Plan
 from simcoll.core.protocol import Protocol
 
-__all__ = ["Caps", "Seats", "seats_of"]
+__all__ = ["Caps", "Placement", "placement_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class Caps:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Seats:
-    """Positions of ranks and channels in a run.
+class Placement:
+    """Placement of ranks and channels in a run.
 
     Attributes
     ----------
@@ -106,7 +106,7 @@ class Seats:
         return np.concatenate([np.where(linked, np.stack(columns, axis=1), -1), route], axis=1).astype(np.int32)
 
 
-def seats_of(plan: Plan, first_cap: int) -> Seats:
-    """The seats of a plan that runs alone; its cap links start at ``first_cap``."""
+def placement_of(plan: Plan, first_cap: int) -> Placement:
+    """The placement of a plan that runs alone; its cap links start at ``first_cap``."""
     caps = Caps(plan.protocol, plan.nranks, plan.nchannels, first_cap)
-    return Seats(plan.ranks, plan.nchannels, caps=caps if caps.rates else None)
+    return Placement(plan.ranks, plan.nchannels, caps=caps if caps.rates else None)
