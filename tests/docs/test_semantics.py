@@ -33,7 +33,7 @@ reason. *simcoll* says what happens here where torch differs from its documentat
 4,581 (tensors and objects, 1 to 8 ranks) where the folder with them is given in `SIMCOLL_GOLDEN`. DistributedDataParallel, `fully_shard`,
 DTensor and the other parts of PyTorch that build on these calls are tested as PyTorch ships them, in `test_torch_programs.py`.
 
-Of the distributed tests that ship with PyTorch, played on 4 ranks ([all numbers](../howto/pytorch.md#pytorchs-own-tests)):
+Of the distributed tests that ship with PyTorch, played on 4 ranks ([all numbers](torch.md#pytorchs-own-tests)):
 
 | | pass | fail | skip |
 |---|---:|---:|---:|
