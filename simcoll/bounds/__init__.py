@@ -1,10 +1,9 @@
-"""Provable lower bounds: the times that no schedule can beat on a topology, with the cuts that prove them.
+"""Provable lower bounds: times that no schedule can beat on a topology, with the cuts that prove them.
 
-``flows`` has maximum flows, ``cuts`` the exact cut of all-gather and scatter, ``programs`` the all-to-all program with its checked
-dual, ``lower`` the bound of every collective. The other modules say what can be reached: ``packing`` has trees that fill all
-links, made from the rates that ``pairs`` of ranks can have at once by ``growing`` them, where ``rates`` are better than fair shares;
-``roots`` the best all-reduce along trees.
-Nothing here knows of schedules or of the emulator.
+``flows`` computes maximum flows, ``cuts`` the exact cut of all-gather and scatter, ``programs`` the all-to-all program with its
+checked dual, ``lower`` the bound of every collective. The other modules show what can be reached. ``packing`` builds trees that fill
+all links: from the rates that ``pairs`` of ranks can have simultaneously (fair shares, or better ones from ``rates``), by ``growing``
+or ``composing`` trees. ``roots`` computes the best all-reduce along trees. Nothing here depends on schedules or the emulator.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Trees for machines of many nodes that are alike: a tree over the nodes, in each of them a tree over its ranks, and all turns of both.
+"""Trees for topologies of many equal nodes: a tree over the nodes, a tree over the ranks of each, and all rotations of both.
 
-The part of rank j of a node goes to rank j of every other node, along a tree over the nodes, and there along a tree of rank j over the
-node. The tree over nodes is one of a few shapes over *offsets*, counted from the root's node. Turned to all nodes, it loads them all
-alike: every node receives each part of the others once, which is the least. Whether the links have the capacity is not assumed: the
-turns are counted on the links of the topology, and compared with the best cut.
+The part of rank j of a node goes to rank j of every other node along a tree over the nodes, and there along a tree of rank j over the
+node. The tree over nodes has one of a few shapes over *offsets*, counted from the root's node. Rotated to all nodes, it loads them
+equally: every node receives each part of the others once, which is the minimum. Whether the links have the capacity is not assumed: the
+rotations are counted on the links of the topology, and compared with the best cut.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ __all__ = ["SHAPES", "composed", "nodes_alike", "ratio_of_turns"]
 
 
 def _binary(count: int) -> Parents:
-    """Offset k comes from offset (k - 1) // 2, with the least depth."""
+    """Offset k is reached from offset (k - 1) // 2; the shallowest shape."""
     return [(offset - 1) // 2 for offset in range(count)]
 
 
 def _two_chains(count: int) -> Parents:
-    """Half of the offsets one way round, half the other way: every node hears from a neighbour."""
+    """Half of the offsets in each direction around the ring: every node receives from a neighbour."""
     half = count // 2
     return [offset - 1 if offset <= half else (offset + 1) % count for offset in range(count)]
 
 
 def _chain(count: int) -> Parents:
-    """Every offset comes from the one before."""
+    """Every offset is reached from the previous one."""
     return [offset - 1 for offset in range(count)]
 
 
 SHAPES = (_binary, _two_chains, _chain)
-"""Shapes of trees over nodes, with parents of all offsets but the first: the shallow ones first, those that cross least borders last."""
+"""Shapes of trees over nodes, as parents of all offsets except the first; shallow ones first, those with the fewest crossings last."""
 
 
 def nodes_alike(topology: Topology) -> Ints:
-    """Ranks ``[node, place]`` of the finest groups if all have equally many; otherwise every rank is a node."""
+    """Ranks ``[node, place]`` of the finest groups if all have the same size; otherwise every rank is a node."""
     n = topology.nranks
     for ids in list(topology.groups.values())[:1]:
         sizes = np.bincount(ids)
@@ -60,7 +60,7 @@ def nodes_alike(topology: Topology) -> Ints:
 def ratio_of_turns(
     topology: Topology, nodes: Ints, inner: Sequence[Tree], parents: Parents, *, backwards: bool
 ) -> Fraction | None:
-    """Time of the most loaded link as in :class:`simcoll.bounds.packing.Packing`; ``None`` where a message would pass through a rank."""
+    """Time of the most loaded link, as in :class:`simcoll.bounds.packing.Packing`; ``None`` if a message would pass through a rank."""
     count, places = nodes.shape
     parts = sum(tree.copies for tree in inner if tree.root == 0)
     steps = np.bincount([(offset - parents[offset]) % count for offset in range(1, count)], minlength=count)
@@ -95,10 +95,10 @@ def ratio_of_turns(
 
 
 def composed(nodes: Ints, inner: Sequence[Tree], parents: Parents) -> tuple[Tree, ...]:
-    """The trees out of every rank: ``inner`` are those of one node, over places."""
+    """The trees out of every rank; ``inner`` are those of one node, over its places."""
     count, places = nodes.shape
     ranks, depth = nodes.tolist(), [0] * count
-    for _ in range(count):  # a shape may name a parent that comes later
+    for _ in range(count):  # a shape may have a parent that comes later
         depth = [0, *(depth[parents[offset]] + 1 for offset in range(1, count))]
     order = sorted(range(count), key=depth.__getitem__)
     trees = []

@@ -23,12 +23,12 @@ __all__ = ["Cut", "all_gather_cut", "candidate_groups", "cut_name", "scatter_cut
 
 
 ORBIT_LIMIT = 2**16
-"""With more ranks than ``FLOW_LIMIT``, at most so many ranks times orbits of ranks are followed exactly."""
+"""Beyond ``FLOW_LIMIT`` ranks, cuts are exact up to this product of ranks and orbits of ranks."""
 
 
 _PLURALS = {"box": "boxes", "leaf": "leaves"}
 TOGETHER = 2**15
-"""So many links are in one flow that asks about several sinks."""
+"""Number of links in one flow that covers several sinks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,9 @@ class Cut:
     capacity_uBps
         Capacity of the links that leave the set.
     name
-        The cut in words: ``"the links into box0.gpu3"``, ``"the NICs of box 1"``.
+        The cut in words, such as ``"the links into box0.gpu3"`` or ``"the NICs of box 1"``.
     exact
-        Whether no other cut is worse. If False, the bound still holds, but a better one may exist.
+        Whether no cut gives a larger bound. If False, the bound holds, but a better one may exist.
     """
 
     ratio: Fraction
@@ -64,7 +64,7 @@ def all_gather_cut(topology: Topology, *, backwards: bool = False, by_orbit: boo
     reverses all links, which gives reduce_scatter.
 
     Exact for up to 1024 ranks, and beyond where symmetry leaves few orbits; otherwise the best of single ranks and groups. ``by_orbit``
-    tries one rank of each orbit under certified symmetries; the result is the same.
+    tries only one rank of each orbit under certified symmetries; the result is the same.
 
     Examples
     --------
@@ -102,8 +102,8 @@ def all_gather_cut(topology: Topology, *, backwards: bool = False, by_orbit: boo
 def scatter_cut(topology: Topology, root: int, *, backwards: bool = False) -> Cut:
     """The cut that bounds scatter: most ranks outside per capacity out of a set that holds the root.
 
-    Its ``ratio`` counts the ranks on the receiving side: a scatter of M bytes in total takes at least
-    ``M / N * ratio`` seconds. ``backwards`` is gather.
+    Its ``ratio`` counts the ranks on the receiving side: a scatter of M bytes in total takes at least ``M / N * ratio`` seconds.
+    ``backwards`` gives gather.
     """
     graph = flow_graph(topology, backwards=backwards)
     n = graph.nranks
@@ -141,12 +141,12 @@ def candidate_groups(topology: Topology) -> Iterator[tuple[str, list[Ints]]]:
 def _first_guess(
     topology: Topology, graph: FlowGraph, sinks: list[int], *, backwards: bool
 ) -> tuple[Fraction, NDArray[np.bool_]]:
-    """The best cut around all but one rank or group: everything except the vertices that it receives through.
+    """The best cut around all but one rank or group: everything except the vertices through which that receives.
 
     Only groups with one of the ``sinks`` are tried.
     """
     reverse = flow_graph(topology, backwards=not backwards)
-    # Around a single rank, its own links; the flows find a better cut behind them if there is one.
+    # For a single rank, cut its own links; the flows find any better cut behind them.
     entering = np.zeros(graph.nvertices, graph.capacity.dtype)
     np.add.at(entering, graph.head, graph.capacity)
     least = min(sinks, key=lambda rank: int(entering[graph.ranks[rank]]))
@@ -165,11 +165,11 @@ def _first_guess(
 
 
 class _Feasible:
-    """Whether all ranks can send 1 / ratio to a sink at once, for every given sink; False may mean that it does not fit.
+    """Whether all ranks can send 1 / ratio to each given sink simultaneously; False may be a false alarm.
 
-    One flow through ``copies`` of the graph, each with its own sink, answers for that many sinks. A rank whose answer is
-    known to be yes may send without limit: no set without it has a larger ratio, so only sets that contain it are in
-    question, and for these its links to the source do not count. This makes the flows short.
+    One flow through ``copies`` of the graph, each with a different sink, answers for that many sinks. A rank already known to be feasible
+    may send without limit: no set without it has a larger ratio, so only sets that contain it matter, and for these its links to the
+    source do not count. This shortens the flows.
     """
 
     def __init__(self, graph: FlowGraph, ratio: Fraction, sinks: int) -> None:
@@ -185,7 +185,7 @@ class _Feasible:
         self.source, self.sink = graph.nvertices * self.copies, graph.nvertices * self.copies + 1
         tails = np.concatenate([tail, np.full(ranks.size, self.source), ranks])
         heads = np.concatenate([head, ranks, np.full(ranks.size, self.sink)])
-        # The place of each link in the matrix; then its capacity there. Links of the source and to the sink come last.
+        # The position of each link in the matrix; then its capacity there. Links of the source and to the sink come last.
         matrix = csr_array(
             (np.arange(tails.size, dtype=np.int32), (tails, heads)), shape=(self.sink + 1, self.sink + 1)
         )
@@ -210,7 +210,7 @@ class _Feasible:
 
 
 def _worse_cut(graph: FlowGraph, ratio: Fraction, sink: int) -> tuple[Fraction, NDArray[np.bool_], bool]:
-    """A set without the rank ``sink``, of a larger ratio if there is one: its ratio, the set, and whether that is exact.
+    """A set without the rank ``sink`` of a larger ratio, if there is one: its ratio, the set, and whether that is exact.
 
     With x = 1 / ratio flowing out of every rank, the flow to the sink must be N x, or else the minimum cut has a
     larger ratio.
@@ -228,7 +228,7 @@ def _worse_cut(graph: FlowGraph, ratio: Fraction, sink: int) -> tuple[Fraction, 
 
 
 def _scaled(capacity: Ints, by: int) -> Array:
-    """Capacities times an integer, in Python integers where 64 bits do not suffice."""
+    """Capacities times an integer, as Python integers if 64 bits do not suffice."""
     if int(capacity.max(initial=0)) * by < 2**62:
         return capacity * by
     return capacity.astype(object) * by
@@ -250,9 +250,7 @@ def _cut(
 
 
 def cut_name(topology: Topology, graph: FlowGraph, side: NDArray[np.bool_], *, backwards: bool = False) -> str:
-    """A cut in words, from the side with fewer ranks. ``side`` sends; ``backwards`` says that the graph's links are
-    reversed.
-    """
+    """A cut in words, from the side with fewer ranks. ``side`` sends; ``backwards``: the graph's links are reversed."""
     inside = side[graph.ranks]
     sending = 2 * int(inside.sum()) <= inside.size
     members = np.flatnonzero(inside if sending else ~inside)

@@ -17,22 +17,21 @@ if TYPE_CHECKING:
 __all__ = ["FEW_LINKS", "FlowGraph", "alike_both_ways", "egress", "flow_graph", "min_cut"]
 
 SOLVER_LIMIT = 2**30 - 1
-"""A capacity and the flow the other way must together fit 32 bits."""
+"""The sum of a capacity and the opposite flow must fit in 32 bits."""
 FEW_LINKS = 256
-"""Up to here flows are found without SciPy, which takes longer to load than a table of a few sizes."""
+"""Up to this number of links, flows are found without SciPy, which takes longer to load than a table of a few sizes."""
 FLOW_LIMIT = 1024
-"""Up to this many ranks the minimum cut of a group is a maximum flow; beyond, a greedy cut, which is as valid."""
+"""Up to this many ranks the minimum cut of a group is a maximum flow; beyond, a greedy cut, which is equally valid."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FlowGraph:
-    """Links between vertices, capacities divided by their greatest common divisor ``unit_uBps``.
+    """Links between vertices, with capacities divided by their greatest common divisor ``unit_uBps``.
 
-    They are Python integers where the sum of all might not fit 64 bits.
+    Capacities are Python integers if their sum might not fit in 64 bits.
 
     ``out_links[v]`` and ``in_links[v]`` list the links at a vertex (only beyond ``FLOW_LIMIT`` ranks, where greedy cuts need them);
-    ``ranks`` are vertices, ``kept`` the topology's
-    number of each.
+    ``ranks`` are vertices; ``kept`` maps vertices to those of the topology.
     """
 
     nvertices: int
@@ -58,7 +57,7 @@ class FlowGraph:
 def flow_graph(topology: Topology, *, backwards: bool = False) -> FlowGraph:
     """The links of a topology, optionally reversed.
 
-    A GPU without a rank carries nothing where GPUs do not forward, so it is left out.
+    A GPU without a rank carries nothing if GPUs do not forward, so it is left out.
     """
     keep = np.ones(len(topology.node_names), dtype=bool)
     if not topology.passes_gpus:
@@ -89,7 +88,7 @@ def flow_graph(topology: Topology, *, backwards: bool = False) -> FlowGraph:
 
 
 def alike_both_ways(topology: Topology) -> bool:
-    """Whether every link has an equal one the other way."""
+    """Whether every link has an equal one in the opposite direction."""
     ends = np.stack([topology.link_src, topology.link_dst, topology.link_capacity_uBps])
     there, back = ends[:, np.lexsort(ends[::-1])], ends[[1, 0, 2]]
     return np.array_equal(there, back[:, np.lexsort(back[::-1])])
@@ -110,15 +109,15 @@ def min_cut(
 ) -> tuple[int, NDArray[np.bool_], bool]:
     """Value of a maximum flow, the vertices on the source's side of a minimum cut, and whether both are exact.
 
-    SciPy's solver, for more than ``FEW_LINKS`` links, has 32-bit capacities. Larger ones are scaled down and rounded, which may give a cut
-    that is not quite the smallest; callers evaluate the cut itself in exact integers, so their claims stay true.
+    SciPy's solver, for more than ``FEW_LINKS`` links, has 32-bit capacities. Larger ones are scaled down and rounded, which may yield a
+    cut slightly above the minimum; callers evaluate the cut itself in exact integers, so their claims remain true.
     """
     if tail.size <= FEW_LINKS:
         return *_augmented(nvertices, tail.tolist(), head.tolist(), capacity.tolist(), source, sink), True
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-    # No minimum cut has a link of more than this, so all larger capacities may be one unit more.
+    # No minimum cut contains a link of more than this, so all larger capacities can be reduced to one unit more.
     most = min(sum(capacity[tail == source].tolist()), sum(capacity[head == sink].tolist()))
     exact = most < SOLVER_LIMIT
     if exact:
@@ -138,7 +137,7 @@ def min_cut(
 def _augmented(
     nvertices: int, tail: list[int], head: list[int], capacity: list[int], source: int, sink: int
 ) -> tuple[int, NDArray[np.bool_]]:
-    """Value of a maximum flow by shortest augmenting paths (Edmonds and Karp), and the vertices before the first minimum cut."""
+    """Value of a maximum flow by shortest augmenting paths (Edmonds and Karp), and the source side of the first minimum cut."""
     left: list[dict[int, int]] = [{} for _ in range(nvertices)]
     for a, b, much in zip(tail, head, capacity, strict=True):
         left[a][b] = left[a].get(b, 0) + much
@@ -169,9 +168,9 @@ def _augmented(
 
 
 def egress(graph: FlowGraph, members: Ints) -> tuple[int, NDArray[np.bool_]]:
-    """Capacity (in the graph's units) of a cut that separates some ranks from all others, and those ranks' side.
+    """Capacity (in the graph's units) of a cut that separates some ranks from all others, and their side.
 
-    All that these ranks send to the others crosses the cut. It is the smallest one for up to ``FLOW_LIMIT`` ranks.
+    All data from these ranks to the others crosses the cut. For up to ``FLOW_LIMIT`` ranks it is the smallest one.
     """
     mine = np.zeros(graph.nvertices, dtype=bool)
     mine[graph.ranks[members]] = True
@@ -190,7 +189,7 @@ def egress(graph: FlowGraph, members: Ints) -> tuple[int, NDArray[np.bool_]]:
 
 
 def _greedy_side(graph: FlowGraph, mine: NDArray[np.bool_], others: Ints) -> NDArray[np.bool_]:
-    """Add neighbouring vertices as long as this does not raise the capacity out of the set."""
+    """Add neighbouring vertices while this does not raise the capacity out of the set."""
     inside = mine.copy()
     closed = np.zeros(graph.nvertices, dtype=bool)
     closed[others] = True

@@ -1,8 +1,8 @@
-"""Spanning trees that share whole-numbered capacities: a given number out of every rank, grown link by link.
+"""Spanning trees that share integer capacities: a given number out of every rank, grown link by link.
 
-A source feeds every rank as many trees as start there; then all trees are trees out of the source, and by Edmonds' theorem they exist
-when every rank can receive all of them. Trees are grown in sequence, each in as many equal copies as possible: a link may be taken as
-long as the remaining capacity still brings all other trees to every rank (the proof of Lovász), which a maximum flow decides.
+A source feeds every rank as many trees as start there; all trees are then trees out of the source, and by Edmonds' theorem they exist
+if every rank can receive all of them. Trees are grown one after the other, each in as many equal copies as possible: a link may be
+taken while the remaining capacity still brings all other trees to every rank (Lovász's proof), which a maximum flow decides.
 
 Sources: Edmonds: Edge-disjoint branchings (1973); Lovász: On two minimax theorems in graph theory, J. Combin. Theory B 21 (1976).
 """
@@ -40,7 +40,7 @@ class _Left:
         held = np.zeros((n + 1, n + 1), np.int64)
         held[ends[0], ends[1]] = np.minimum(capacity, self.total)
         held[n, :n] = shares
-        # One matrix serves all flows: both directions of every link, which the solver needs, and the source with every rank.
+        # One matrix serves all flows: both directions of every link, as the solver needs, and the source with every rank.
         kept = held > 0
         kept[n, :n] = True
         tail, head = np.nonzero(kept | kept.T)
@@ -69,7 +69,7 @@ class _Left:
 
 
 def packs(ends: Ints, capacity: Ints, shares: Sequence[int]) -> bool:
-    """Whether trees exist: ``shares[u]`` out of every rank u, over pairs of ranks ``ends`` with whole-numbered ``capacity``."""
+    """Whether trees exist: ``shares[u]`` out of every rank u, over pairs of ranks ``ends`` with integer ``capacity``."""
     total = int(sum(shares))
     entering = np.bincount(ends[1], weights=np.minimum(capacity, total), minlength=len(shares))
     if (entering + np.asarray(shares) < total).any():
@@ -79,7 +79,7 @@ def packs(ends: Ints, capacity: Ints, shares: Sequence[int]) -> bool:
 
 
 def grow(ends: Ints, capacity: Ints, shares: Sequence[int]) -> tuple[Tree, ...]:
-    """Grow trees that are known to exist, each breadth first.
+    """Grow trees that are known to exist, each breadth-first.
 
     >>> for tree in grow(np.array([[0, 1], [1, 0]]), np.array([2, 1]), [2, 1]):
     ...     print(tree)
@@ -99,7 +99,7 @@ def _grown(left: _Left, root: int) -> Tree:
     links = [(left.n, root)]
     left.add(left.n, root, -copies)
     reached, inside = [root], {root}
-    # A forbidden link stays forbidden: the cut that forbids it has nothing to spare while the tree has that many copies.
+    # A forbidden link stays forbidden: the cut that forbids it has no spare capacity while the tree has that many copies.
     refused: set[tuple[int, int]] = set()
     while len(reached) < n:
         x, y, room = _next(left, reached, inside, copies, refused)
@@ -119,7 +119,7 @@ def _grown(left: _Left, root: int) -> Tree:
 def _next(
     left: _Left, reached: Sequence[int], inside: set[int], copies: int, refused: set[tuple[int, int]]
 ) -> tuple[int, int, int]:
-    """The next link of a tree, and how many copies can take it."""
+    """The next link of a tree, and the number of copies that can take it."""
     rest = left.total - copies
     for x in reached:
         for y in left.neighbours[x]:

@@ -1,7 +1,7 @@
 """Lower bounds that no schedule can beat, however many ports it uses.
 
-Most count the bytes that must cross a cut, and also hold for switches that multicast and reduce. Only an all-reduce crosses cuts
-less often with their help; ``in_network`` asks for the bound that still holds then.
+Most bounds count the bytes that must cross a cut, and therefore also hold for switches that multicast and reduce. Only an all-reduce
+crosses cuts less often with such switches; ``in_network`` requests the bound that still holds then.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from simcoll.units import FS_PER_SECOND, UBPS_PER_BPS
 __all__ = ["Bottleneck", "Bound", "bottleneck", "lower_bound"]
 
 ROUTE_LIMIT = 256
-"""Up to this many ranks, the routes of all pairs are tried, to see whether they reach a bound."""
+"""Up to this many ranks, the routes of all pairs are tested for whether they reach a bound."""
 
 PAIRS_LIMIT = 64
-"""Up to this many ranks, the rates that the routes of all pairs can carry at once are computed."""
+"""Up to this many ranks, the rates that the routes of all pairs can carry simultaneously are computed."""
 _ROUTED = ("all_gather", "reduce_scatter", "all_reduce")
 _ROOTED = ("broadcast", "reduce", "scatter", "gather")
 _BY_ROUTES = "the routes between ranks"
@@ -49,19 +49,18 @@ class Bottleneck:
     Attributes
     ----------
     seconds_per_byte
-        The least time over the size; see :func:`lower_bound` for the size of each collective. 0 without a
-        bound.
+        The least time per byte; see :func:`lower_bound` for the size of each collective. 0 without a bound.
     name
         The bottleneck in words.
     argument
-        Which counting argument gives the bound.
+        The counting argument behind the bound.
     ranks
         The ranks on the sending side of the cut; all ranks for a sum over a partition.
     exact
-        Whether no better bound exists: for a collective with a root or an all_to_all, a schedule can take this time; for an
-        all_gather or a reduce_scatter, no other cut is worse. Otherwise the bound holds, but a better one may exist.
+        Whether no better bound exists: for a rooted collective or an all_to_all, a schedule can take this time; for an all_gather or a
+        reduce_scatter, no other cut gives a larger bound. If False, the bound holds, but a better one may exist.
     in_network
-        Whether it also holds where switches multicast and reduce.
+        Whether the bound also holds if switches multicast and reduce.
     """
 
     seconds_per_byte: Fraction
@@ -80,8 +79,8 @@ class Bottleneck:
 class Bound:
     """A provable lower bound on the time of a collective.
 
-    ``kind`` is ``"bandwidth"`` or ``"latency"``, whichever is larger; ``bottleneck`` names it; ``certificate`` is the
-    bandwidth bound's proof for any size.
+    ``kind`` is ``"bandwidth"`` or ``"latency"``, whichever is larger; ``bottleneck`` names it; ``certificate`` proves the bandwidth
+    bound for any size.
     """
 
     time_fs: int
@@ -107,15 +106,14 @@ def lower_bound(
     kind
         The collective: ``"all_reduce"``, ``"all_gather"``, ...
     total_bytes
-        all_gather: all gathered data; reduce_scatter: one rank's input; scatter, gather: all data at the root; all
-        others: one rank's buffer.
+        all_gather: all gathered data; reduce_scatter: one rank's input; scatter, gather: all data at the root; all others: one rank's
+        buffer.
     root
-        Of broadcast, reduce, scatter, gather; default is rank 0.
+        Root of broadcast, reduce, scatter or gather; default: rank 0.
     latency_fs
-        A latency floor that the caller can prove; the bound is the larger of the two.
+        A provable latency floor; the result is the larger of the two bounds.
     certificate
-        The result of :func:`bottleneck` for the same collective and topology, to save time with many
-        sizes.
+        An earlier result of :func:`bottleneck` for the same collective and topology, to save time with many sizes.
     in_network
         Whether switches may multicast and reduce (NVLink SHARP, InfiniBand SHARP).
 
@@ -143,7 +141,7 @@ def lower_bound(
 def bottleneck(kind: str, topology: Topology, *, root: int | None = None, in_network: bool = False) -> Bottleneck:
     """The bound of a collective on a topology for all sizes; see :func:`lower_bound`.
 
-    It is computed once for a topology.
+    Each topology's bound is computed only once.
     """
     if kind not in (*_KINDS, "all_reduce"):
         raise ConfigError(f"no lower bound for collective {kind!r}; {nearest(kind, (*_KINDS, 'all_reduce'))}")
@@ -169,7 +167,7 @@ def _found(kind: str, topology: Topology, root: int, *, in_network: bool) -> Bot
 
 
 def _routed(kind: str, topology: Topology, known: Bottleneck) -> Bottleneck:
-    """The larger of a bound and the bound by the routes of messages."""
+    """The larger of a bound and the bound by message routes."""
     if topology.nranks > PAIRS_LIMIT:
         return known
     per_byte = routed_bound(kind, topology, known.seconds_per_byte)
@@ -184,9 +182,9 @@ def _by_prices(topology: Topology, per_byte: Fraction, *, exact: bool) -> Bottle
 
 
 def _rooted(kind: str, topology: Topology, root: int, known: Bottleneck, *, in_network: bool) -> Bottleneck:
-    """The larger of a cut and the bound by routes; exact where routes are known to reach it.
+    """The larger of a cut and the bound by routes; exact if routes are known to reach it.
 
-    The smallest cut counts links that no route takes, so the cut alone does not say whether it can be reached.
+    The smallest cut also counts links that no route takes, so the cut alone does not show whether it can be reached.
     """
     if rooted_by_routes(kind, topology, root) <= known.seconds_per_byte:
         return replace(known, exact=True)
@@ -212,7 +210,7 @@ def _scattered(topology: Topology, root: int, *, backwards: bool) -> Bottleneck:
 
 
 def _from_root(topology: Topology, root: int, *, backwards: bool) -> Bottleneck:
-    """Edmonds: no rank gets the root's data faster than the smallest cut between them."""
+    """Edmonds: no rank gets the root's data faster than the smallest cut between them allows."""
     graph, reverse = flow_graph(topology, backwards=backwards), flow_graph(topology, backwards=not backwards)
     sides = [egress(graph, np.array([root]))[1]]
     if topology.nranks <= FLOW_LIMIT:
@@ -236,7 +234,8 @@ def _from_root(topology: Topology, root: int, *, backwards: bool) -> Bottleneck:
 def _all_reduce(topology: Topology, *, in_network: bool) -> Bottleneck:
     """The best partition into m groups: every element crosses between groups at least 2 (m - 1) times.
 
-    m - 1 crossings bring the sum together, m - 1 spread it; and every group sends and receives everything at least once. Where switches
+    m - 1 crossings bring the sum together, m - 1 distribute it, and every group sends and receives everything at least once. If switches
+    reduce and multicast, only the latter counts.
     reduce and multicast, only the latter counts.
     """
     found: list[Bottleneck] = []
@@ -270,8 +269,10 @@ def _partition(topology: Topology, level: str, groups: int, capacity_uBps: int) 
 
 
 def _all_to_all(topology: Topology, _: int) -> Bottleneck:
-    """Every rank of a set sends a block to every rank outside. Sets: ranks, groups, and the first half of a level's
-    groups. If routes cannot reach that, a linear program looks for a better bound.
+    """The best cut: every rank of a set sends a block to every rank outside.
+
+    The sets are ranks, groups, and the first half of a level's groups. If routes cannot reach that, a linear program looks for a better
+    bound.
     """
     n = topology.nranks
     sets = [group for _level, groups in candidate_groups(topology) for group in _unlike(topology, groups)]
@@ -307,7 +308,7 @@ def _no_data(_topology: Topology, _root: int) -> Bottleneck:
 
 
 def _directions(topology: Topology) -> tuple[bool, ...]:
-    """Both directions, unless they have the same bound."""
+    """Both directions, unless their bounds are equal."""
     return (False,) if alike_both_ways(topology) else (False, True)
 
 

@@ -1,8 +1,8 @@
 """Optimal trees: spanning trees out of every rank that together overload no link.
 
-First come the rates that pairs of ranks can have at once and, for an all-reduce, the share of the vector that each rank is the root
-of (:mod:`simcoll.bounds.pairs`). They are rounded to whole trees out of every rank and over each pair, as few as come near the optimum.
-Then the trees are grown (:mod:`simcoll.bounds.growing`). The ratio of the result is counted on the trees themselves.
+First come the rates that pairs of ranks can have simultaneously and, for an all-reduce, the share of the vector of which each rank is
+the root (:mod:`simcoll.bounds.pairs`). These are rounded to integer numbers of trees out of every rank and over each pair, the fewest
+that come near the optimum. Then the trees are grown (:mod:`simcoll.bounds.growing`). The ratio is computed from the trees themselves.
 
 Source: ForestColl (arXiv 2402.06787).
 """
@@ -30,30 +30,30 @@ from simcoll.units import UBPS_PER_BPS
 __all__ = ["Packing", "Tree", "pack_all_reduce", "pack_trees"]
 
 MAX_RANKS = 64
-"""Up to so many ranks trees are grown link by link; more must be in nodes that are alike."""
+"""Up to this many ranks trees are grown link by link; more ranks must be in equal nodes."""
 LOSS = Fraction(101, 100)
-"""Composed trees may miss the best cut by so much."""
+"""Permitted ratio of composed trees to the best cut."""
 PER_ROOT = (*range(1, 17), 20, 24, 32, 48, 64)
-"""Numbers of trees per rank to try where all ranks have equally many."""
+"""Numbers of trees per rank to try if all ranks have the same number."""
 IN_ALL = (*range(1, 65), 80, 96, 128, 192, 256, 384, 512)
-"""Total numbers of trees to try where they do not."""
-EXACT = 1 + 1e-9  # the rates come from floating point: this much more is the optimum still
+"""Total numbers of trees to try otherwise."""
+EXACT = 1 + 1e-9  # the rates are in floating point: this much more still counts as the optimum
 NEAR = (1.002, 1.005, 1.01, 1.02, 1.05, 1.1, 1.2, 1.5, 2.0, 3.0)
-"""Fewer trees are taken if they miss the optimum by at most the first share; if none do, the next share applies."""
+"""Permitted losses: the fewest trees within the first loss are taken; if there are none, the next loss applies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Trees that use the links of a topology at once.
+    """Trees that use the links of a topology simultaneously.
 
     Attributes
     ----------
     trees
         Links point away from the root, even where data flows toward it.
     shares
-        Copies of trees of every rank: its part of the data is as large as its part of all copies.
+        Number of tree copies of every rank, to which its part of the data is proportional.
     ratio
-        Seconds per byte when ranks have one byte each on average: the best cut's, or slightly more.
+        Seconds per byte if ranks have one byte each on average: the best cut's, or slightly more.
     """
 
     trees: tuple[Tree, ...]
@@ -62,7 +62,7 @@ class Packing:
 
 
 def pack_trees(topology: Topology, *, backwards: bool = False) -> Packing:
-    """Equally many trees out of every rank (``backwards``: into every rank).
+    """The same number of trees out of every rank (``backwards``: into every rank).
 
     Raises
     ------
@@ -83,7 +83,7 @@ def pack_trees(topology: Topology, *, backwards: bool = False) -> Packing:
         return _composed(topology, backwards=backwards)
     pairs = pairs_of(topology)
     if backwards and alike_both_ways(topology):
-        # Reversed trees load the reversed links alike, unless routes there and back differ.
+        # Reversed trees load the reversed links equally, unless the routes in the two directions differ.
         found = pack_trees(topology)
         if _ratio(pairs, found.trees, found.shares, backwards=True) == found.ratio:
             return found
@@ -120,12 +120,12 @@ def pack_all_reduce(topology: Topology) -> tuple[Packing, Packing]:
         return _composed(topology, backwards=True), _composed(topology, backwards=False)
     pairs = pairs_of(topology)
     outward, inward = (_equal(topology, pairs, backwards=backwards)[0] for backwards in (False, True))
-    # The best rates for equal ranks need not be the best for weighted roots; fair shares sometimes are better.
+    # The best rates for equal ranks need not be the best for weighted roots; fair shares are sometimes better.
     (time, weights), outward, inward = min(
         ((best_weights(pairs, *each), *each) for each in ((fair(pairs),) * 2, (outward, inward))),
         key=lambda found: found[0][0],
     )
-    # Weights need many trees to come out as whole numbers, so equal ranks are preferred where they cost next to nothing.
+    # Weighted roots need many trees for integer shares, so equal ranks are preferred if they cost next to nothing.
     alike = np.full(n, 1 / n)
     equal = time * NEAR[0] >= sum(_times(pairs, outward, inward, alike))
     out_time, in_time = _times(pairs, outward, inward, alike if equal else weights)
@@ -138,7 +138,7 @@ def pack_all_reduce(topology: Topology) -> tuple[Packing, Packing]:
         found = _packed(pairs, outward, out_time * scale, shares, backwards=False)
         if found is None:
             continue
-        # Where links are equal in both directions, the same trees serve with the data flowing the other way.
+        # If links are equal in both directions, the same trees serve with data flowing the other way.
         ratio = _ratio(pairs, found.trees, shares, backwards=True)
         same = ratio <= found.ratio
         back = replace(found, ratio=ratio) if same else _packed(pairs, inward, in_time * scale, shares, backwards=True)
@@ -154,7 +154,7 @@ def _times(pairs: Pairs, outward: Floats, inward: Floats, weights: Floats) -> tu
 
 
 def _composed(topology: Topology, *, backwards: bool) -> Packing:
-    """Trees over nodes that are alike, each continued inside all of them.
+    """Trees over equal nodes, each continued inside all of them.
 
     Raises
     ------
@@ -180,14 +180,14 @@ def _composed(topology: Topology, *, backwards: bool) -> Packing:
 
 
 def _tries(counts: Sequence[int]) -> list[tuple[float, int]]:
-    """Permitted losses and numbers of trees to try: the best few first, then more trees or a larger loss."""
+    """Permitted losses and numbers of trees to try: the fewest trees first, then more trees or a larger loss."""
     few = [count for count in counts if count <= len(counts) * 3 // 4]
     exact = [(EXACT, count) for count in few if count <= 16] + [(NEAR[0], count) for count in few]
     return exact + [(near, count) for near in NEAR for count in counts]
 
 
 def _parts(weights: Floats, total: int) -> tuple[int, ...]:
-    """Whole numbers that add up to ``total``, by largest remainders; equal weights by rank."""
+    """Integers that add up to ``total`` by largest remainders; ties go to the lower rank."""
     exact = np.maximum(weights, 0) * total
     whole = np.floor(exact + 1e-6).astype(np.int64)  # the solver may be a little below a whole number
     # Rounded, so that noise does not choose between equal remainders.
@@ -212,12 +212,12 @@ def _equal(topology: Topology, pairs: Pairs, *, backwards: bool) -> tuple[Floats
 def _packed(
     pairs: Pairs, capacity: Floats, scale: float, shares: tuple[int, ...], *, backwards: bool
 ) -> Packing | None:
-    """Trees over whole-numbered capacities of at most ``scale`` times those of the links; None where there are none."""
+    """Trees over integer capacities of at most ``scale`` times those of the links; None if there are none."""
     ends = pairs.ends[::-1] if backwards else pairs.ends
-    # Rounded down, no link is overloaded; with few trees the loss is large, so the remainder is handed out once more.
+    # Rounding down overloads no link, but with few trees the loss is large, so the remainder is redistributed once.
     whole = np.floor(capacity * scale + 1e-6).astype(np.int64)
     if not packs(ends, whole, shares):
-        # Capacity that rounding left over goes to as many pairs as possible.
+        # Capacity left over by rounding goes to as many pairs as possible.
         spare = np.floor(pairs.capacity * scale + 1e-6) - pairs.load @ whole
         used = pairs.load.sum(axis=1) > 0
         more = milp(
@@ -234,7 +234,7 @@ def _packed(
 
 
 def _ratio(pairs: Pairs, trees: tuple[Tree, ...], shares: tuple[int, ...], *, backwards: bool) -> Fraction:
-    """Time of the most loaded link of the topology; practically infinite where the trees use pairs that have no route."""
+    """Time of the most loaded link of the topology; practically infinite if trees use pairs without a route."""
     copies = np.zeros((pairs.nranks, pairs.nranks), np.int64)
     for tree in trees:
         for link in tree.links:

@@ -1,6 +1,6 @@
-"""Pairs of ranks, each on the one route of its messages over shared links, and the fair shares of all at once.
+"""Pairs of ranks with the routes of their messages over shared links, and simultaneous fair shares.
 
-On regular machines these shares suffice; elsewhere :mod:`simcoll.bounds.rates` has better ones. They are in floating point.
+On regular topologies these shares suffice; elsewhere :mod:`simcoll.bounds.rates` finds better ones. They are in floating point.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
 __all__ = ["LINKS_LIMIT", "TOLERANCE", "Pairs", "cut_before", "fair", "leaving", "pairs_of", "slowest"]
 
 LINKS_LIMIT = 1024
-"""Most pairs of ranks for which rates are sought that are better than fair shares."""
+"""Limit of pairs of ranks for which rates better than fair shares are sought."""
 TOLERANCE = 1e-7
 GRAIN = 10**8
-"""Flows are whole multiples of this fraction of the total."""
+"""Flows are integer multiples of this fraction of the total."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pairs:
-    """Pairs of ranks whose messages pass no other rank.
+    """Pairs of ranks whose messages pass through no other rank.
 
     Attributes
     ----------
     ends
-        ``[2, pairs]``: from which rank, to which.
+        ``[2, pairs]``: source and destination ranks.
     links, users
-        Every link of every path, and the number of the pair whose path has it, in ascending order of pairs.
+        Every link of every path, and the number of the path's pair, in ascending order of pairs.
     capacity, unit_uBps
-        Of the links, in a common unit.
+        Link capacities, in a common unit.
     """
 
     nranks: int
@@ -54,7 +54,7 @@ class Pairs:
 
     @property
     def load(self) -> csr_array:
-        """``[links, pairs]``, sparse: 1 where the path of a pair has a link of the topology."""
+        """``[links, pairs]``, sparse: 1 if the path of a pair has a link of the topology."""
         from scipy.sparse import csr_array
 
         shape = (len(self.capacity), self.ends.shape[1])
@@ -67,7 +67,7 @@ def pairs_of(topology: Topology) -> Pairs:
     Raises
     ------
     ConfigError
-        When ranks are connected only by paths through ranks that have no such pair.
+        When ranks are connected only through other ranks, without such a pair.
     """
     n = topology.nranks
     src, dst = np.nonzero(~np.eye(n, dtype=bool))
@@ -97,7 +97,7 @@ def _reached(n: int, tail: Ints, head: Ints) -> NDArray[np.bool_]:
 
 
 def fair(pairs: Pairs) -> Floats:
-    """Max-min fair shares of all pairs at once."""
+    """Max-min fair shares of all pairs simultaneously."""
     left, share = pairs.capacity.astype(np.float64), np.zeros(pairs.ends.shape[1])
     waiting = np.ones(len(share), np.bool_)
     links, users = pairs.links, pairs.users
@@ -117,7 +117,7 @@ def fair(pairs: Pairs) -> Floats:
 
 
 def slowest(n: int, ends: Ints, capacity: Floats, weights: Floats, sinks: Sequence[int] | None = None) -> float:
-    """Time in which every rank u sends ``weights[u]`` to all ``sinks`` at once.
+    """Time in which every rank u sends ``weights[u]`` to all ``sinks`` simultaneously.
 
     It is the largest weight over capacity of all cuts; ``sinks`` are all ranks by default.
     """
@@ -143,7 +143,7 @@ def leaving(ends: Ints, capacity: Floats, side: NDArray[np.bool_]) -> float:
 
 
 def cut_before(n: int, ends: Ints, capacity: Floats, weights: Floats, sink: int) -> tuple[float, NDArray[np.bool_]]:
-    """The part of all weights that can flow to a rank, and the ranks before the smallest cut."""
+    """The part of all weights that can flow to a rank, and the source side of the smallest cut."""
     whole = np.rint(np.clip(np.concatenate([capacity, weights]), 0, 2) * GRAIN).astype(np.int64)
     tail = np.concatenate([ends[0], np.full(n, n)])
     head = np.concatenate([ends[1], np.arange(n)])

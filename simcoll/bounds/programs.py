@@ -1,10 +1,10 @@
-"""Bounds by linear programs, with the dual solution as a certificate that is checked in whole numbers.
+"""Bounds by linear programs, with the dual solution as a certificate that is checked in integers.
 
-All-to-all is a multi-commodity flow: every rank sends each other one a block. Any lengths of the links prove a bound: the blocks
+All-to-all is a multi-commodity flow: every rank sends each other rank a block. Any lengths of the links prove a bound: the blocks
 together travel at least the sum of all distances, and the links offer at most the sum of capacity times length. The solver only
 proposes the lengths; the claim is computed from them exactly.
 
-Prices of links bound, in the same way, the rates that the routes of messages can carry at once.
+Similarly, prices of links bound the rates that the routes of messages can carry simultaneously.
 
 Source: Basu et al.: Efficient all-to-all collective communication schedules for direct-connect topologies, arXiv 2309.13541.
 """
@@ -39,15 +39,15 @@ __all__ = [
 ]
 
 VARIABLE_LIMIT = 8192
-"""Sources times links up to which the linear program is solved."""
+"""Limit of sources times links for solving the linear program."""
 ROUNDINGS = (1, 2, 6, 12, 60, 840, 10**5)
 """Largest denominators of lengths to try; the best wins, and a coarse one is often exactly optimal."""
 
 
 def all_to_all_bound(graph: FlowGraph) -> Fraction:
-    """The least time of an all-to-all of one unit per pair: a proved bound.
+    """A proved lower bound on the time of an all-to-all of one unit per pair.
 
-    In units over the unit of capacity; it is the optimum where the solver's lengths have small denominators.
+    In units over the unit of capacity; it is the optimum if the solver's lengths have small denominators.
     """
     lengths = _lengths(graph)
     top = float(lengths.max(initial=0.0))
@@ -57,7 +57,7 @@ def all_to_all_bound(graph: FlowGraph) -> Fraction:
 
 
 def _rounded(values: Floats, top: float) -> Iterator[NDArray[np.object_]]:
-    """Whole numbers in nearly the proportions of some values, the largest of which is ``top``; coarse ones first."""
+    """Integers nearly proportional to some values, the largest of which is ``top``; coarse ones first."""
     for limit in ROUNDINGS:
         exact = [Fraction(float(value) / top).limit_denominator(limit) for value in values]
         scale = int(np.lcm.reduce([value.denominator for value in exact], dtype=object))
@@ -65,11 +65,11 @@ def _rounded(values: Floats, top: float) -> Iterator[NDArray[np.object_]]:
 
 
 def distance_bound(graph: FlowGraph, lengths: NDArray[np.object_]) -> Fraction:
-    """The bound by lengths of links (whole numbers, 0 or more): the sum of all distances over that of capacity times length."""
+    """The bound by link lengths (integers, 0 or more): the sum of all distances over that of capacity times length."""
     offered = sum(int(b) * int(length) for b, length in zip(graph.capacity.tolist(), lengths.tolist(), strict=True))
     if not offered or max(lengths.tolist()) * graph.nvertices >= 2**53:
         return Fraction(0)
-    # Zero would mean no link at all: count in units so fine that 1 more on each link of a path is less than one length.
+    # Zero would mean no link at all: use units so fine that 1 more on each link of a path is less than one length.
     fine = graph.nvertices + 1
     weight = lengths.astype(np.float64) * fine + 1
     if float(weight.max()) * graph.nvertices >= 2**53:
@@ -84,7 +84,7 @@ def distance_bound(graph: FlowGraph, lengths: NDArray[np.object_]) -> Fraction:
 
 
 def _lengths(graph: FlowGraph) -> Floats:
-    """Prices of the links in an optimal multi-commodity flow; one commodity for each source."""
+    """Prices of the links in an optimal multi-commodity flow, with one commodity per source."""
     from scipy.optimize import linprog
     from scipy.sparse import csr_array, identity, kron
 
@@ -99,7 +99,7 @@ def _lengths(graph: FlowGraph) -> Floats:
     wanted[:, graph.ranks] = -1
     wanted[np.arange(n), graph.ranks] = n - 1
     scale = float(graph.capacity.max())
-    # Minimise the time t: sum over sources of the flow on a link is at most t times its capacity.
+    # Minimise the time t: the flow on a link, summed over sources, is at most t times its capacity.
     load = kron(np.ones((1, n)), identity(links))
     rows = csr_array(np.concatenate([load.toarray(), -(graph.capacity.astype(np.float64) / scale)[:, None]], axis=1))
     conserved = csr_array((flows.data, flows.indices, flows.indptr) if flows.format == "csr" else flows.tocsr())
@@ -122,12 +122,12 @@ def _lengths(graph: FlowGraph) -> Floats:
 
 
 def all_to_all_by_routes(topology: Topology) -> Fraction:
-    """Seconds per byte when all pairs send at once over their routes: a time that a schedule can reach."""
+    """Seconds per byte if all pairs send simultaneously over their routes: a time that a schedule can reach."""
     return _sent_at_once(topology, *np.nonzero(~np.eye(topology.nranks, dtype=bool)))
 
 
 def rooted_by_routes(kind: str, topology: Topology, root: int) -> Fraction:
-    """Seconds per byte that a simple schedule takes: shares sent directly, or everything along a chain of ranks in pieces."""
+    """Seconds per byte of a simple schedule: shares sent directly, or everything along a chain of ranks in pieces."""
     n = topology.nranks
     if kind in ("scatter", "gather"):
         others = np.delete(np.arange(n), root)
@@ -141,7 +141,7 @@ def rooted_by_routes(kind: str, topology: Topology, root: int) -> Fraction:
 
 
 def _sent_at_once(topology: Topology, src: Ints, dst: Ints) -> Fraction:
-    """Seconds per byte when every source sends to its destination at once: those of the slowest link."""
+    """Seconds per byte on the slowest link if every source sends to its destination simultaneously."""
     links = topology.route(src, dst).links
     load = np.bincount(links[links >= 0], minlength=topology.nlinks)
     used = np.flatnonzero(load)
@@ -152,10 +152,10 @@ def _sent_at_once(topology: Topology, src: Ints, dst: Ints) -> Fraction:
 def routed_bound(kind: str, topology: Topology, worth: Fraction) -> Fraction:
     """The bound by routes for an all_gather, reduce_scatter or all_reduce, in seconds per byte.
 
-    0 when it is known not to exceed ``worth``.
+    0 if it is known not to exceed ``worth``.
 
-    A message uses all links of its route, though others may be free. Prices of links prove a bound if each route costs at least the
-    weight of its pair: then the capacity on offer must pay for all weighted crossings. In an all-reduce every pair has the same weight,
+    A message uses all links of its route, even if others are free. Prices of links prove a bound if each route costs at least the
+    weight of its pair: then the available capacity must pay for all weighted crossings. In an all-reduce every pair has the same weight,
     since only the number of crossings is known; in an all-gather the pairs that cross some weighted cuts count.
     """
     try:
@@ -173,7 +173,7 @@ def routed_bound(kind: str, topology: Topology, worth: Fraction) -> Fraction:
         return 2 * (n - 1) * seconds * _priced(topology, pairs, pair_prices(pairs), np.ones((1, n, n)), np.ones(1))
     backwards = kind == "reduce_scatter"
     ends = pairs.ends[::-1] if backwards else pairs.ends
-    # Where fair shares bring every rank its data in time there is rarely more to prove, and a program is expensive.
+    # If fair shares bring every rank its data in time, there is rarely more to prove, and a program is expensive.
     entering = np.bincount(ends[1], weights=capacity, minlength=n).min()
     if (n - 1) / n <= known * entering or ends.shape[1] > LINKS_LIMIT:
         return Fraction(0)
@@ -186,14 +186,14 @@ def routed_bound(kind: str, topology: Topology, worth: Fraction) -> Fraction:
 def rooted_bound(kind: str, topology: Topology, root: int, worth: Fraction) -> tuple[Fraction, bool]:
     """The bound by routes for a collective with a root, and whether a schedule reaches it.
 
-    As in :func:`routed_bound` it is 0 when it does not exceed ``worth``; then a schedule that reaches ``worth`` counts.
+    As in :func:`routed_bound` it is 0 if it does not exceed ``worth``; then the schedule must reach ``worth``.
     """
     try:
         pairs = pairs_of(topology)
     except ConfigError:
         return Fraction(0), False
     n = topology.nranks
-    # A scatter is a gather backwards, a reduce a broadcast: data from the root to all, or from all to the root.
+    # A scatter is a reversed gather, a reduce a reversed broadcast: data from the root to all, or from all to the root.
     backwards, gathers = kind in ("reduce", "scatter"), kind in ("gather", "scatter")
     ends = pairs.ends[::-1] if backwards else pairs.ends
     weights = np.full(n, 1 / n) if gathers else np.eye(n)[root]
@@ -216,7 +216,7 @@ def rooted_bound(kind: str, topology: Topology, root: int, worth: Fraction) -> t
 
 
 def _by_cuts(topology: Topology, pairs: Pairs, found: BestLinks, gain: Array, *, backwards: bool) -> Fraction:
-    """The bound of prices of links and worths of cuts, in units of the pairs; ``gain``: the data that must cross each cut."""
+    """The bound by prices of links and worths of cuts, in units of the pairs; ``gain``: the data that must cross each cut."""
     crossed = found.sides[:, :, None] & ~found.sides[:, None, :]
     if backwards:
         crossed = crossed.swapaxes(1, 2)
@@ -233,8 +233,8 @@ def _priced(
 ) -> Fraction:
     """The bound of given prices, computed exactly.
 
-    It is the gain of all cuts, each times its worth, over the price of all capacity, where no pair of ranks is worth more than its route
-    costs. ``crossed[cut, a, b]`` says which pairs a cut wants; without ``gain`` it is 1.
+    It is the gain of all cuts, each times its worth, over the price of all capacity, provided that no pair of ranks is worth more than
+    its route costs. ``crossed[cut, a, b]``: whether a pair crosses a cut; without ``gain`` that is 1.
     """
     n = topology.nranks
     src, dst = np.nonzero(~np.eye(n, dtype=bool))

@@ -1,7 +1,7 @@
-"""The best rates that pairs of ranks can have at once over shared links, by linear programs.
+"""The best simultaneous rates of pairs of ranks over shared links, by linear programs.
 
-For an all-reduce a program also chooses the share of the vector that each rank is the root of. Cuts that are violated are added until
-there is none. All of this is in floating point: it only proposes, and :mod:`simcoll.bounds.packing` rounds and counts in whole numbers.
+For an all-reduce, the program also chooses the share of the vector of which each rank is the root. Violated cuts are added until
+none is left. All of this is in floating point: it only proposes, and :mod:`simcoll.bounds.packing` rounds and counts in integers.
 
 Source: ForestColl, arXiv 2402.06787, for the program; the restriction to the paths of messages replaces its removal of switches.
 """
@@ -26,9 +26,9 @@ __all__ = ["BestLinks", "best_flow", "best_links", "best_weights", "pair_prices"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BestLinks:
-    """The least time to send one byte in total, and the capacities of pairs that allow it.
+    """The least time to send one byte in total, and pair capacities that allow it.
 
-    The dual solution: ``prices`` of the links, and cuts (``sides[cut, rank]``, those that send) with their ``worths``.
+    The dual solution: ``prices`` of the links, and cuts (``sides[cut, rank]`` marks the sending side) with their ``worths``.
     """
 
     time: float
@@ -43,7 +43,7 @@ def best_weights(pairs: Pairs, outward: Floats, inward: Floats) -> tuple[float, 
 
     The capacities of the pairs are given; they are used first inward and then outward.
     """
-    n, scale = pairs.nranks, float(max(outward.max(), inward.max()))  # solvers do not take numbers with many digits
+    n, scale = pairs.nranks, float(max(outward.max(), inward.max()))  # solvers cannot handle numbers with many digits
     given = (pairs.ends, outward / scale), (pairs.ends[::-1], inward / scale)
 
     def row(way: int, side: NDArray[np.bool_]) -> Floats:
@@ -65,8 +65,8 @@ def best_links(
 ) -> BestLinks:
     """The best capacities of the pairs when rank u sends ``weights[u]`` to all ``sinks``.
 
-    ``ends`` are those of the pairs, or reversed. Of equally good capacities those nearest to ``shares`` are found much sooner than those
-    that the solver comes upon, which leave most pairs unused and violate cut after cut.
+    ``ends`` are those of the pairs, possibly reversed. Among equally good capacities, those nearest to ``shares`` are found much sooner
+    than the solver's own choice, which leaves most pairs unused and violates one cut after another.
     """
     n, m, links = pairs.nranks, pairs.ends.shape[1], len(pairs.capacity)
 
@@ -93,9 +93,9 @@ def best_links(
 
 
 def best_flow(pairs: Pairs, ends: Ints, weights: Floats, sink: int) -> BestLinks:
-    """The same for a single sink: what leaves every rank on its pairs is what enters it and its own.
+    """The same for a single sink: the flow out of every rank is the flow into it plus its own weight.
 
-    The dual solution gives every rank a height, and the cuts are between heights.
+    The dual solution assigns every rank a height; the cuts lie between heights.
     """
     n, m = pairs.nranks, pairs.ends.shape[1]
     scale, others = float(pairs.capacity.max()), np.delete(np.arange(n), sink)
@@ -127,7 +127,7 @@ def best_flow(pairs: Pairs, ends: Ints, weights: Floats, sink: int) -> BestLinks
 
 
 def pair_prices(pairs: Pairs) -> Floats:
-    """The cheapest prices of all links together for which no path is cheaper than 1."""
+    """The cheapest total prices of links under which no path costs less than 1."""
     capacity = pairs.capacity / pairs.capacity.max()
     found = linprog(capacity, -pairs.load.T.tocsr(), -np.ones(pairs.ends.shape[1]), bounds=(0, None), method="highs")
     if not found.success:
@@ -146,10 +146,10 @@ def _solved(
     sinks: Sequence[int],
     near: Floats | None = None,
 ) -> tuple[Any, list[tuple[int, NDArray[np.bool_]]]]:
-    """Solve a program whose first variables are the weights of the roots (``fixed``, or free), adding the cuts that its solution violates.
+    """Solve a program whose first variables are the weights of the roots (``fixed``, or free), adding violated cuts.
 
-    ``rows`` are at most 0, and so is the ``row`` of every cut; ``capacities`` are those of a solution. Of all solutions it is the one
-    that comes nearest to the proportions of ``near``. Also returns the cuts, in the order of their rows.
+    ``rows`` are at most 0, as is the ``row`` of every cut; ``capacities`` extracts those of a solution. Among all solutions, it is the one
+    nearest to the proportions of ``near``. Also returns the cuts, in the order of their rows.
     """
     equal = csr_array((np.ones(n), (np.zeros(n, int), np.arange(n))), shape=(1, len(cost)))
     weights = [(0, None)] * n if fixed is None else [(weight, weight) for weight in fixed.tolist()]
@@ -174,7 +174,7 @@ def _solved(
 
 
 def _levelled(cost: Floats, found: Any, rows: csr_array, equal: csr_array, bounds: list[Any], near: Floats) -> Floats:
-    """Of the solutions of a program (rows at most 0) the one with the largest multiple of ``near`` in it."""
+    """Among the solutions of a program (rows at most 0), the one that contains the largest multiple of ``near``."""
     some = np.flatnonzero(near)
     kept = csr_array((-np.ones(len(some)), (np.arange(len(some)), some)), shape=(len(some), len(near)))
     table = vstack(

@@ -1,7 +1,7 @@
-"""The best all-reduce along trees: reduce to weighted roots, broadcast from them, by a linear program.
+"""The best all-reduce along trees: reduce to weighted roots and broadcast from them, by a linear program.
 
-Part of the vector is reduced to each root and broadcast from it; the capacity of every link is shared between the two. The result is
-the best of such schedules, not a bound on others: see ``docs/explanation/bounds.md``. It is in floating point.
+Part of the vector is reduced to each root and broadcast from it; the two share the capacity of every link. The result is the best
+schedule of this kind, not a bound on others: see ``docs/explanation/bounds.md``. It is in floating point.
 
 Source: ForestColl, arXiv 2402.06787.
 """
@@ -26,9 +26,9 @@ VARIABLE_LIMIT = 20_000
 
 
 def best_roots(topology: Topology, *, in_network: bool = False) -> tuple[float, tuple[float, ...]]:
-    """Bytes of the vector per second, and each rank's share of the vector as its root.
+    """Bytes of the vector per second, and each rank's share of the vector as a root.
 
-    ``in_network`` lets switches multicast and reduce: then data that enters a switch need not leave it as often.
+    ``in_network`` lets switches multicast and reduce: data that enters a switch then need not leave it as often.
 
     Raises
     ------
@@ -52,7 +52,7 @@ def best_roots(topology: Topology, *, in_network: bool = False) -> tuple[float, 
     column, ones = np.arange(links), np.ones(links)
     out = csr_array((ones, (graph.tail, column)), shape=(vertices, links))
     leaving = out - csr_array((ones, (graph.head, column)), shape=(vertices, links))
-    # For each rank v a flow brings it x_u from every u, within the broadcast capacities; another takes x_u from it to every u.
+    # For each rank v, a flow brings it x_u from every u within the broadcast capacities; another takes x_u from it to every u.
     given = np.zeros((n * vertices, n))
     for v in range(n):
         for u in range(n):

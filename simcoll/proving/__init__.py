@@ -1,6 +1,6 @@
-"""Proofs and counter-examples: contents of every chunk, races, deadlock, order of reductions.
+"""Proofs and counter-examples: chunk contents, races, deadlock, order of reductions.
 
-Reads schedules, plans and per-rank programs; knows nothing of time.
+Reads schedules, plans and per-rank programs; independent of time.
 """
 
 from __future__ import annotations

@@ -13,14 +13,14 @@ __all__ = ["check_barrier"]
 
 
 def check_barrier(schedule: Schedule) -> tuple[int, int]:
-    """Check that every rank learns of every rank's arrival. Returns the numbers of steps and of messages.
+    """Check that every rank learns of every rank's arrival; return the numbers of steps and messages.
 
-    Channels are independent: what arrives on one cannot be forwarded on another, so knowledge is kept per rank and channel.
+    Channels are independent: a message on one channel cannot be forwarded on another, so knowledge is kept per rank and channel.
 
     Raises
     ------
     ScheduleError
-        Naming a rank that may leave early, the last message to it, and where an arrival that does not reach it is last forwarded.
+        Names a rank that may leave early, the last message to it, and where an arrival that does not reach it is last forwarded.
     """
     n, channels = schedule.nranks, schedule.nchannels
     heard = np.zeros((n * channels, -(-n // 8)), np.uint8)
@@ -42,7 +42,7 @@ def check_barrier(schedule: Schedule) -> tuple[int, int]:
 
 
 def _leaves_early(schedule: Schedule, rank: int, absent: list[int]) -> NoReturn:
-    """A barrier that some rank leaves without having heard of all."""
+    """Report a barrier that a rank can leave before all ranks have arrived."""
     shown = ", ".join(map(str, absent[:8])) + (" ..." if len(absent) > 8 else "")
     lines = [
         f"{schedule}: rank {rank} may leave before rank {shown} has entered: no chain of messages leads here from there"

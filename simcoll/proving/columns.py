@@ -1,7 +1,7 @@
-"""Some pieces of an all_reduce followed on every rank, transfer by transfer: the data part of a proof by symmetry.
+"""Follows some pieces of an all_reduce on every rank, transfer by transfer: the data part of a proof by symmetry.
 
-Plain lists of numbers, not arrays: of a step only a few transfers touch the chosen pieces, and numpy would spend longer on calling
-than on computing.
+Uses lists instead of arrays: only a few transfers of a step touch the chosen pieces, and numpy would spend more time on calls than on
+computing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _mix(z: int) -> int:
 
 
 def follow(schedule: Schedule, pieces: Ints) -> str:
-    """Follow some pieces on every rank, in whose transfers a piece stays what it is.
+    """Follow some pieces on every rank, in a schedule whose transfers never change the piece.
 
     Returns
     -------
@@ -43,7 +43,7 @@ def follow(schedule: Schedule, pieces: Ints) -> str:
     Raises
     ------
     ScheduleError
-        Naming step, rank and chunk, when a chunk is wrong.
+        Names step, rank and chunk of a wrong chunk.
     """
     layout, n, count = schedule.layout, schedule.nranks, len(pieces)
     width, chunks = 2 * count, np.concatenate([pieces, layout.output_base + pieces])
@@ -102,7 +102,7 @@ def _moves(schedule: Schedule, place: Ints, width: int) -> Iterator[tuple[int, M
 
 
 def _chosen(step: Step, place: Ints) -> tuple[Ints, Ints]:
-    """Transfer and offset of each followed chunk that a step reads."""
+    """Transfer and offset of every read of a followed chunk in a step."""
     if (step.count == 1).all():
         row = np.flatnonzero(place[step.src_chunk] >= 0)
         return row, np.zeros_like(row)
@@ -114,10 +114,10 @@ def _chosen(step: Step, place: Ints) -> tuple[Ints, Ints]:
 
 
 def _turns(block: Repeat, first: int, place: Ints, width: int) -> Iterator[tuple[int, Moves]]:
-    """Transfers of a repeat between followed chunks; the turns of each transfer solve one congruence."""
+    """Transfers of a repeat between followed chunks; the iterations of each transfer solve one congruence."""
     chunks, base, modulus = np.flatnonzero(place >= 0), block.base, block.modulus
-    # Chunk c is touched in turn t by the transfer at place p when p + t * stride = c modulo the window: one linear congruence for
-    # each pair, so that the turns are computed and not searched. Its solutions come every ``period`` turns, if there are any.
+    # Chunk c is touched in iteration t by the transfer at place p if p + t * stride = c modulo the window: one linear congruence per
+    # pair, so the iterations are computed instead of searched. Its solutions, if any, recur every ``period`` iterations.
     common = int(np.gcd(block.stride % modulus, modulus)) if block.stride % modulus else modulus
     period = modulus // common
     inverse = pow(block.stride % modulus // common, -1, period) if period > 1 else 0

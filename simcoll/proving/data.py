@@ -1,10 +1,10 @@
 """Proof that a schedule leaves the right contributions in every output chunk.
 
 Every input chunk gets a token; a copy copies, a reduction adds. With random 64-bit tokens, added modulo 2**64, two different
-multisets of contributions have the same sum with a chance of 2**-64; in exact mode a chunk holds the count of every token. A set of
-contributors would not suffice: it cannot show a contribution that was added twice.
+multisets of contributions have the same sum with probability 2**-64; in exact mode a chunk holds the count of every token. A set of
+contributors would not suffice: it cannot reveal a contribution that was added twice.
 
-A hash of the expression tree follows the order of every reduction. It is commutative, because a + b and b + a have the same bits, but
+A hash of the expression tree records the order of every reduction. It is commutative, because a + b and b + a have the same bits, but
 not associative.
 """
 
@@ -34,7 +34,7 @@ EXACT_LIMIT = 50_000_000
 
 
 def _parts(step: Step, size: int) -> list[Step]:
-    """The transfers, of so many chunks, in a few runs; operations of a switch stay whole."""
+    """Split a step into runs of transfers with about ``size`` chunks each; switch operations stay whole."""
     if size <= PART or (step.op == SWITCH_REDUCE).any():
         return [step]
     cuts = np.searchsorted(np.cumsum(step.count), np.arange(PART, size, PART)).tolist()
@@ -64,16 +64,16 @@ def _play(schedule: Schedule, memory: Memory, number: int, step: Step) -> None:
 def _write_folds(
     schedule: Schedule, memory: Memory, number: int, step: Step, read: list[tuple[Ints, Words, Words, Words]]
 ) -> None:
-    """Write operands in turns: in each turn a chunk gets at most one, in the order of the fold."""
+    """Write operands in rounds: in each round a chunk gets at most one, in the order of the fold."""
     memory.folds = True
-    for before, _, _, target in read:  # the comparison of destinations has overwritten it
+    for before, _, _, target in read:  # the check for repeated destinations has overwritten it
         if len(target):
             memory.tree[before] = target
     dst, held, tree = (np.concatenate(column) for column in list(zip(*read, strict=True))[:3])
     one = expanded(step)
     order = np.lexsort((one.src_rank, one.op == REDUCE, dst))
     begin = np.maximum.accumulate(np.where(np.diff(dst[order], prepend=-1) != 0, np.arange(len(order)), 0))
-    # Operations of a switch are played at once.
+    # Switch operations are played in one round.
     turn = np.where(one.op[order] == SWITCH_REDUCE, 0, np.arange(len(order)) - begin)
     for now in range(int(turn.max()) + 1):
         rows = order[turn == now]
@@ -82,13 +82,13 @@ def _write_folds(
 
 
 def _disjoint(schedule: Schedule, step: Step) -> bool:
-    """Whether the ranges that a step writes have no chunk in common."""
+    """Whether the ranges that a step writes are disjoint."""
     start = step.dst_rank * schedule.layout.size + step.dst_chunk
     return not overlaps(start, start + step.count)
 
 
 def _each_once(words: Words, rows: list[Ints]) -> bool:
-    """Whether no row comes twice: each part writes its numbers there, then checks that they remain. The words are lost."""
+    """Whether no row occurs twice: each part writes its numbers there, then checks that they remain. Destroys the words."""
     edges = np.cumsum([0, *map(len, rows)])
     numbers = [np.arange(*ends, dtype=np.uint64) for ends in pairwise(edges.tolist())]
     for row, number in zip(rows, numbers, strict=True):
@@ -97,7 +97,7 @@ def _each_once(words: Words, rows: list[Ints]) -> bool:
 
 
 def _claimed(memory: Memory, step: Step, chunk: Ints, size: int) -> bool:
-    """Note the channel of each chunk address, ``size`` in all, that a step touches; False when one has two."""
+    """Record the channel of each chunk address that a step touches; return False if an address has two channels."""
     channel = step.channel
     if len(chunk) < size:
         chunk, count, channel = np.unique(np.stack([chunk, step.count, channel]), axis=1)
@@ -148,7 +148,7 @@ def _write(
 def _reduced(
     schedule: Schedule, memory: Memory, number: int, step: Step, dst: Ints, held: Words, tree: Words, target: Words
 ) -> None:
-    """Add the values that the destinations hold."""
+    """Add the values held by the destinations."""
     if not target.all():
         row = int(np.flatnonzero(target == 0)[0])
         one = expanded(step)
@@ -159,11 +159,11 @@ def _reduced(
 
 
 UNORDERED = np.uint64(0xD6E8FEB86659FD93)
-"""Marks the expression tree of a reduction by a switch, which is not a chain of reductions of two operands."""
+"""Marks the expression tree of a reduction by a switch, which is not a chain of two-operand reductions."""
 
 
 def _switch_reduced(memory: Memory, op: NDArray[np.int8], dst: Ints, held: Words, tree: Words) -> None:
-    """Give every transfer of a switch reduction the reduction of all its operands, so that each writes the same value."""
+    """Give every transfer of a switch reduction the reduction of all operands, so that each writes the same value."""
     memory.switched = True
     switched = np.flatnonzero(op == SWITCH_REDUCE)
     target, group = np.unique(dst[switched], return_inverse=True)
@@ -175,7 +175,7 @@ def _switch_reduced(memory: Memory, op: NDArray[np.int8], dst: Ints, held: Words
 
 
 def _check_folds(schedule: Schedule, memory: Memory, number: int, step: Step) -> bool:
-    """Refuse a chunk written twice in a step, except by one switch reduction or a fold; returns whether there is a fold."""
+    """Refuse a chunk written twice in a step, except by one switch reduction or fold; return whether there is a fold."""
     one = expanded(step)
     dst = memory.rows(one.dst_rank, one.dst_chunk)
     order = np.lexsort((one.src_rank, one.op, dst))
@@ -199,7 +199,7 @@ def _check_folds(schedule: Schedule, memory: Memory, number: int, step: Step) ->
 
 
 def _noted(lane: Ints, at: Ints, channel: Ints) -> bool:
-    """Note the channel of each place; False when a place has two."""
+    """Record the channel of each place; return False if a place has two channels."""
     seen = lane.take(at)
     if np.array_equal(seen, channel):
         return True
@@ -220,7 +220,7 @@ def _shares_chunks(schedule: Schedule) -> bool:
 
 
 def _outputs(schedule: Schedule, ranks: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-    """Rank and chunk of every output on some ranks, with the source rank (or ALL) and input chunk it must hold."""
+    """Rank and chunk of every output on some ranks, with the source rank (or ALL) and the input chunk that it must hold."""
     layout = schedule.layout
     outputs = np.arange(layout.output_base, layout.scratch_base)
     rank, chunk = np.tile(ranks, len(outputs)), np.repeat(outputs, len(ranks))
@@ -237,7 +237,7 @@ def _sums(schedule: Schedule) -> Words:
 
 
 def _counted(schedule: Schedule, source: Ints, chunk: Ints) -> Words:
-    """The counts of contributions that outputs must hold."""
+    """The numbers of contributions that outputs must hold."""
     per_rank, n = schedule.layout.output_base, schedule.nranks
     wanted = np.zeros((len(source), n * per_rank), np.uint64)
     for row, (rank, piece) in enumerate(zip(source.tolist(), chunk.tolist(), strict=True)):
@@ -250,7 +250,7 @@ def _check_outputs(schedule: Schedule, memory: Memory, *, exact: bool) -> str:
     collective, per_rank = schedule.collective, schedule.layout.output_base
     sums = None if exact else _sums(schedule)
     wrong = [np.zeros((2, 0), np.int64)]
-    first = np.zeros(per_rank, np.uint64)  # expression tree of the first reduction found of each input chunk
+    first = np.zeros(per_rank, np.uint64)  # expression tree of the first reduction found for each input chunk
     alike = True
     ranks = np.flatnonzero(collective.has_output(np.arange(schedule.nranks))).astype(np.int64)
     for few in in_groups(ranks, collective.output_slots * schedule.layout.chunks):
@@ -281,11 +281,11 @@ def _check_outputs(schedule: Schedule, memory: Memory, *, exact: bool) -> str:
 
 
 SYMMETRIC_RANKS = 64
-"""From this many ranks on, certifying the symmetry of a ring is faster than following all of its chunks."""
+"""From this many ranks on, certifying the symmetry of a ring is faster than following all chunks."""
 
 
 def _by_symmetry(schedule: Schedule) -> Proof | None:
-    """A proof by symmetry where one is likely and fast; None where the full proof must decide or explain.
+    """A proof by symmetry if one is likely and fast; None if the full proof must decide or explain.
 
     Without repeats, certifying step by step takes longer than following the chunks.
     """
@@ -297,19 +297,19 @@ def _by_symmetry(schedule: Schedule) -> Proof | None:
         proof = verify_by_symmetry(schedule)
     except ScheduleError:
         return None
-    schedule.known.folds = False  # which it refuses
+    schedule.known.folds = False  # it refuses folds
     return proof
 
 
 def verify(schedule: Schedule, *, exact: bool = False) -> Proof:
-    """Prove that a schedule implements its collective, for all sizes, dtypes and reductions; it is proved once.
+    """Prove that a schedule implements its collective, for all sizes, dtypes and reductions; the proof is remembered.
 
     Parameters
     ----------
     schedule
         Any schedule.
     exact
-        Count every contribution instead of comparing 64-bit fingerprints; for small numbers of ranks.
+        Count every contribution instead of comparing 64-bit fingerprints; only for small numbers of ranks.
 
     Returns
     -------
@@ -318,7 +318,7 @@ def verify(schedule: Schedule, *, exact: bool = False) -> Proof:
     Raises
     ------
     ScheduleError
-        With the step, ranks, channel and chunk at fault, what was found and what was expected.
+        States the step, ranks, channel and chunk at fault, and the contributions found and expected.
     ConfigError
         When ``exact`` would need too much memory.
 
@@ -332,9 +332,9 @@ def verify(schedule: Schedule, *, exact: bool = False) -> Proof:
     known = schedule.known
     if exact:
         return _proved(schedule, exact=True)
-    if known.proof is None or known.proof.of is not known:  # none yet, or one put there by other hands
+    if known.proof is None or known.proof.of is not known:  # none yet, or one of a different schedule
         known.proof = replace(_proved(schedule, exact=False), of=known)
-        next(schedule.blocks(), None)  # refuses a source that cannot start anew
+        next(schedule.blocks(), None)  # refuses a source that cannot be restarted
     return known.proof
 
 

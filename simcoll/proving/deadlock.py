@@ -1,9 +1,9 @@
-"""Deadlock of per-rank programs: whether all lanes end with FIFOs of a given depth; if not, which lane blocks which.
+"""Deadlock of per-rank programs: whether all lanes finish with FIFOs of a given depth; if not, what blocks each lane.
 
-A program is a network of sequential processes without choices: an instruction that can run stays able to run
-until it does. So one order decides for all orders: if one gets stuck, all do, in the same place. And the predecessors of
-an instruction are known in advance (the one before it in its lane, what it waits for, the send of its message, the
-receive that makes room in the FIFO), so that a play is a walk through a graph, level by level.
+A program is a network of sequential processes without choices: an instruction that can run stays able to run until it does. So one
+order decides for all: if one order gets stuck, all do, in the same place. The predecessors of an instruction are known in advance
+(the previous one in its lane, the ones it waits for, the send of its message, the receive that frees a place in the FIFO), so playing
+a program is a walk through a graph, level by level.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Play:
     depth
         FIFO depth: 0 rendezvous, None unbounded.
     order
-        Every instruction that could run. At depth 0 the instructions that a message joins follow each other.
+        Every instruction that could run. At depth 0 the instructions joined by a message are adjacent.
     level
-        For each of these, the length of the longest chain of instructions before it; ascending.
+        Length of the longest chain of instructions before each of these; ascending.
     reached
         Position at which every lane stopped.
     complete
-        Every lane came to its end.
+        Every lane reached its end.
     """
 
     depth: int | None
@@ -52,7 +52,7 @@ class Play:
     complete: bool
 
     def when(self) -> Ints:
-        """Place of every instruction in the order of a complete play."""
+        """Position of every instruction in the order of a complete play."""
         return np.argsort(self.order)
 
 
@@ -68,11 +68,11 @@ def local_order(wiring: Wiring) -> tuple[Ints, Ints]:
 
 
 def _chains(wiring: Wiring) -> tuple[Ints, Ints, Ints]:
-    """Chains of instructions that messages join at depth 0: the first of each chain, the place in it, and those in a circle."""
+    """Chains of instructions that messages join at depth 0: first of each chain, position in it, and instructions in cycles."""
     everyone = np.arange(len(wiring.lane))
     before = np.where(wiring.incoming >= 0, wiring.sends[wiring.incoming] if len(wiring.sends) else -1, everyone)
     place = (before != everyone).astype(np.int64)
-    for _ in range(len(everyone).bit_length()):  # each turn doubles the distance followed back
+    for _ in range(len(everyone).bit_length()):  # each pass doubles the distance followed back
         if np.array_equal(before[before], before):
             break
         place, before = place + place[before], before[before]
@@ -80,7 +80,7 @@ def _chains(wiring: Wiring) -> tuple[Ints, Ints, Ints]:
 
 
 def levels(count: int, before: Ints, after: Ints) -> tuple[Ints, Ints]:
-    """Sort numbers below ``count`` into levels after their predecessors; those on or behind circles are left out."""
+    """Sort numbers below ``count`` into levels after their predecessors; those on or behind cycles are left out."""
     left = np.bincount(after, minlength=count)
     after = after[np.argsort(before, kind="stable")]
     end = np.cumsum(np.bincount(before, minlength=count))
@@ -119,7 +119,7 @@ def play(wiring: Wiring, depth: int | None) -> Play:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Stuck:
-    """A play that got stuck, and which instructions ran."""
+    """A stuck play, with the instructions that ran."""
 
     wiring: Wiring
     run: Play
@@ -132,7 +132,7 @@ class _Stuck:
         return at if at < end else -1
 
     def blocked_on(self, lane: int) -> tuple[int, str]:
-        """The lane that a stuck lane waits for, with the event, in words."""
+        """The lane that a stuck lane waits for, and the event in words."""
         wiring, number, depth = self.wiring, self.following(lane), self.run.depth
 
         def of(other: int) -> str:
@@ -164,7 +164,7 @@ class _Stuck:
 
 
 def deadlock(wiring: Wiring, depth: int | None, *, because: str = "") -> NoReturn:
-    """Report the lanes that are stuck at a FIFO depth, and the circle among them.
+    """Report the lanes that are stuck at a FIFO depth, and the cycle among them.
 
     Raises
     ------
@@ -180,12 +180,12 @@ def deadlock(wiring: Wiring, depth: int | None, *, because: str = "") -> NoRetur
     circle = trail[trail.index(following) :]
     lines = [
         f"{wiring.program}: deadlock at {depth_text(depth)}{because}: {len(stuck)} lanes are blocked",
-        "  in a circle:",
+        "  in a cycle:",
     ]
     shown = circle + [lane for lane in stuck if lane not in circle]
     for number, lane in enumerate(shown[:SHOWN]):
         if number == len(circle):
-            lines.append("  and behind it:")
+            lines.append("  blocked behind it:")
         at = stuck_at.following(lane)
         what = wiring.where(at) if at >= 0 else "a lane that has ended"
         lines.append(f"  {what} {stuck_at.blocked_on(lane)[1]}")

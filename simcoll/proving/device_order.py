@@ -1,8 +1,8 @@
-"""What comes before what in a program of thread blocks, and whether it can run to its end.
+"""The order of operations in a program of thread blocks, and whether the program terminates.
 
-Two orders count. *Execution*: an operation begins after another has ended. *Data*: and sees what the other wrote. Relaxed signals give the
-first only. Operations of one block are ordered where all its threads meet; between two such places each thread goes on alone, so only
-the signals and waits that the same thread does have an order there.
+There are two orders. *Execution*: an operation begins after another has ended. *Data*: it also sees the other's writes. Relaxed signals
+establish only the first. Operations of one block are ordered where all its threads meet; between two such points the threads are
+independent, so only signals and waits of the same thread are ordered there.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Access:
 
 @dataclass(slots=True)
 class Order:
-    """Events of a program, the order between them, and the order in which one run played the operations.
+    """Events of a program, the order between them, and the sequence in which one run played the operations.
 
-    ``data[e]`` and ``executed[e]`` are sets of events that come before e, as bits.
+    ``data[e]`` and ``executed[e]`` are the sets of events that precede e in either order, as bit masks.
     """
 
     events: int = 0
-    edges: list[tuple[int, int, bool]] = field(default_factory=list)  # before, after, whether it also carries data
+    edges: list[tuple[int, int, bool]] = field(default_factory=list)  # before, after, whether data is ordered as well
     played: list[tuple[int, int, int]] = field(default_factory=list)
     accesses: list[Access] = field(default_factory=list)
     packets: dict[tuple[int, int], int] = field(default_factory=dict)  # event that wrote each
@@ -49,18 +49,18 @@ class Order:
     executed: list[int] = field(default_factory=list)
 
     def event(self) -> int:
-        """A new event."""
+        """Add an event."""
         self.events += 1
         if self.events > MAX_EVENTS:
             raise ConfigError(f"more than {MAX_EVENTS} events; programs of so many operations are not followed")
         return self.events - 1
 
     def edge(self, before: int, after: int, *, data: bool = True) -> None:
-        """Say that an event comes before another."""
+        """Record that an event precedes another."""
         self.edges.append((before, after, data))
 
     def close(self) -> None:
-        """Work out all that comes before each event."""
+        """Compute the predecessors of each event."""
         after: list[list[tuple[int, bool]]] = [[] for _ in range(self.events)]
         left = [0] * self.events
         for before, later, data in self.edges:
@@ -85,14 +85,14 @@ def where(program: DeviceProgram, rank: int, block: int, position: int) -> str:
 
 
 def device_order(program: DeviceProgram) -> Order:
-    """Play a program and note what orders its operations.
+    """Play a program and record what orders its operations.
 
     Raises
     ------
     ScheduleError
-        For a deadlock, barriers that do not agree, and signals that nobody waits for.
+        For a deadlock, barriers that disagree, and signals without a wait.
     ConfigError
-        For counters and semaphores that several thread blocks wait for, and programs of too many operations.
+        For counters and semaphores that several thread blocks wait for, and for programs with too many operations.
     """
     order = Order()
     for _ in program.blocks:
@@ -113,17 +113,17 @@ def device_order(program: DeviceProgram) -> Order:
 
 
 class _Block:
-    """The events of one thread block, made as it is played."""
+    """The events of one thread block, created while it is played."""
 
     def __init__(self, program: DeviceProgram, order: Order, rank: int, block: int) -> None:
         self.program, self.order, self.rank, self.block = program, order, rank, block
-        self.entry = order.begin[rank]  # since when all threads have met
-        self.open: list[int] = []  # events since then
-        self.threads: dict[int, int] = {}  # last signal or wait of each thread since then
-        self.moving: dict[Counter, list[int]] = {}  # what proxies still move
+        self.entry = order.begin[rank]  # the last meeting of all threads
+        self.open: list[int] = []  # events since that meeting
+        self.threads: dict[int, int] = {}  # last signal or wait of each thread since that meeting
+        self.moving: dict[Counter, list[int]] = {}  # transfers that proxies have not completed
 
     def fence(self, joined: int | None = None) -> int:
-        """All threads meet; returns that event."""
+        """Let all threads meet; return the event."""
         event = self.order.event() if joined is None else joined
         for each in (self.entry, *self.open):
             self.order.edge(each, event)
@@ -131,7 +131,7 @@ class _Block:
         return event
 
     def add(self, thread: int | None = None) -> int:
-        """An event of all threads, or of one."""
+        """Add an event of all threads, or of one."""
         event = self.order.event()
         self.order.edge(self.entry if thread is None else self.threads.get(thread, self.entry), event)
         self.open.append(event)
@@ -141,11 +141,11 @@ class _Block:
 
 
 class _Counters:
-    """Signals and semaphores: who raised them, who waited, and which raise each wait is sure to follow."""
+    """Signals and semaphores: their raises and waits, and the raises that each wait is sure to follow."""
 
     def __init__(self, program: DeviceProgram, order: Order) -> None:
         self.program, self.order = program, order
-        # Of each counter the events that raised it, by thread block, and those that waited, with the number that they needed.
+        # For each counter, the events that raised it, by thread block, and those that waited, with the number needed.
         self.raised: dict[Hashable, list[tuple[int, int, bool]]] = defaultdict(list)
         self.taken: dict[Hashable, list[tuple[int, int, bool]]] = defaultdict(list)
         self.waiter: dict[Hashable, int] = {}
@@ -157,38 +157,38 @@ class _Counters:
         return 0
 
     def can_take(self, key: Hashable, more: int = 1) -> bool:
-        """Whether so many waits more can end."""
+        """Whether ``more`` further waits can end."""
         return len(self.raised[key]) + self.initial(key) >= len(self.taken[key]) + more
 
     def take(self, key: Hashable, block: int, event: int, *, data: bool, at: str) -> None:
-        """Note a wait that ended."""
+        """Record a wait that ended."""
         if self.waiter.setdefault(key, block) != block:
             raise ConfigError(
-                f"{self.program}: {at} waits for what thread block {self.waiter[key]} waits for, too; which goes on is not known"
+                f"{self.program}: {at} waits for the same counter as thread block {self.waiter[key]}; which of them continues is undefined"
             )
         self.taken[key].append((block, event, data))
 
     def connect(self) -> None:
-        """A wait follows the raises without which it could not have ended."""
+        """Order each wait after the raises without which it could not have ended."""
         for key, waits in self.taken.items():
             raised, initial = self.raised[key], self.initial(key)
             single = len({block for block, _, _ in raised}) <= 1
             for number, (_, event, strict) in enumerate(waits, 1):
                 needed = max(number - initial, 0)
-                # Raises of one block come in its order; of several, only all of them are sure to have happened.
+                # Raises of one block are ordered; of raises by several blocks, a wait is sure to follow only all of them.
                 sure = raised[:needed] if single else raised if needed == len(raised) else []
                 for _, cause, data in sure:
                     self.order.edge(cause, event, data=data and strict)
 
     def leftovers(self) -> Iterable[tuple[Counter, int]]:
-        """Signals that nobody waited for."""
+        """Signals without a wait."""
         for key, raised in self.raised.items():
             if isinstance(key, tuple) and len(key) == 3 and len(raised) > len(self.taken[key]):
                 yield key, len(raised) - len(self.taken[key])
 
 
 def _play(program: DeviceProgram, order: Order, found: _Counters, blocks: dict[tuple[int, int], _Block]) -> None:
-    """Let every block do its operations in order until all end or none can go on."""
+    """Let every block perform its operations in order until all have finished or none can proceed."""
     positions = dict.fromkeys(blocks, 0)
     meetings: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     moved = True
@@ -217,7 +217,7 @@ def _play(program: DeviceProgram, order: Order, found: _Counters, blocks: dict[t
         _deadlock(program, stuck, positions)
     for (src, dst, number), more in found.leftovers():
         raise ScheduleError(
-            f"{program}: rank {dst} never waits for {more} signal(s) of rank {src} on their channel {number}; the next run would take them",
+            f"{program}: rank {dst} never waits for {more} signal(s) of rank {src} on their channel {number}; the next run would see them",
             rank=dst,
         )
 
@@ -229,7 +229,7 @@ def _meet(
     members: list[tuple[int, int]],
     positions: dict[tuple[int, int], int],
 ) -> None:
-    """All members of a barrier go on."""
+    """Let all members of a barrier proceed."""
     event = order.event()
     counts = set()
     for key in members:
@@ -260,7 +260,7 @@ def _ready(
 def _do(
     program: DeviceProgram, order: Order, found: _Counters, block: _Block, operation: DeviceOp, position: int
 ) -> None:
-    """Make the events of an operation."""
+    """Create the events of an operation."""
     at = where(program, block.rank, block.block, position)
     if operation.fence:
         block.fence()
@@ -271,7 +271,7 @@ def _do(
             moving = order.event()
             order.edge(event, moving)
         for cell in reads:
-            # Whoever has read a packet knows that it was written, and nothing else of its writer.
+            # Reading a packet shows that it was written, and nothing else about its writer.
             if cell in order.packets:
                 order.edge(order.packets[cell], event, data=False)
         order.packets |= {cell: moving for cell in writes if cell[1] >= program.packets}
@@ -303,7 +303,7 @@ def _do(
 
 
 def _cells(operation: DeviceOp) -> Iterator[tuple[list[tuple[int, int]], list[tuple[int, int]]]]:
-    """What is read and written for each cell of an operation, which are independent of each other."""
+    """The reads and writes of each cell of an operation; different cells are independent."""
     if operation.how == EACH:
         groups = [([read], [write]) for read, write in zip(operation.reads, operation.writes, strict=True)]
     else:

@@ -1,8 +1,8 @@
-"""Proof of programs of thread blocks: they end, nothing races, and every output cell holds the right contributions.
+"""Proof of programs of thread blocks: termination, no races, and the right contributions in every output cell.
 
-Two accesses to a cell race when one of them writes and neither order is certain: a read or write after a write needs an order that carries
-data, a write after a read one of execution. The caller is one of the parties: it filled the inputs before a rank began, and takes the
-outputs, and may fill the inputs again, when a rank has ended.
+Two accesses to a cell race if one of them writes and neither order is certain: a read or write after a write needs an order that carries
+data, a write after a read one of execution. The caller takes part: it fills the inputs before a rank begins, and when a rank has ended
+it reads the outputs and may refill the inputs.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class DeviceProof:
     Attributes
     ----------
     data
-        Every output cell was shown to hold the right contributions. False where no collective is known.
+        Every output cell was shown to hold the right contributions. False if the collective is unknown.
     order
-        One of ``LEVELS``; empty where nothing is reduced.
+        One of ``LEVELS``; empty if nothing is reduced.
     operations, blocks, signals
         Their numbers.
     trusted
-        Relaxed signals were taken to carry data, which the memory model does not promise.
+        Relaxed signals were assumed to carry data, which the memory model does not guarantee.
     """
 
     data: bool
@@ -65,7 +65,7 @@ def verify_device_program(program: DeviceProgram, *, trust_relaxed: bool = False
     program
         From :func:`simcoll.formats.load_mscclpp_plan`.
     trust_relaxed
-        Take relaxed signals to carry data. The memory model does not promise it, and the proof says so.
+        Assume that relaxed signals carry data. The memory model does not guarantee it, and the proof says so.
 
     Raises
     ------
@@ -91,19 +91,25 @@ def verify_device_program(program: DeviceProgram, *, trust_relaxed: bool = False
 
 
 def _cells(program: DeviceProgram, order: Order) -> dict[tuple[int, int], list[Access]]:
-    """The accesses to each cell, with those of the caller before and after."""
+    """The accesses to each cell, including those of the caller before and after."""
     scratch = sum(program.buffers[:2])
     found: dict[tuple[int, int], list[Access]] = {}
     for access in order.accesses:
         rank, number = cell = access.cell
         if cell not in found:
             before = Access(
-                order.begin[rank], cell, writes=True, where="the caller, who fills buffers before that rank begins"
+                order.begin[rank],
+                cell,
+                writes=True,
+                where="the caller, which fills the buffers before that rank begins",
             )
             after = Access(
-                order.end[rank], cell, writes=True, where="the caller, who has buffers back when that rank has ended"
+                order.end[rank],
+                cell,
+                writes=True,
+                where="the caller, which owns the buffers again when that rank has ended",
             )
-            # Packets come with a flag of this run; scratch belongs to the plan, but may be in use from the run before.
+            # Packets carry a flag of this run; scratch belongs to the plan, but the previous run may still be using it.
             found[cell] = [] if number >= program.packets else [before] if number >= scratch else [before, after]
         found[cell].append(access)
     return found
@@ -112,7 +118,7 @@ def _cells(program: DeviceProgram, order: Order) -> dict[tuple[int, int], list[A
 def _check_cell(
     program: DeviceProgram, order: Order, cell: tuple[int, int], touching: list[Access], *, trusted: bool
 ) -> None:
-    """Refuse two accesses to a cell that race."""
+    """Refuse two racing accesses to a cell."""
     packet = cell[1] >= program.packets
     visible = order.executed if trusted else order.data
     writers = [access for access in touching if access.writes]
@@ -126,7 +132,7 @@ def _check_cell(
                 continue
             if other.writes:
                 fine = visible[other.event] >> write.event & 1 or visible[write.event] >> other.event & 1
-                # The caller fills inputs and starts the kernel: that a rank has begun shows that its inputs are there.
+                # The caller fills inputs and then starts the kernel: a rank that has begun has its inputs.
                 fine = fine or _began(order, write, other) or _began(order, other, write)
             else:
                 fine = visible[other.event] >> write.event & 1 or order.executed[write.event] >> other.event & 1
@@ -134,7 +140,7 @@ def _check_cell(
             if not fine:
                 seen = order.executed[other.event] >> write.event & 1 or order.executed[write.event] >> other.event & 1
                 why = (
-                    "only relaxed signals lie between them, which order what is executed and not what is visible"
+                    "only relaxed signals lie between them, which order execution but not visibility"
                     if seen
                     else "nothing orders them"
                 )
@@ -163,8 +169,8 @@ class _Values:
         self.program = program
         self.nodes: list[tuple[int, ...]] = []  # a leaf (rank, cell), or a node (left, right, 0 or 1: by a switch)
         self.known: dict[tuple[int, ...], int] = {}
-        self.shapes: list[tuple[int, ...]] = []  # of each expression: what is reduced with what, by rank
-        self.switched: list[bool] = []  # of each expression: whether a switch has reduced on the way
+        self.shapes: list[tuple[int, ...]] = []  # of each expression: its reductions, by rank
+        self.switched: list[bool] = []  # of each expression: whether a switch reduced part of it
         self.held: dict[tuple[int, int], int] = {}
         layout, inputs = program.layout, program.buffers[0]
         for rank in range(program.nranks):
@@ -187,7 +193,7 @@ class _Values:
         return self.known[key]
 
     def operands(self, node: int) -> tuple[int, ...]:
-        """What a node reduces; nothing for a leaf."""
+        """The operands of a node; none for a leaf."""
         key = self.nodes[node]
         return key[:2] if len(key) == 3 else ()
 
@@ -219,7 +225,7 @@ class _Values:
 
 
 def _check_outputs(values: _Values, layout: Layout) -> str:
-    """Compare every output that the caller sees; the order of the reductions."""
+    """Compare every output that the caller sees; return the reduction order."""
     program, collective = values.program, layout.collective
     trees: dict[int, set[int]] = {}
     shapes: set[tuple[int, ...]] = set()

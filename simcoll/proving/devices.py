@@ -1,4 +1,4 @@
-"""A program of thread blocks as a schedule: what each operation moves, in an order that gives every cell the same values."""
+"""Conversion of a program of thread blocks to a schedule that gives every cell the same values."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from simcoll.proving.device_program import verify_device_program
 
 __all__ = ["device_schedule"]
 
-Row = tuple[int, int, int, int, int, int, int]  # as the columns of a step
+Row = tuple[int, int, int, int, int, int, int]  # the columns of a step
 
 
 def device_schedule(program: DeviceProgram, *, trust_relaxed: bool = False) -> Schedule:
     """Convert a program of thread blocks to a schedule, to bind, emulate and run.
 
-    Every load and store between ranks becomes a transfer, on the channel of its thread block. Blocks must be multiples of its cells.
+    Every load and store between ranks becomes a transfer on the channel of its thread block. Block sizes must be multiples of its cells.
 
     Raises
     ------
     ScheduleError
         As :func:`~simcoll.proving.verify_device_program`.
     ConfigError
-        When its collective is not known.
+        When its collective is unknown.
     """
     if program.collective is None:
         raise ConfigError(f"{program}: no collective is known, so it is not a schedule")
@@ -50,11 +50,11 @@ def device_schedule(program: DeviceProgram, *, trust_relaxed: bool = False) -> S
 
 @dataclass(slots=True)
 class _Steps:
-    """Transfers by step: each in the first one after what it reads was written, and what it overwrites was read."""
+    """Transfers by step: each in the first step after its sources were written and its destination was read."""
 
     program: DeviceProgram
     rows: dict[int, list[Row]] = field(default_factory=dict)
-    read: dict[tuple[int, int], int] = field(default_factory=dict)  # last step that reads, and that writes, each cell
+    read: dict[tuple[int, int], int] = field(default_factory=dict)  # last step that reads each cell
     written: dict[tuple[int, int], int] = field(default_factory=dict)
     floor: dict[tuple[int, int], int] = field(
         default_factory=dict
@@ -66,7 +66,7 @@ class _Steps:
         self.free = [self.program.size] * self.program.nranks
 
     def operation(self, operation: DeviceOp, rank: int, block: int) -> None:
-        """The transfers of one operation."""
+        """Add the transfers of one operation."""
         key = rank, block
         if operation.fence or operation.barrier is not None:
             self.floor[key] = self.last.get(key, -1) + 1
@@ -86,7 +86,7 @@ class _Steps:
         if operation.name in {"gstore", "gstorepkt"}:
             self.move([(first, target) for target in operation.writes], MULTICAST, key)
             return
-        # The sum grows where it is to stay, unless an operand lies there or nothing stays here.
+        # The sum accumulates at its destination, unless an operand lies there or the result does not stay on this rank.
         total = local[0] if local else first
         if others and total != first and (not local or total in others):
             total = Region(rank, self.free[rank], first.count)
@@ -100,7 +100,7 @@ class _Steps:
                 self.move([(total, target)], COPY, key)
 
     def move(self, pairs: list[tuple[Region, Region]], op: int, key: tuple[int, int]) -> None:
-        """Transfers of one step."""
+        """Add the transfers of one step."""
         cells = [
             ((source.rank, source.cell + k), (target.rank, target.cell + k))
             for source, target in pairs

@@ -1,4 +1,4 @@
-"""Counter-examples in words, for the author of a schedule whose proof fails."""
+"""Counter-examples in words, for the author of a schedule whose proof failed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["compared", "leaves_below", "refuse", "size_mismatch", "undefined", "
 
 
 def leaves_below(node: int, operands: Callable[[int], Iterable[int]]) -> Counter[int]:
-    """How often each leaf of an expression occurs; operands have lower numbers than what they make, and leaves have none."""
+    """Number of occurrences of each leaf in an expression; operands have lower numbers than their result, and leaves have none."""
     times = Counter({node: 1} if node >= 0 else {})
     found: Counter[int] = Counter()
     while times:
@@ -37,7 +37,7 @@ def leaves_below(node: int, operands: Callable[[int], Iterable[int]]) -> Counter
 
 
 def compared(wanted: Sequence[Item], found: Counter[Item], words: Callable[[list[Item]], str]) -> list[str]:
-    """The contributions wanted and found; those that are missing, are not wanted, and are there more than once."""
+    """The contributions expected and found, with those that are missing, unwanted, or counted more than once."""
     known = frozenset(wanted)
     kinds = {
         "missing": [item for item in wanted if not found[item]],
@@ -56,14 +56,14 @@ def refuse(schedule: Schedule, number: int, step: Step, row: int, reason: str, *
 
 
 def undefined(schedule: Schedule, number: int, step: Step, row: int, *, reads: bool) -> NoReturn:
-    """A transfer that reads, or reduces into, a chunk that nothing was ever written to."""
+    """Refuse a transfer that reads, or reduces into, a chunk that was never written."""
     later = _first_write(schedule, *(int(column[row]) for column in step.ends[0 if reads else 1]))
     verb = "reads" if reads else "reduces into"
     refuse(schedule, number, step, row, f"{verb} {{}}, which holds nothing yet: {later}", at_source=reads)
 
 
 def _first_write(schedule: Schedule, rank: int, chunk: int) -> str:
-    """The step in which a chunk that is read too early gets a value, if ever."""
+    """The step in which a chunk that is read too early gets a value, if any."""
     for number, given in enumerate(schedule.steps()):
         step = schedule.layout.one_address(given)
         data = (step.op != REDUCE) & (step.op != SYNC)
@@ -75,7 +75,7 @@ def _first_write(schedule: Schedule, rank: int, chunk: int) -> str:
 
 
 def size_mismatch(schedule: Schedule, number: int, step: Step, row: int) -> NoReturn:
-    """A transfer between chunks whose sizes need not agree, with its contributions and those its destination must hold."""
+    """Refuse a transfer between chunks whose sizes may differ, with its contributions and those that its destination must hold."""
     layout, one = schedule.layout, slice(row, row + 1)
     cells = step.rows(one).ends
     ends = [f"piece {layout.piece(*cell)[0]} of block {layout.block(*cell)[0]}" for cell in cells]
@@ -86,7 +86,7 @@ def size_mismatch(schedule: Schedule, number: int, step: Step, row: int) -> NoRe
     wanted, found = _wanted_of(schedule, *cells[1]), _held_before(schedule, number, step, row)
     unpaired = schedule.collective.kind == "send_recv" and not schedule.collective.has_output(cells[1][0])[0]
     if wanted or unpaired:
-        nothing = f"nothing, for rank {step.dst_rank[row]} is the destination of no pair"
+        nothing = f"nothing, because rank {step.dst_rank[row]} is not the destination of a pair"
         reason += f"\n  expected: {_list(schedule, wanted) or nothing}"
     if (wanted or unpaired) and found is not None:
         reason += f"\n  found:    {_list(schedule, sorted(found)) or 'nothing'}"
@@ -94,7 +94,7 @@ def size_mismatch(schedule: Schedule, number: int, step: Step, row: int) -> NoRe
 
 
 def _wanted_of(schedule: Schedule, rank: Ints, chunk: Ints) -> list[Cell]:
-    """Contributions that a stored chunk must hold at the end; none where it is no output."""
+    """Contributions that a stored chunk must hold at the end; none if it is not an output."""
     layout = schedule.layout
     outputs = np.arange(layout.output_base, layout.scratch_base)
     named = outputs[layout.canonical(np.broadcast_to(rank, outputs.shape), outputs) == chunk]
@@ -104,7 +104,7 @@ def _wanted_of(schedule: Schedule, rank: Ints, chunk: Ints) -> list[Cell]:
 
 
 def _held_before(schedule: Schedule, number: int, step: Step, row: int) -> Counter[Cell] | None:
-    """Contributions that a transfer's source holds before its step; None where finding them would take too long."""
+    """Contributions that a transfer's source holds before its step; None if finding them would take too long."""
     rank, chunk = int(step.src_rank[row]), int(step.src_chunk[row])
     if sum(int(before.count.sum()) for before in islice(schedule.steps(), number)) > MAX_EXPLAINED:
         return None
@@ -126,7 +126,7 @@ MAX_LINES = 12
 
 
 def wrong_outputs(schedule: Schedule, ranks: Ints, chunks: Ints) -> NoReturn:
-    """Output chunks with wrong contributions at the end; shown is the one whose fault takes the fewest steps."""
+    """Report output chunks with wrong contributions, with the counter-example of the one whose fault takes the fewest steps."""
     n = schedule.nranks
     last = np.full(n * schedule.layout.size, -1, np.int64)
     lane = np.zeros_like(last)
@@ -146,7 +146,7 @@ def wrong_outputs(schedule: Schedule, ranks: Ints, chunks: Ints) -> NoReturn:
     lines = [f"{schedule}: {name} is wrong at the end ({wrong})"]
     shows = f"  last written in step {writer}; the counter-example is steps 0..{writer} of 0..{steps - 1}"
     if writer < steps - 1:
-        shows += ", for no later step writes it"
+        shows += ", because no later step writes it"
     past = None if total > MAX_EXPLAINED else history(schedule, rank, chunk)
     if past is None:
         lines += [f"  expected: {_list(schedule, wanted)}", shows if writer >= 0 else "  never written"]
@@ -169,7 +169,7 @@ def wrong_outputs(schedule: Schedule, ranks: Ints, chunks: Ints) -> NoReturn:
     text = "\n".join(lines)
     if writer >= 0:
         raise ScheduleError(text, step=writer, rank=rank, channel=int(lane[stored[chosen]]), chunk=chunk)
-    # What it should hold stopped somewhere else.
+    # An expected contribution stopped somewhere else.
     lost = next((item for item in wanted if item[0] != rank), wanted[0])
     stop = trail(schedule, lost).last
     channel = stop.channel if stop else 0 if schedule.nchannels == 1 else None
@@ -177,7 +177,7 @@ def wrong_outputs(schedule: Schedule, ranks: Ints, chunks: Ints) -> NoReturn:
 
 
 def _fate(schedule: Schedule, way: Trail) -> str:
-    """The end of a missing contribution."""
+    """The end of a missing contribution's trail."""
     if way.last is None:
         return "is read by no transfer"
     last = f"gets as far as {_list(schedule, [way.last.dst])}, in step {way.last.step}"
@@ -187,7 +187,7 @@ def _fate(schedule: Schedule, way: Trail) -> str:
 def _fault(
     schedule: Schedule, moves: list[Move], wanted: list[Cell], missing: list[Cell], way: Trail
 ) -> tuple[int, str]:
-    """The first wrong transfer and its fault; -1 where there is none."""
+    """The first wrong transfer and its fault; -1 if there is none."""
     known = frozenset(wanted)
     for position, move in enumerate(moves):
         if move.doubled:
@@ -201,14 +201,14 @@ def _fault(
 
 
 def _told(schedule: Schedule, move: Move, wanted: list[Cell]) -> str:
-    """A transfer in words, with the contributions that it leaves."""
+    """A transfer in words, with the resulting contributions."""
     ends = " -> ".join(_list(schedule, [cell]) for cell in (move.src, move.dst))
     how = f"({OP_NAMES[move.op]}, channel {move.channel})"
     return f"step {move.step}: {ends} {how}: now {_holds(schedule, move.held, wanted)}"
 
 
 def _story(schedule: Schedule, moves: list[Move], fault: int, wanted: list[Cell]) -> list[str]:
-    """The transfers up to the first wrong one, or to the last, each with the contributions that it leaves."""
+    """The transfers up to the first wrong one, or up to the last, each with the resulting contributions."""
     end = len(moves) if fault < 0 else fault + 1
     begin = max(0, end - MAX_LINES)
     lines = [f"      ... {begin} before"] if begin else []
@@ -217,7 +217,7 @@ def _story(schedule: Schedule, moves: list[Move], fault: int, wanted: list[Cell]
 
 
 def _holds(schedule: Schedule, held: Counter[Cell], wanted: list[Cell]) -> str:
-    """Contributions in few words; only the ranks, where all are of the wanted chunk."""
+    """Contributions in few words; only the ranks, if all are of the expected chunk."""
     if not held:
         return "nothing"
     if {chunk for _, chunk in held} <= {chunk for _, chunk in wanted[:1]}:

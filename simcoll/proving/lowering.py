@@ -1,13 +1,12 @@
-"""Lowering of a plan to per-rank instructions in lanes, which are checked, executed and exported.
+"""Lowering of a plan to per-rank instructions in lanes, the form that is checked, executed and exported.
 
-A step of a plan on a channel of a rank is a group: its messages and local operations run at the same time, and the
-next step starts when all are done. So each end of a connection gets a lane, each local operation of a step too, and
-the first instruction of a lane in a step waits for all lanes of that channel in the step before. Nothing else orders
-them, here or where plans run.
+A step of a plan on a channel of a rank is a group: its messages and local operations run concurrently, and the next step starts when
+all are done. So each end of a connection gets a lane, as does each local operation of a step, and the first instruction of a lane in
+a step waits for all lanes of that channel in the previous step. Nothing else orders them, neither here nor where plans run.
 
-Sources that their own step overwrites are copied aside first, to scratch after that of the schedule. Several reductions into
-one chunk in one step follow each other in ascending rank of their sources; operands of a switch, which reduces in an order of its
-own, in the order of the plan, the first of them as a copy.
+Sources that their own step overwrites are first copied aside, to scratch beyond that of the schedule. Several reductions into one
+chunk in one step are ordered by ascending source rank; operands of a switch, which reduces in unspecified order, keep the order of the
+plan, and the first of them is a copy.
 """
 
 from __future__ import annotations
@@ -41,16 +40,16 @@ COLUMNS = ("src_rank", "src_chunk", "dst_rank", "dst_chunk", "count", "op", "cha
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lowering:
-    """The instructions of some ranks for a plan.
+    """The instructions of some ranks of a plan.
 
     Attributes
     ----------
     code
         The instructions.
     transfer, step
-        Of every instruction: the transfer of the plan that it is a part of, counted over all steps, and its step.
+        For every instruction, the transfer of the plan that it belongs to, counted over all steps, and its step.
     staging
-        Chunks after those of the schedule that copies set aside need.
+        Number of chunks beyond those of the schedule for data copied aside.
     """
 
     code: Code
@@ -61,7 +60,7 @@ class Lowering:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rows:
-    """Transfers of all steps that some ranks take part in, and their number in the plan."""
+    """Transfers of all steps that involve some ranks, with their numbers in the plan."""
 
     number: Ints
     step: Ints
@@ -86,7 +85,7 @@ def _rows(plan: Plan, mine: NDArray[np.bool_]) -> _Rows:
 
 
 class _Parts(NamedTuple):
-    """Instructions, an entry each: ``row`` is the transfer that it is a part of, ``phase`` 0 a copy set aside."""
+    """Instructions as columns: ``row`` is the transfer that each belongs to, ``phase`` 0 marks a copy aside."""
 
     row: Ints
     rank: Ints
@@ -106,7 +105,7 @@ def _parts(row: Ints, rank: Ints, *, role: Ints | int, peer: Ints, op: Ints | in
 
 
 def _ranked(key: Ints) -> Ints:
-    """The number of rows with the same key before each."""
+    """For each row, the number of earlier rows with the same key."""
     order = np.argsort(key, kind="stable")
     begin = np.maximum.accumulate(np.where(np.diff(key[order], prepend=-1) != 0, np.arange(len(key)), 0))
     result = np.empty(len(key), np.int64)
@@ -115,10 +114,10 @@ def _ranked(key: Ints) -> Ints:
 
 
 def _operands(rows: _Rows, *, folds: bool) -> tuple[Ints, Ints, Ints]:
-    """Reductions into chunks that another one of their step reduces into: pairs, earlier and later, and the first of each switch's.
+    """Pairs (earlier, later) of overlapping reductions in one step, and the first operand of each switch operation.
 
-    Ranges that overlap follow each other: of a switch as in the plan; of reductions, if the plan ``folds``, the lower source rank
-    first, after the copy that they add to.
+    Overlapping ranges are ordered: those of a switch as in the plan; those of reductions, if the plan ``folds``, by ascending source
+    rank, after the copy that they add to.
     """
     operand = (rows.op == REDUCE) | (rows.op == SWITCH_REDUCE)
     reducing = np.flatnonzero(operand | (rows.op == COPY) if folds else operand)
@@ -139,7 +138,7 @@ def _operands(rows: _Rows, *, folds: bool) -> tuple[Ints, Ints, Ints]:
 
 
 def _made(rows: _Rows, mine: NDArray[np.bool_], size: int, nchannels: int) -> tuple[Ints, int]:
-    """The instructions of some ranks, as the columns of :class:`_Parts`, and how much is set aside."""
+    """The instructions of some ranks, as the columns of :class:`_Parts`, and the number of chunks copied aside."""
     row, away = np.arange(len(rows.number)), rows.src_rank != rows.dst_rank
     here, there = mine[rows.src_rank], mine[rows.dst_rank]
     group = (rows.src_rank * nchannels + rows.channel) * (int(rows.step.max(initial=0)) + 1) + rows.step
@@ -178,14 +177,14 @@ def _made(rows: _Rows, mine: NDArray[np.bool_], size: int, nchannels: int) -> tu
 
 
 def _pairs(left: Ints, right: Ints) -> tuple[Ints, Ints]:
-    """Positions of every two equal keys, one of each; both sorted."""
+    """Positions of all pairs of equal keys, one of each; both sorted."""
     low, high = np.searchsorted(right, left), np.searchsorted(right, left, "right")
     row, offset = spread(high - low)
     return row, low[row] + offset
 
 
 def _each_once(waits: Waits, lane: Ints) -> tuple[Ints, Ints]:
-    """Pairs of instructions, each once, by waiter, without those that do not exist or that the order of a lane has anyway."""
+    """Distinct pairs of instructions, by waiter, without missing instructions and without order implied by a lane."""
     later, earlier = (np.concatenate(column) for column in zip(*waits, strict=True))
     apart = (later >= 0) & (earlier >= 0) & (lane[later] != lane[earlier])
     count = len(lane) + 1
@@ -194,7 +193,7 @@ def _each_once(waits: Waits, lane: Ints) -> tuple[Ints, Ints]:
 
 
 def _group_waits(lane: Ints, group: Ints, step: Ints) -> tuple[Ints, Ints]:
-    """The first instruction of a lane in a step waits for all lanes of its group in the step before."""
+    """Pairs: the first instruction of a lane in a step waits for all lanes of its group in the previous step."""
     number = np.arange(len(lane))
     new = (np.diff(lane, prepend=-1) != 0) | (np.diff(step, prepend=-1) != 0)
     first = number[new]
@@ -202,7 +201,7 @@ def _group_waits(lane: Ints, group: Ints, step: Ints) -> tuple[Ints, Ints]:
     steps = int(step.max(initial=0)) + 1
     turn = group[first] * steps + step[first]
     turns = distinct(turn)
-    before = np.full(len(turns) + 1, -1)  # the turn before each
+    before = np.full(len(turns) + 1, -1)  # the previous group of each
     before[1:-1] = np.where(turns[1:] // steps == turns[:-1] // steps, turns[:-1], -1)
     order = np.argsort(turn, kind="stable")
     later, earlier = _pairs(before[np.searchsorted(turns, turn)], turn[order])
@@ -231,11 +230,11 @@ def lowering(plan: Plan, ranks: Sequence[int] | None = None) -> Lowering:
 
 
 def _row_waits(plan: Plan, rows: _Rows, parts: _Parts) -> Iterator[tuple[Ints, Ints]]:
-    """Writes wait for what their step sets aside, operands for those before, and transfers for those that the plan says.
+    """Pairs (later, earlier) of instructions; -1 stands for an instruction of another rank.
 
-    Gives pairs of instructions, later and earlier; -1 stands for an instruction of another rank.
+    Writes wait for copies aside of their step, operands for preceding operands, and transfers for the explicit waits of the plan.
     """
-    # Of each transfer, the instructions that copy aside, that send (or work locally), that receive.
+    # For each transfer, the instructions that copy aside, that send (or work locally), that receive.
     aside, sent, written = (np.full(len(rows.number), -1) for _ in range(3))
     local = parts.role == LOCAL_ROLE
     for done, which in (
@@ -277,9 +276,8 @@ def lower(plan: Plan, *, ranks: Sequence[int] | None = None) -> RankProgram:
     Returns
     -------
     RankProgram
-        A lane for each end of each connection and for each local operation that runs beside others. Sources that
-        their own step overwrites are copied aside first, to scratch after that of the schedule; the waits of the plan
-        are explicit.
+        A lane for each end of each connection and for each local operation that runs beside others. Sources that their own step
+        overwrites are first copied aside, to scratch beyond that of the schedule; the waits of the plan are explicit.
 
     Examples
     --------
@@ -299,14 +297,14 @@ def lower(plan: Plan, *, ranks: Sequence[int] | None = None) -> RankProgram:
 
 
 def check_lowering(plan: Plan) -> ProgramProof:
-    """Check that the waits, staging and channels of a plan order everything that must be ordered, whatever the timing.
+    """Check that the waits, staging and channels of a plan order all conflicting accesses, whatever the timing.
 
-    Its data is followed too, unless the sizes are so small that the plan leaves out empty chunks.
+    Its data is checked as well, unless sizes are so small that the plan leaves out empty chunks.
 
     Raises
     ------
     ScheduleError
-        With both accesses of a race, or as :func:`~simcoll.proving.verify_program`.
+        States both accesses of a race, or as :func:`~simcoll.proving.verify_program`.
     """
     wiring = wire(lower(plan))
     proof, run = check_ordered(wiring)
@@ -314,5 +312,5 @@ def check_lowering(plan: Plan) -> ProgramProof:
     if planned != sum(len(step) for _, step in lowered(plan.schedule)):
         return proof
     proof = check_data(wiring, run, proof)
-    # A switch reduces in unspecified order, which only the proof of the schedule takes into account.
+    # A switch reduces in unspecified order, which only the proof of the schedule accounts for.
     return proof if plan.proof is None else replace(proof, order=plan.proof.order)

@@ -1,4 +1,4 @@
-"""The memory of all ranks during a proof: what every chunk holds, and how it was made."""
+"""The memory of all ranks during a proof: the contents of every chunk, and their expressions."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from simcoll.limits.memory import check_room
 __all__ = ["PART", "Memory", "in_groups", "start"]
 
 PART = 2**16
-"""Chunks that are followed at a time, few enough for a processor's cache."""
+"""Number of chunks followed at a time, few enough for a processor's cache."""
 
 
 @dataclass(slots=True)
 class Memory:
     """Every chunk of every rank during a proof, flat: chunk ``c`` of rank ``r`` is row ``r * strides[0] + c * strides[1]``.
 
-    Of a vector that is cut, ranges of chunks move together and lie together; else the same chunk of all ranks.
+    If one vector is cut into chunks, consecutive chunks are adjacent, since they move together; otherwise one chunk of all ranks is.
     """
 
     layout: Layout
     strides: tuple[int, int]
     held: Words  # fingerprints [rows], or counts of contributions [rows, tokens] in exact mode
     tree: Words  # hash of the expression tree; 0: holds nothing yet
-    lane: Ints  # channel that touches a chunk address, on whatever rank; -1: none yet
+    lane: Ints  # channel that touches a chunk address, on any rank; -1: none yet
     mixed: bool = False  # two channels touch one address
     beside: bool = False  # a step has two channels
     folds: bool = False  # a step has several reductions into one chunk
@@ -52,7 +52,7 @@ class Memory:
 
 
 def start(schedule: Schedule, *, exact: bool) -> Memory:
-    """The memory before the first step: what the inputs hold."""
+    """The memory before the first step: the contents of the inputs."""
     layout, collective, n = schedule.layout, schedule.collective, schedule.nranks
     rows, per_rank = n * layout.size, layout.output_base
     words = rows * ((n * per_rank if exact else 1) + 1) + layout.size
@@ -79,5 +79,5 @@ def start(schedule: Schedule, *, exact: bool) -> Memory:
 
 
 def in_groups(ranks: Ints, each: int) -> list[Ints]:
-    """Some ranks at a time, with few chunks when a rank has ``each``."""
+    """Split ranks into groups with few chunks, if each rank has ``each``."""
     return np.array_split(ranks, max(1, min(len(ranks), len(ranks) * each // PART)))

@@ -1,4 +1,4 @@
-"""The minimal counter-example: the transfers that a wrong chunk depends on, and where it goes wrong."""
+"""The minimal counter-example: the transfers that a wrong chunk depends on, and the first fault among them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Cell = tuple[int, int]  # (rank, chunk)
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One chunk of a transfer, with the contributions that its destination holds after it.
+    """One chunk of a transfer, with the contributions that its destination holds afterwards.
 
-    ``held`` counts ``(rank, input chunk)``; ``operands`` is the largest count of each in the operands.
+    ``held`` counts ``(rank, input chunk)``; ``operands`` holds the largest count of each among the operands.
     """
 
     step: int
@@ -33,7 +33,7 @@ class Move:
 
     @property
     def doubled(self) -> list[Cell]:
-        """Contributions that this transfer counts more often than any of its operands."""
+        """Contributions that the transfer counts more often than any of its operands does."""
         return sorted(item for item, times in self.held.items() if times > max(1, self.operands[item]))
 
 
@@ -46,12 +46,12 @@ class Trail:
 
 
 def _moves(schedule: Schedule, number: int, step: Step, cells: set[Cell], *, reads: bool) -> list[Move]:
-    """Chunks of a step that are written to (or read from) some cells."""
+    """Chunks of a step that write to (or read from) some cells."""
     size = schedule.layout.size
     rank, chunk = step.ends[0 if reads else 1]
     first = rank * size + chunk
     wanted = np.array(sorted(rank * size + chunk for rank, chunk in cells), np.int64)
-    # A row matters when some wanted cell lies in first .. first + count - 1.
+    # A row matters if some wanted cell lies in first .. first + count - 1.
     hits = np.searchsorted(wanted, first) < np.searchsorted(wanted, first + step.count)
     found = []
     for row in np.flatnonzero(hits & (step.op != SYNC)).tolist():
@@ -64,7 +64,7 @@ def _moves(schedule: Schedule, number: int, step: Step, cells: set[Cell], *, rea
 
 
 def original_inputs(schedule: Schedule) -> dict[Cell, Cell]:
-    """``(rank, stored chunk) -> (rank, input chunk)`` of every input chunk."""
+    """``(rank, stored chunk) -> (rank, input chunk)`` for every input chunk."""
     layout, collective = schedule.layout, schedule.collective
     names = {}
     for rank in np.flatnonzero(collective.has_input(np.arange(schedule.nranks))).tolist():
@@ -79,13 +79,13 @@ def _stored(schedule: Schedule, rank: int, chunk: int) -> Cell:
 
 
 HELD = 2**22
-"""Transfers held at a time on the way back."""
+"""Number of transfers held at a time during the backward walk."""
 MOST_MOVES = 2**15
-"""Transfers that one chunk depends on, beyond which its history is not told: nobody reads it, and each holds a kibibyte."""
+"""Limit of transfers in a chunk's history; a longer one would be unreadable, and each transfer takes a kibibyte."""
 
 
 def _backwards(schedule: Schedule) -> Iterator[tuple[int, Step]]:
-    """The steps from the last to the first; a large schedule yields them anew for each part."""
+    """The steps from the last to the first; a large schedule regenerates them for each part."""
     sizes = [len(step) for _, step in lowered(schedule)]
     end = len(sizes)
     while end:

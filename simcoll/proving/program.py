@@ -1,8 +1,8 @@
-"""Proof of per-rank programs: matched messages, no deadlock, no race, the right contributions in every output chunk.
+"""Proof of per-rank programs: matched messages, no deadlock, no race, and the right contributions in every output chunk.
 
-A program without races gives the same data in every legal order, so one order is played: level by level, since
-instructions of one level touch nothing in common. Every value is a node of an expression graph (an input, or the
-reduction of two nodes), from which the exact multiset of contributions and the order of each reduction are read.
+A program without races yields the same data in every legal order, so only one order is played: level by level, since instructions
+of one level have no chunk in common. Every value is a node of an expression graph (an input, or the reduction of two nodes), from
+which the exact multiset of contributions and the order of each reduction follow.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ class ProgramProof:
     Attributes
     ----------
     data
-        Every output chunk was shown to hold the right contributions. False where no collective is known, so that only
+        Every output chunk was shown to hold the right contributions. False if the collective is unknown, so that only
         matching, deadlock and races were checked.
     order
-        One of ``LEVELS``; empty where nothing is reduced.
+        One of ``LEVELS``; empty if nothing is reduced.
     steps, messages, lanes
         Their numbers.
     least_depth
-        Least FIFO depth, of those tried, at which all lanes end; None: only with unbounded FIFOs.
+        Least FIFO depth, among those tried, at which all lanes finish; None: only with unbounded FIFOs.
     depth
         FIFO depth of the program's protocol; None: unbounded.
     depth_used
-        Most messages that can be in flight on a connection, with this FIFO depth; None where it was not counted.
+        Most messages that can be in flight on a connection with this FIFO depth; None if not counted.
     protocol
         Name of the protocol.
     """
@@ -88,7 +88,7 @@ def verify_program(program: RankProgram, *, depths: Sequence[int | None] = DEPTH
     program
         An imported or lowered program. Without a collective only matching, deadlock and races are checked.
     depths
-        FIFO depths to try, None for unbounded. The depth of the program's own protocol is tried in any case.
+        FIFO depths to try, None for unbounded. The depth of the program's own protocol is always tried.
 
     Returns
     -------
@@ -124,7 +124,7 @@ def check_ordered(wiring: Wiring, depths: Sequence[int | None] = DEPTHS) -> tupl
         As :func:`verify_program`.
     """
     program, own = wiring.program, wiring.program.fifo_depth
-    # A program that runs at some depth runs at every greater one, so the least depth decides.
+    # A program that runs at some depth runs at every greater depth, so the least one decides.
     tried = sorted(depth for depth in {*depths, own} if depth is not None)
     least = next((depth for depth in tried if play(wiring, depth).complete), None)
     run = play(wiring, None)
@@ -137,7 +137,7 @@ def check_ordered(wiring: Wiring, depths: Sequence[int | None] = DEPTHS) -> tupl
 
 
 def _enough(wiring: Wiring) -> str:
-    """The least FIFO depth that a program runs with, in words."""
+    """The least FIFO depth at which a program runs, in words."""
     if not play(wiring, None).complete:
         return "no FIFO is deep enough"
     depths = range(int(wiring.ordinal.max(initial=-1)) + 1)
@@ -145,7 +145,7 @@ def _enough(wiring: Wiring) -> str:
 
 
 class _Values:
-    """Expression graph: leaves are input chunks, every other node is the reduction of two."""
+    """Expression graph: leaves are input chunks, every other node is the reduction of two nodes."""
 
     def __init__(self, leaves: Words, nodes: int) -> None:
         self.leaves = self.count = len(leaves)
@@ -154,7 +154,7 @@ class _Values:
         self.size = np.ones(len(self.tree))  # leaves below each node
 
     def reduced(self, left: Ints, right: Ints) -> Ints:
-        """The nodes of left (op) right, one by one."""
+        """The nodes of left (op) right, element by element."""
         made = np.arange(self.count, self.count + len(left))
         self.count += len(left)
         self.operands[:, made - self.leaves] = left, right
@@ -163,7 +163,7 @@ class _Values:
         return made
 
     def expanded(self, nodes: Ints) -> tuple[Ints, Ints]:
-        """Every leaf of some nodes, as often as it occurs: the node and the leaf."""
+        """All leaves of some nodes with repetition: the node and the leaf."""
         found, which = [(np.zeros(0, np.int64), np.zeros(0, np.int64))], np.arange(len(nodes))
         while len(nodes):
             leaf = nodes < self.leaves
@@ -174,7 +174,7 @@ class _Values:
         return whose, leaves
 
     def below(self, node: int) -> list[int]:
-        """The operands of a node; none of a leaf."""
+        """The operands of a node; none for a leaf."""
         return [] if node < self.leaves else self.operands[:, node - self.leaves].tolist()
 
 
@@ -203,13 +203,13 @@ class _Memory:
         self.held[at[given]] = np.flatnonzero(given)
 
     def fail(self, number: int, cell: int, reason: str) -> NoReturn:
-        """Refuse an access of an instruction."""
+        """Refuse an instruction's access."""
         rank, chunk = divmod(cell, self.chunks)
         name = f"{place(self.wiring.program, chunk)} of rank {rank}"
         raise self.wiring.fault(number, f"{reason.format(name)}\n  in {self.wiring.where(number)}", chunk=chunk)
 
     def read(self, number: Ints, cell: Ints) -> Ints:
-        """Nodes of some chunks; refuses those that hold nothing."""
+        """Nodes held by some chunks; refuses empty chunks."""
         nodes = self.held[cell]
         empty = np.flatnonzero(nodes < 0)
         if len(empty):
@@ -217,7 +217,7 @@ class _Memory:
         return nodes
 
     def write(self, number: Ints, cell: Ints, nodes: Ints) -> None:
-        """Put nodes into chunks; refuses inputs that are not also outputs."""
+        """Store nodes in chunks; refuses inputs that are not also outputs."""
         locked = np.flatnonzero(self.read_only[cell])
         if len(locked):
             self.fail(int(number[locked[0]]), int(cell[locked[0]]), "overwrites {}: inputs are read-only")
@@ -231,7 +231,7 @@ def _play_data(wiring: Wiring, run: Play) -> _Memory:
         op_where(code, trait) for trait in ("receives", "sends", "reads", "writes", "updates")
     )
     payload = np.full(int(code.count[sends].sum()), -1)
-    begin = np.zeros(len(code.op), np.int64)  # where the data that an instruction sends lies
+    begin = np.zeros(len(code.op), np.int64)  # position of the data that an instruction sends
     begin[sends] = np.cumsum(code.count[sends]) - code.count[sends]
     for numbers in np.split(run.order, np.flatnonzero(np.diff(run.level)) + 1):
         row, offset = spread(code.count[numbers])
@@ -271,7 +271,7 @@ def check_data(wiring: Wiring, run: Play, proof: ProgramProof) -> ProgramProof:
 
 
 def _check_outputs(memory: _Memory, layout: Layout) -> str:
-    """Compare every output that the caller sees. Returns the order of reductions."""
+    """Compare every output that the caller sees; return the order of reductions."""
     collective, values = layout.collective, memory.values
     n, inputs = collective.nranks, memory.wiring.program.buffers[0]
     ranks = np.flatnonzero(collective.has_output(np.arange(n))).astype(np.int64)
@@ -281,7 +281,7 @@ def _check_outputs(memory: _Memory, layout: Layout) -> str:
     cell = rank * memory.chunks + layout.canonical(rank, output)
     node, reduced = memory.held[cell], source < 0
     right = node == np.where(reduced, -2, source * inputs + leaf)
-    # In a reduction every leaf is the same chunk of another rank. Many ranks hold the same node, which is checked once.
+    # In a reduction every leaf is the same chunk on another rank. Many ranks hold the same node, which is checked only once.
     likely = np.flatnonzero(reduced & (node >= 0) & (values.size[node] == n))
     made, which = np.unique(node[likely] * inputs + leaf[likely], return_inverse=True)
     whose, leaves = values.expanded(made // max(inputs, 1))
@@ -297,7 +297,7 @@ def _check_outputs(memory: _Memory, layout: Layout) -> str:
 
 
 def _level(chunk: Ints, tree: Words) -> str:
-    """Level of the reduction order, from the expression tree of each chunk on all ranks; none is unordered."""
+    """Level of the reduction order, from the expression tree of each chunk on all ranks; a rank without one has no order."""
     if not len(chunk):
         return ""
     _, first, which = np.unique(chunk, return_index=True, return_inverse=True)

@@ -1,13 +1,12 @@
 """Races in per-rank programs: two accesses to a chunk, one of them a write, that no message or lane orders.
 
-Instructions are ordered by their lane, by explicit waits, and by messages: a send happens before its
-receive. A full FIFO that holds a sender back orders nothing here, because the capacity of a FIFO depends on sizes and
-protocol.
+Instructions are ordered by their lane, by explicit waits, and by messages: a send happens before its receive. A full FIFO that blocks a
+sender orders nothing here, because the capacity of a FIFO depends on sizes and protocol.
 
-In a play of the program each access is compared with the last write and the reads since (as FastTrack does: Flanagan
-and Freund, PLDI 2009); an access ordered with these is ordered with all. Vector clocks (Lamport 1978; Mattern 1989) say what is
-ordered: for every instruction and lane, how far that lane must have come before. Most accesses are ordered inside their rank, whose
-clocks need only its own lanes; the rest is looked up in clocks of the whole program.
+In a play of the program each access is compared with the last write and the reads since then (as in FastTrack: Flanagan and Freund,
+PLDI 2009); an access ordered with these is ordered with all. Vector clocks (Lamport 1978; Mattern 1989) represent the order: for every
+instruction and lane, how far that lane must have advanced before. Most accesses are ordered within their rank, whose clocks need only
+its own lanes; the rest use clocks of the whole program.
 """
 
 from __future__ import annotations
@@ -30,20 +29,20 @@ Clocks = Shorts
 __all__ = ["check_races", "most_in_flight"]
 
 CELLS = 2**24
-"""Entries of clocks held at a time."""
+"""Number of clock entries held at a time."""
 
 
 def _clocks(
     wiring: Wiring, run: Play, edges: tuple[Ints, Ints], rows: Ints, column: Ints, width: int
 ) -> tuple[Clocks, Ints]:
-    """Clocks of some lanes when each of some instructions is done, and the row of each instruction.
+    """Clocks of some lanes at the completion of some instructions, and the row of each instruction.
 
     Parameters
     ----------
     edges
         Pairs of instructions, earlier and later; both among the rows.
     rows
-        Places in the play of the instructions to follow.
+        Positions in the play of the instructions to follow.
     column
         Column of each lane, -1 for lanes that are not needed.
     width
@@ -73,7 +72,7 @@ def _clocks(
 
 
 def _accesses(wiring: Wiring, run: Play) -> tuple[Ints, Ints, NDArray[np.bool_]]:
-    """Cell and instruction of every access, and whether it writes; by cell, and in the order of the play."""
+    """Cell and instruction of every access, and whether it writes; by cell, in the order of the play."""
     code, size = wiring.code, sum(wiring.program.buffers)
     reads, writes, updates = (op_where(code, trait) for trait in ("reads", "writes", "updates"))
     both = np.flatnonzero(reads & writes & (code.src != code.dst) & (np.abs(code.src - code.dst) < code.count))
@@ -100,12 +99,12 @@ def check_races(wiring: Wiring, run: Play) -> None:
     wiring
         The program.
     run
-        A complete play at any FIFO depth except 0, where instructions that messages join share a level.
+        A complete play at any FIFO depth except 0, where instructions joined by a message share a level.
 
     Raises
     ------
     ScheduleError
-        Naming both accesses.
+        Names both accesses.
     """
     cell, number, write = _accesses(wiring, run)
     later, earlier = hazards(cell, write)
@@ -124,13 +123,13 @@ def check_races(wiring: Wiring, run: Play) -> None:
 
 
 def _ordered_inside(wiring: Wiring, run: Play, earlier: Ints, later: Ints) -> NDArray[np.bool_]:
-    """Pairs of instructions of one rank that are ordered inside that rank."""
+    """Mask of the pairs of instructions of one rank that are ordered within that rank."""
     code, edges = wiring.code, local_order(wiring)
     column = np.arange(len(code.rank)) - wiring.first[code.rank]
     lanes = np.bincount(code.rank, minlength=wiring.program.nranks)
     rank = code.rank[wiring.lane]
     cells = np.bincount(rank, minlength=len(lanes)) * lanes.max(initial=1)
-    group = np.cumsum(cells) // CELLS  # ranks that are followed together
+    group = np.cumsum(cells) // CELLS  # ranks processed together
     result, wanted = np.zeros(len(later), np.bool_), group[rank[later]]
     for each in np.unique(wanted).tolist():
         rows = np.flatnonzero(group[rank[run.order]] == each)
@@ -142,7 +141,7 @@ def _ordered_inside(wiring: Wiring, run: Play, earlier: Ints, later: Ints) -> ND
 
 
 def _everywhere(wiring: Wiring, run: Play, lanes: Ints) -> Iterator[tuple[Ints, Clocks, Ints]]:
-    """Clocks of some lanes in the whole program, a few at a time: column of each lane, the clocks, row of each instruction."""
+    """Clocks of some lanes over the whole program, a few at a time: column of each lane, clocks, and row of each instruction."""
     inside = local_order(wiring)
     edges = np.concatenate([inside[0], wiring.sends]), np.concatenate([inside[1], wiring.recvs])
     each = max(1, CELLS // max(1, len(wiring.lane)))
@@ -154,7 +153,7 @@ def _everywhere(wiring: Wiring, run: Play, lanes: Ints) -> Iterator[tuple[Ints, 
 
 
 def _ordered(wiring: Wiring, run: Play, earlier: Ints, later: Ints) -> NDArray[np.bool_]:
-    """Pairs of instructions that are ordered, also by messages between ranks."""
+    """Mask of the pairs of instructions that are ordered, possibly by messages between ranks."""
     result, lane = np.zeros(len(later), np.bool_), wiring.lane[earlier]
     for column, clock, row in _everywhere(wiring, run, np.unique(lane)):
         here = np.flatnonzero(column[lane] >= 0)
@@ -164,7 +163,7 @@ def _ordered(wiring: Wiring, run: Play, earlier: Ints, later: Ints) -> NDArray[n
 
 
 def most_in_flight(wiring: Wiring, run: Play) -> int:
-    """The most messages on a connection when receivers are slow: sends not ordered behind an earlier receive."""
+    """Most messages in flight on a connection with slow receivers: sends not ordered after an earlier receive."""
     most, lane = 0, wiring.lane[wiring.recvs]
     longest = int(wiring.position.max(initial=0)) + 2
     taken = wiring.connection * longest + wiring.position[wiring.recvs]
@@ -178,7 +177,7 @@ def most_in_flight(wiring: Wiring, run: Play) -> int:
 
 
 def _overlap(wiring: Wiring, number: int) -> NoReturn:
-    """An instruction whose source and destination overlap, but are not the same."""
+    """Refuse an instruction whose source and destination overlap without being identical."""
     code = wiring.code
     what = f"races with itself: reads and writes {code.count[number]} chunks that overlap, in any order"
     raise wiring.fault(number, f"{wiring.where(number)} {what}", chunk=int(max(code.src[number], code.dst[number])))

@@ -1,10 +1,9 @@
-"""A per-rank program as a schedule: sends joined with receives, in an order that gives every chunk the same values.
+"""Conversion of a per-rank program to a schedule that gives every chunk the same values.
 
-A message becomes one transfer. Transfers are ordered by the hazards on the chunks that they touch and by their lanes,
-and those that nothing orders share a step. Where a program needs the FIFO between its ranks (each sends before it
-receives, say), lanes that keep the order of a whole thread block would wait for each other in a circle; then each
-connection gets a lane of its own, and where even that is a circle (two ranks swap a chunk), messages go through a
-scratch copy at the receiver, as they do in the FIFO.
+A send and its receive become one transfer. Transfers are ordered by the hazards on the chunks that they touch and by their lanes;
+unordered ones share a step. Where a program needs the FIFO between its ranks (for example, each sends before it receives), lanes that
+keep the order of a whole thread block would wait for each other in a cycle; then each connection gets a separate lane. Where even that
+forms a cycle (two ranks swap a chunk), messages go through a scratch copy at the receiver, as they do in the FIFO.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ __all__ = ["program_schedule"]
 
 @dataclass(frozen=True, slots=True)
 class _Channels:
-    """Channel of the messages of every connection and of the local operations of every lane."""
+    """Channels of the messages of every connection and of the local operations of every lane."""
 
     kind: str
     messages: list[int]
@@ -40,7 +39,7 @@ class _Channels:
 
 
 def _coloured(units: list[frozenset[int]]) -> list[int]:
-    """For each unit the least channel on which none of its ranks is taken."""
+    """Assign each unit the lowest channel on which none of its ranks is taken."""
     taken: dict[int, set[int]] = {}
     result = []
     for ranks in units:
@@ -52,8 +51,8 @@ def _coloured(units: list[frozenset[int]]) -> list[int]:
 
 
 def _by_blocks(wiring: Wiring) -> _Channels | None:
-    """A channel for each set of lanes joined by connections; None if a set has two lanes of one rank."""
-    from scipy.sparse import coo_array  # a quarter of a second, and most proofs do not come here
+    """A channel for each set of lanes joined by connections; None if a set has two lanes on one rank."""
+    from scipy.sparse import coo_array  # imports take a quarter of a second, and most proofs do not need it
     from scipy.sparse.csgraph import connected_components
 
     ranks, ends = wiring.code.rank, np.array([(c.sender, c.receiver) for c in wiring.connections]).reshape(-1, 2).T
@@ -77,14 +76,14 @@ def _by_connections(wiring: Wiring, kind: str) -> _Channels:
 
 
 class _Builder:
-    """Turns a play into transfers, and notes what they touch in its order."""
+    """Turns a play into transfers, and records the chunks that they touch, in its order."""
 
     def __init__(self, wiring: Wiring, channels: _Channels) -> None:
         program = wiring.program
         self.wiring = wiring
         self.channels = channels
         self.buffered = channels.kind == "buffered"
-        self.rows: list[list[int]] = []  # as the columns of a step; the destination of a message under way is not known
+        self.rows: list[list[int]] = []  # the columns of a step; the destination of a message in flight is unknown
         self.turns: list[tuple[int, int, int]] = []  # transfer, rank, channel
         self.touches: list[tuple[int, int, int, int, bool]] = []  # transfer, rank, chunk, count, whether it writes
         self.flying: list[deque[int]] = [deque() for _ in wiring.connections]
@@ -92,7 +91,7 @@ class _Builder:
         self.slots: dict[tuple[str, int], list[int]] = {}
 
     def temporary(self, key: tuple[str, int], rank: int, count: int) -> int:
-        """Take a free range of scratch, to be given back under the same key."""
+        """Take a free range of scratch, to be returned under the same key."""
         slots = self.slots.setdefault(key, [])
         if slots:
             return slots.pop()
@@ -109,7 +108,7 @@ class _Builder:
         return number
 
     def _close(self, number: int, op: int, dst: int, chunk: int) -> None:
-        """Give a transfer its destination."""
+        """Complete a transfer with its destination."""
         _, _, _, _, count, _, channel = row = self.rows[number]
         row[2], row[3], row[5] = dst, chunk, op
         self.turns.append((number, dst, channel))
@@ -118,14 +117,14 @@ class _Builder:
         self.touches.append((number, dst, chunk, count, True))
 
     def local(self, lane: int, op: int, src: int, dst: int, count: int, channel: int | None = None) -> None:
-        """A copy or reduction inside a rank."""
+        """Add a copy or reduction within a rank."""
         if count and (op == REDUCE or src != dst):
             rank = int(self.wiring.code.rank[lane])
             number = self._open(rank, src, count, self.channels.locals[lane] if channel is None else channel)
             self._close(number, op, rank, dst)
 
     def send(self, connection: int, src: int, count: int) -> None:
-        """The first half of a message."""
+        """Add the first half of a message."""
         if not count:
             return
         ends = self.wiring.connections[connection]
@@ -136,7 +135,7 @@ class _Builder:
         self.flying[connection].append(number)
 
     def receive(self, connection: int, lane: int, op: int, dst: int, count: int) -> None:
-        """The second half of a message."""
+        """Add the second half of a message."""
         if not count:
             return
         number = self.flying[connection].popleft()
@@ -148,7 +147,7 @@ class _Builder:
             self._close(number, op, int(self.wiring.code.rank[lane]), dst)
 
     def instruction(self, number: int) -> None:
-        """All transfers of one instruction."""
+        """Add all transfers of one instruction."""
         wiring, code = self.wiring, self.wiring.code
         lane, rank = int(wiring.lane[number]), wiring.rank_of(number)
         op, src, dst, count = OPS[NAMES[code.op[number]]], *(int(c[number]) for c in (code.src, code.dst, code.count))
@@ -172,7 +171,7 @@ class _Builder:
             self.slots["partial", lane].append(partial)
 
     def steps(self) -> tuple[Step, ...] | None:
-        """The transfers, each in the first step after those that it must follow; None if these form a circle."""
+        """The transfers, each in the first step after its predecessors; None if these form a cycle."""
         which, rank, channel = _columns(self.turns, 3)
         order = np.lexsort((channel, rank))
         again = (np.diff(rank[order]) == 0) & (np.diff(channel[order]) == 0)
@@ -197,7 +196,7 @@ def _columns(rows: Sequence[Sequence[int]], width: int) -> Ints:
 
 
 def _ways(wiring: Wiring) -> Iterator[_Channels]:
-    """Channel assignments, from one that keeps most of the program's order to one that always works."""
+    """Channel assignments, from the one that keeps most of the program's order to one that always works."""
     blocks = _by_blocks(wiring)
     if blocks is not None:
         yield blocks
@@ -216,18 +215,18 @@ def program_schedule(program: RankProgram) -> Schedule:
     Returns
     -------
     Schedule
-        Its parameter ``lanes`` says what a channel is: ``blocks``, a set of thread blocks that connections join, with
-        at most one of each rank, so that the order inside each is kept; ``connections``, one connection or the local
-        operations of one thread block (where such a set has two thread blocks of a rank, or keeping their order needs
-        a FIFO), with the order between them left to the data; or ``buffered``, the same with a scratch copy of each
-        message at its receiver. Blocks must be multiples of its chunks.
+        Its parameter ``lanes`` names the meaning of a channel. ``blocks``: a set of thread blocks that connections join, with at
+        most one per rank, so that the order within each is kept. ``connections``: one connection, or the local operations of one
+        thread block, with the order between them left to the data; used if such a set has two thread blocks on a rank, or if
+        keeping their order needs a FIFO. ``buffered``: the same with a scratch copy of each message at its receiver. Block sizes must
+        be multiples of its chunks.
 
     Raises
     ------
     ScheduleError
         As :func:`~simcoll.proving.verify_program`.
     ConfigError
-        When the program's collective is not known, or moves no data.
+        When the program's collective is unknown, or moves no data.
     """
     expect(program, RankProgram, "program_schedule takes a program, made by load_msccl_xml(file) or lower(plan)")
     if program.collective is None or program.collective.kind == "barrier":

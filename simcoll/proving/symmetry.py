@@ -1,11 +1,12 @@
 """Proof of an all_reduce by symmetry: follow a few pieces on all ranks, and certify that the others are their images.
 
-A symmetry renumbers ranks and pieces of the vector. It is certified when it maps the transfers of every step onto themselves; inputs and
-required outputs of an all_reduce are alike everywhere. Then the memory after every step is its own image, so a correct piece makes all
-its images correct. The candidates are rotations of the ring that the first messages run on. A repeat is
-checked once: the symmetry must commute with its shift.
+A symmetry renumbers ranks and pieces of the vector. It is certified if it maps the transfers of every step onto themselves; inputs and
+required outputs of an all_reduce are the same everywhere. Then the memory after every step is its own image, so a correct piece
+implies that all its images are correct. The candidates are rotations of the ring along which the first messages travel. A repeat is
+checked only once: the symmetry must commute with its shift.
 
-Transfers keep their piece, so one piece of every orbit is followed, with its image, on every rank (:mod:`simcoll.proving.columns`).
+Transfers keep their piece, so one piece of every orbit is followed, together with its image, on every rank
+(:mod:`simcoll.proving.columns`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from simcoll.proving.columns import follow
 __all__ = ["Symmetry", "certify", "find_symmetry", "verify_by_symmetry"]
 
 UNITS = 2**24
-"""A step is not expanded to more transfers of single chunks than this."""
+"""Limit of single-chunk transfers to which a step is expanded."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,7 +80,7 @@ def verify_by_symmetry(schedule: Schedule) -> Proof:
     ):  # the least piece of every orbit; each turn doubles the distance looked ahead
         least, image = np.minimum(least, least[image]), image[image]
     chosen = np.unique(least)
-    # The images show whether the reductions of a piece and its image have one order; then those of the whole orbit do.
+    # A piece and its image show whether their reductions have the same order; if so, the whole orbit has.
     order = follow(schedule, np.union1d(chosen, symmetry.piece[chosen]))
     steps = transfers = 0
     for number, inner, repeat in _blocks(schedule):
@@ -95,7 +96,7 @@ def find_symmetry(schedule: Schedule) -> Symmetry:
     Raises
     ------
     ScheduleError
-        When no candidate passes; the reason is that of the first.
+        When no candidate passes; the reason is that for the first.
     """
     _check_served(schedule)
     n, lane, ring = schedule.nranks, _lanes(schedule), _ring(schedule)
@@ -103,7 +104,7 @@ def find_symmetry(schedule: Schedule) -> Symmetry:
     for way in (1, -1):
         image = np.arange(len(lane))
         for run in np.split(image.copy(), np.flatnonzero(np.diff(lane)) + 1):
-            if len(run) % n == 0:  # a lane's part of the vector moves by one n-th
+            if len(run) % n == 0:  # the symmetry moves a lane's part of the vector by one n-th
                 image[run] = np.roll(run, -way * len(run) // n)
         symmetry = Symmetry(ring, lane, image)
         try:
@@ -127,7 +128,7 @@ def _check_served(schedule: Schedule) -> None:
 
 
 def _blocks(schedule: Schedule) -> Iterator[tuple[int, tuple[Step, ...], Repeat | None]]:
-    """Number of the first step, and the steps at their one address, of every step and repeat."""
+    """Every step and repeat, with the number of its first step and with resolved aliases."""
     number = 0
     for block in schedule.blocks():
         repeat = block if isinstance(block, Repeat) else None
@@ -137,7 +138,7 @@ def _blocks(schedule: Schedule) -> Iterator[tuple[int, tuple[Step, ...], Repeat 
 
 
 def _windows(schedule: Schedule, number: int, repeat: Repeat, step: Step) -> Ints:
-    """First piece of every window that a step of a repeat touches, in whose turns all transfers keep their piece."""
+    """First piece of every window that a repeated step touches; all its transfers must keep their piece."""
     chunks, modulus, in_place = schedule.layout.chunks, repeat.modulus, schedule.collective.in_place
     src, dst = (chunk - (chunk - repeat.base) % modulus for chunk in (step.src_chunk, step.dst_chunk))
     inside = (start // chunks == (start + modulus - 1) // chunks for start in (src, dst))
@@ -152,7 +153,7 @@ def _windows(schedule: Schedule, number: int, repeat: Repeat, step: Step) -> Int
 
 
 def _lanes(schedule: Schedule) -> Ints:
-    """Channel that touches each piece on any rank; 0 for untouched ones."""
+    """Channel that touches each piece on any rank; 0 for untouched pieces."""
     chunks = schedule.layout.chunks
     lane = np.full(chunks, -1, np.int64)
 
@@ -179,7 +180,7 @@ def _lanes(schedule: Schedule) -> Ints:
 
 
 def _ring(schedule: Schedule) -> Ints:
-    """The next rank of every rank on the ring that the first messages of every channel form."""
+    """The successor of every rank on the ring formed by the first messages of every channel."""
     n, found = schedule.nranks, np.full((schedule.nchannels, schedule.nranks), -1, np.int64)
     for _, steps, _ in _blocks(schedule):
         for step in steps:
@@ -204,7 +205,7 @@ def certify(schedule: Schedule, symmetry: Symmetry) -> None:
     Raises
     ------
     ScheduleError
-        Naming the step that it does not map onto itself.
+        Names the step that is not mapped onto itself.
     """
     _check_served(schedule)
     for permutation in (*symmetry.rank, symmetry.piece):
@@ -222,7 +223,7 @@ def certify(schedule: Schedule, symmetry: Symmetry) -> None:
 
 
 def _check_repeat(schedule: Schedule, symmetry: Symmetry, number: int, repeat: Repeat, step: Step) -> None:
-    """Check that the symmetry commutes with the shift of a repeat, so that its first turn decides for all."""
+    """Check that the symmetry commutes with the shift of a repeat, so that the first iteration decides for all."""
     first, place = _windows(schedule, number, repeat, step)[:, None], np.arange(repeat.modulus)
     piece, shifted = first + place, first + (place + repeat.stride) % repeat.modulus
     after = np.full(schedule.layout.chunks, -1)
@@ -259,7 +260,7 @@ def _check_step(schedule: Schedule, symmetry: Symmetry, number: int, step: Step)
 
 
 def _whole_ranges(symmetry: Symmetry, step: Step, chunks: int) -> NDArray[np.bool_]:
-    """Mask of the transfers of many chunks whose pieces are of one lane and map onto themselves."""
+    """Mask of the transfers of several chunks whose pieces belong to one lane and map onto themselves."""
     result, many = np.zeros(len(step), np.bool_), np.flatnonzero(step.count > 1)
     if len(many):
         kinds, kind = np.unique(
