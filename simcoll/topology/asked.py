@@ -1,4 +1,4 @@
-"""Rates that a file of another tool does not say: all that are missing are asked for at once, with a command to copy."""
+"""Rates that another tool's file lacks: all missing ones are requested at once, with a command to copy."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["Rate", "asked"]
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A rate that a machine has and its file does not say.
+    """A rate that a topology needs and its file does not state.
 
     Attributes
     ----------
     name, what, example
-        The key that gives it, such as ``nvlink.bandwidth``, what is so fast, and a value.
+        The key that sets it, such as ``nvlink.bandwidth``; a description of the links; and an example value.
     given
         Text, micro-bytes per second, or None.
     """
@@ -40,7 +40,7 @@ def asked(source: str, file: str, rates: Sequence[Rate]) -> list[int]:
     Raises
     ------
     ConfigError
-        When some are not given.
+        When some are missing.
     """
     missing = [rate for rate in rates if rate.given is None]
     if missing:

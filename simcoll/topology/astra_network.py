@@ -1,8 +1,8 @@
 """ASTRA-sim's ``network.yml`` of its analytical backend: dimensions of rings, switches and full connections.
 
-These files are YAML, of which they use lines ``key: [value, ...]`` and comments; only these are read, so no YAML library is needed. The
-first dimension varies fastest. A GB/s is 2^30 bytes per second, as ASTRA-sim computes (its ``NetworkFunction.cpp``), and a latency that of
-each link, in nanoseconds; a switch has one link up and one down for each NPU. Routes are shortest by latency.
+Such a file is YAML restricted to lines ``key: [value, ...]`` and comments; only these are read, so no YAML library is needed. The
+first dimension varies fastest. A GB/s is 2^30 bytes per second, as ASTRA-sim computes (its ``NetworkFunction.cpp``); latencies are per
+link, in nanoseconds; a switch has one link up and one down for each NPU. Routes are shortest by latency.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def parse_astra_network(content: bytes, file: str | None = None) -> Topology:
     Raises
     ------
     ConfigError
-        With the line, for what is no list of such a file, lists of different lengths, and numbers out of range.
+        With the line, for a line that is not such a list, lists of different lengths, and numbers out of range.
 
     Examples
     --------

@@ -1,8 +1,8 @@
-"""Clusters of equal nodes: one node as a small graph, its copies, and the tiers of switches that join them by rail.
+"""Clusters of equal nodes: one node as a small graph, its copies, and tiers of switches that join them by rail.
 
-GPU g of every node sends to other nodes through its own NIC (its rail). A tier is one layer of switches: the leaf tier of
-a rail-optimised network has a switch for each rail and group of nodes, and the spine joins all of them. A switch in
-the model stands for as many real ones as necessary, perfectly balanced (aggregated uplinks).
+GPU g of every node sends to other nodes through its own NIC (its rail). A tier is one layer of switches: the leaf tier of a
+rail-optimised network has a switch for each rail and group of nodes, and the spine joins all of them. A switch in the model stands for
+as many real ones as necessary, perfectly balanced (aggregated uplinks).
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class Tier:
     name
         ``"leaf"``, ``"spine"``, ``"core"``.
     boxes
-        How many nodes share a switch; None for all of them.
+        Number of nodes that share a switch; None for all of them.
     rail_only
-        Whether each rail has switches of its own.
+        Whether each rail has separate switches.
     latency
         For the first tier, the one-way latency from GPU to GPU through it; for the others, the addition for crossing it.
     oversubscription
-        Capacity into the tier below over capacity up into this tier; 1 is non-blocking. Not used for the first tier.
+        Capacity into the tier below over capacity up into this tier; 1 is non-blocking. Unused for the first tier.
     """
 
     name: str
@@ -111,7 +111,7 @@ def _without_nics(box: Box) -> Box:
 
 
 def _inside_router(box: Box) -> ShortestPathRouter:
-    """Routes between the GPUs and NICs of one node; neither forwards for others."""
+    """Routes between the GPUs and NICs of one node; neither forwards traffic of others."""
     columns = box.links.columns()
     endpoints = np.array(box.gpus + box.nics, dtype=np.int64)
     forwards = np.ones(len(box.names), dtype=bool)
@@ -143,7 +143,7 @@ class _Network:
 def _network(
     name: str, box: Box, inside: ShortestPathRouter, nodes: int, tiers: tuple[Tier, ...], links_per_box: int
 ) -> _Network:
-    """Switches and links of all tiers. Tables are first for each NIC, then for each GPU."""
+    """Switches and links of all tiers. Tables list NICs first, then GPUs."""
     named = [tier.name for tier in tiers]
     if len(set(named)) != len(named) or {"box", "pod"} & set(named):
         raise ConfigError(f"topology {name!r}: tiers {named} need distinct names, other than 'box' and 'pod'")
@@ -151,7 +151,7 @@ def _network(
     first_vertex, first_link = nodes * size, nodes * links_per_box
     network = _Network([], LinkTable([]), [], {})
     box_of_card, rail = np.divmod(np.arange(nodes * cards), cards)
-    # For each NIC the vertex that its traffic has reached on the way up, and the capacity into that vertex from below.
+    # For each NIC, the vertex that its traffic has reached on the way up, and the capacity into that vertex from below.
     at = box_of_card * size + np.array(box.nics)[rail]
     inflow = {int(v): box.nic_capacity[r] for v, r in zip(at, rail, strict=True)}
     ups, downs = _card_paths(name, box, inside, nodes, links_per_box)
@@ -221,7 +221,7 @@ def _tier_groups(name: str, tiers: tuple[Tier, ...], depth: int, nodes: int, box
 
 
 def _switch_names(tier: Tier, group: Ints, box: Ints, rail: Ints) -> list[str]:
-    """``spine`` when there is one, ``leaf2`` by group of nodes, ``leaf0.rail3`` where rails have their own switches."""
+    """``spine`` for a single switch, ``leaf2`` by group of nodes, ``leaf0.rail3`` if rails have separate switches."""
     _, first = np.unique(group, return_index=True)
     if len(first) == 1:
         return [tier.name]

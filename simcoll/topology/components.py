@@ -1,4 +1,4 @@
-"""Vertices that links join, in numpy: SciPy, which has this too, takes longer to load than most topologies take to make."""
+"""Connected components in numpy: importing SciPy takes longer than building most topologies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["first_joined"]
 
 
 def first_joined(count: int, tail: Ints, head: Ints) -> Ints:
-    """For each of ``count`` vertices the least one that it is joined to; the direction of links does not matter.
+    """For each of ``count`` vertices, the lowest vertex of its component; link directions do not matter.
 
     >>> first_joined(5, np.array([4, 3]), np.array([3, 1])).tolist()
     [0, 1, 2, 1, 1]

@@ -1,4 +1,4 @@
-"""Routes of a machine that has lost links: all stay the same except those that used a lost link."""
+"""Routes after link failures: all stay the same except those that used a lost link."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from simcoll.topology.routing import Router
 __all__ = ["DetourRouter", "Multipath", "detour_router"]
 
 LOST = -2
-"""In place of the new number of a lost link; -1 is padding."""
+"""Marks a lost link in place of its new number; -1 is padding."""
 
 
 @runtime_checkable
 class Multipath(Protocol):
-    """A router with several equal routes for a pair."""
+    """A router with several equal routes per pair."""
 
     def around(self, src: Ints, dst: Ints, lost: NDArray[np.bool_]) -> Links:
         """Alternatives to the routes of ``links``, without lost links where possible.
@@ -32,23 +32,23 @@ class Multipath(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DetourRouter:
-    """The routes of a machine before it lost links, and detours for those that used one.
+    """The routes of a topology before it lost links, with detours for those that used one.
 
-    Its endpoints are the ranks of the machine that lost the links. A detour is another
-    equal route where the router of the whole machine has several (:class:`Multipath`), else a shortest path, else a way over another GPU of
-    the node (:class:`~simcoll.topology.relays.Relays`), which also comes before a way to the NIC of another GPU that crosses a CPU. It
-    depends on which links are lost and not on their order, and losing a link moves no pair that did not use it, even one on a detour.
+    Its endpoints are the ranks of the topology that lost the links. A detour is another equal route if the original router has several
+    (:class:`Multipath`), else a shortest path, else a route over another GPU of the node (:class:`~simcoll.topology.relays.Relays`); the
+    last also comes before a route to another GPU's NIC that crosses a CPU. A detour depends only on the set of lost links, not on their
+    order, and losing a link changes no pair that did not use it, not even one on a detour.
 
     Attributes
     ----------
     whole, endpoints
-        Router of the whole machine, and its endpoint of each endpoint of this one.
+        Router of the original topology, and its endpoint of each endpoint of this one.
     number
-        New number of every link of the whole machine, :data:`LOST` for lost ones, and -1 for the padding at the end.
+        New number of every link of the original topology, :data:`LOST` for lost ones, and -1 for the padding at the end.
     rest
-        Shortest paths over the remaining links, in new numbers; no links where there is no path.
+        Shortest paths over the remaining links, in new numbers; no links if there is no path.
     relays
-        The GPUs that stand in for those without a way out; None where there are no nodes.
+        GPUs that stand in for those without a path; None if there are no nodes.
     """
 
     whole: Router
@@ -73,7 +73,7 @@ class DetourRouter:
         return found
 
     def _direct(self, src: Ints, dst: Ints) -> tuple[Links, Ints]:
-        """Routes without relays, and which of them are detours over the remaining links."""
+        """Routes without relays, and a mask of the detours over the remaining links."""
         a, b = self.endpoints[src], self.endpoints[dst]
         found = self.number[self.whole.links(a, b)]
         broken = np.flatnonzero((found == LOST).any(axis=1))
@@ -96,9 +96,9 @@ def _put(found: Links, rows: Ints, detours: Links) -> Links:
 def detour_router(
     router: Router, endpoints: Ints, kept: NDArray[np.bool_], rest: Router, relays: Relays | None
 ) -> DetourRouter:
-    """Make the router of the remaining links from the old router, its ranks' endpoints, and the kept links.
+    """The router of the remaining links, from the old router, the endpoints of its ranks, and a mask of the remaining links.
 
-    ``rest`` has a route over the links that are kept for every two ranks for which ``relays`` has none.
+    ``rest`` has a route over the remaining links for every two ranks for which ``relays`` has none.
     """
     number = np.append(np.where(kept, np.cumsum(kept) - 1, LOST), -1).astype(np.int32)
     if not isinstance(router, DetourRouter):

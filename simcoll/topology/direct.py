@@ -40,9 +40,9 @@ def hypercube(
 def hybrid_cube_mesh(
     quads: int, bandwidth: Quantity, latency: Quantity = 0, *, name: str = "hybrid-cube-mesh", link_kind: str = "nvlink"
 ) -> Topology:
-    """Fully joined groups of four ranks, whose members with the same position form a hypercube.
+    """Fully connected groups of four ranks; ranks with the same position in their group form a hypercube.
 
-    Two quads are a DGX-1 with P100. Ranks forward for each other.
+    Two quads form a DGX-1 with P100. Ranks forward for each other.
 
     Examples
     --------
@@ -76,14 +76,14 @@ def hyperx(
     name: str = "hyperx",
     link_kind: str = "net",
 ) -> Topology:
-    """Switches on a grid, fully joined along every dimension, with ranks at each (Ahn et al., SC 2009).
+    """Switches on a grid, fully connected along every dimension, with ranks at each (Ahn et al., SC 2009).
 
     Parameters
     ----------
     bandwidth, latency
-        Of a rank's link, per direction; the latency is that of two ranks of one switch.
+        Of a rank's link, per direction; the latency is that between two ranks at one switch.
     switch_bandwidth, switch_latency
-        Of a link between switches; the bandwidth defaults to that of a rank.
+        Of a link between switches; the bandwidth defaults to that of a rank's link.
 
     Examples
     --------
@@ -124,16 +124,16 @@ def dragonfly(
     name: str = "dragonfly",
     link_kind: str = "net",
 ) -> Topology:
-    """Groups of fully joined switches, with links between all groups (Kim et al., ISCA 2008). Routes are minimal.
+    """Groups of fully connected switches, with links between all groups (Kim et al., ISCA 2008). Routes are minimal.
 
     Parameters
     ----------
     hosts_per_switch, switches_per_group, global_links
-        p, a and h of the paper: ranks at a switch, switches of a group, links of a switch to other groups.
+        p, a and h of the paper: ranks per switch, switches per group, links of a switch to other groups.
     groups
         At most ``a h + 1``, the default. With fewer, pairs of groups have several links. Parallel links count as one.
     local_bandwidth, local_latency, global_bandwidth, global_latency
-        Of the links inside and between groups; bandwidths default to that of a rank.
+        Of the links within and between groups; bandwidths default to that of a rank's link.
 
     Examples
     --------
@@ -168,7 +168,7 @@ def dragonfly(
 def _global_links(groups: int, ports: int, per_switch: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     """Both ends, as (group, switch in it), of every link between groups.
 
-    Port q of a group leads q % (g - 1) + 1 groups further; remaining ports join each group to its nearest neighbours.
+    Port q of a group leads to the group q % (g - 1) + 1 further on; remaining ports join each group to its nearest neighbours.
     """
     if groups == 1:
         return []

@@ -1,6 +1,6 @@
-"""Two-level fat trees with every switch modelled, in one or several planes, with routes chosen by hash or spread ideally.
+"""Two-level fat trees with every switch modelled, in one or more planes, with routes chosen by hash or spread ideally.
 
-:func:`simcoll.topology.fat_tree` joins all spines to one, where flows never collide; here they can meet on an uplink, as in
+:func:`simcoll.topology.fat_tree` merges all spines into one, where flows never collide; here flows can collide on an uplink, as in
 real networks with ECMP.
 """
 
@@ -25,11 +25,11 @@ __all__ = ["ECMP", "ClosRouter", "clos", "hashed", "rehashed"]
 
 ECMP = ("hash", "modulo", "ideal")
 PLANE, SPINE, AGAIN = 1, 2, 3
-"""Purposes that keep the hashes of choices independent; 3 is the placement's, those from 4 on choose again."""
+"""Purposes that keep the hashes of choices independent; 3 is used by placements, those from 4 on by repeated choices."""
 
 
 def hashed(seed: int, purpose: int, src: Ints, dst: Ints) -> Ints:
-    """Non-negative pseudo-random numbers, a function of (seed, purpose, source, destination) only."""
+    """Non-negative pseudo-random numbers, as a function of (seed, purpose, source, destination) only."""
     word = np.full(src.shape, np.uint64(seed % 2**64))
     for part in (np.uint64(purpose), src.astype(np.uint64), dst.astype(np.uint64)):
         with np.errstate(over="ignore"):
@@ -39,7 +39,7 @@ def hashed(seed: int, purpose: int, src: Ints, dst: Ints) -> Ints:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClosRouter:
-    """Up to a leaf, over a spine where the leaves differ, and down; plane and spine are chosen for each pair.
+    """Up to a leaf, over a spine if the leaves differ, and down; plane and spine are chosen per pair.
 
     ``up`` and ``down`` are links of each endpoint in each plane ``[n, planes]``, ``rise`` and ``fall`` those between leaf and spine
     ``[planes, leaves, spines]``. ``seed`` None chooses by (source + destination), which spreads regular traffic evenly.
@@ -59,7 +59,7 @@ class ClosRouter:
     def around(self, src: Ints, dst: Ints, lost: NDArray[np.bool_]) -> Shorts:
         """See :class:`simcoll.topology.detours.Multipath`.
 
-        A pair chooses again, by the same rule, among the routes that it has not tried, until one has no lost links.
+        A pair chooses again, by the same rule, among the routes not yet tried, until one has no lost links.
         """
         choices = self.rise.shape[0] * self.rise.shape[2]
         choice, rest = self._choice(src, dst), (src + dst) // choices
@@ -103,12 +103,12 @@ class ClosRouter:
 
 
 def rehashed(topology: Topology, seed: int) -> Topology:
-    """The same cluster, whose switches choose among equal routes by another seed.
+    """The same cluster with another seed for its switches' choices among equal routes.
 
     Raises
     ------
     ConfigError
-        When no hash chooses its routes.
+        When its routes are not chosen by hash.
 
     Examples
     --------
@@ -141,18 +141,18 @@ def clos(
     name: str = "clos",
     link_kind: str = "net",
 ) -> Topology:
-    """A two-level fat tree with every leaf and spine, or several such planes with a link of every rank in each.
+    """A two-level fat tree with every leaf and spine, or several such planes with one link of every rank in each.
 
     Parameters
     ----------
     bandwidth
-        Of the link of a rank in one plane, per direction.
+        Of a rank's link in one plane, per direction.
     latency
-        Between two ranks of one leaf.
+        Between two ranks at one leaf.
     uplink_bandwidth
-        Of each link from a leaf to a spine of its plane; default is that of a rank.
+        Of each link from a leaf to a spine of its plane; default: that of a rank's link.
     spine_latency
-        Added by crossing a spine.
+        Additional latency of crossing a spine.
     ecmp
         ``"hash"`` chooses plane and spine of a pair by a hash of (seed, source, destination); ``"modulo"`` by source plus
         destination; ``"ideal"`` spreads every message over all planes and spines, so that one plane and one spine stand for all.

@@ -1,4 +1,4 @@
-"""Families of topologies. Every argument takes text with a unit (``"450 GB/s"``) or an exact integer (uBps, fs)."""
+"""Families of topologies. Quantities are text with a unit (``"450 GB/s"``) or exact integers (uBps, fs)."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ def fat_tree(
     bandwidth
         Of each host's link, per direction.
     latency
-        Between two hosts of one leaf; half of it on each of their links.
+        Between two hosts at one leaf; half of it on each of their links.
     oversubscription
         Capacity of the hosts of a leaf over capacity of its uplink.
     spine_latency
-        Added by crossing the spine; half of it on each uplink.
+        Additional latency of crossing the spine; half of it on each uplink.
 
     Examples
     --------
@@ -117,17 +117,17 @@ def torus(
     name: str = "torus",
     link_kind: str = "link",
 ) -> Topology:
-    """A torus (or, without wrap, a grid) of ranks that forward for each other; the last dimension varies fastest.
+    """A torus (without wrap, a grid) of ranks that forward for each other; the last dimension varies fastest.
 
-    Routes go dimension by dimension, the shorter way round. A dimension of length 2 has one link, not two. Ranks that
-    differ only in dimension d are a group of level ``line<d>``; those with the same coordinate in it, of ``plane<d>``.
+    Routes go dimension by dimension, in the shorter direction. A dimension of length 2 has one link, not two. Ranks that differ only in
+    dimension d are a group of level ``line<d>``; those with the same coordinate in it, a group of level ``plane<d>``.
 
     Parameters
     ----------
     bandwidth, latency
         Of each link, per direction.
     wrap
-        Whether a dimension closes to a ring; one value, or one for each.
+        Whether a dimension closes to a ring; one value for all, or one for each.
 
     Examples
     --------
@@ -191,29 +191,29 @@ def boxes(
 ) -> Topology:
     """Nodes of GPUs, joined by a rail-optimised network.
 
-    Inside a node the GPUs are joined by one switch (NVSwitch), by a full mesh, by the ``links`` of a list (GPU, GPU,
-    number of parallel links), or only by PCIe; pairs without a link go over PCIe and CPUs. To other nodes a GPU uses the NIC of its
-    rail. With fewer NICs than GPUs neighbours share one; with more, each GPU's NICs count as one of their summed bandwidth.
+    Within a node the GPUs are joined by one switch (NVSwitch), by a full mesh, by a list of ``links`` (GPU, GPU, number of parallel
+    links), or only by PCIe; pairs without a link communicate over PCIe and CPUs. To other nodes a GPU uses the NIC of its rail. With
+    fewer NICs than GPUs, neighbours share one; with more, each GPU's NICs count as one of their total bandwidth.
 
     Parameters
     ----------
     gpu_bandwidth, gpu_latency
-        With a switch, of each GPU into it, and from GPU to GPU through it; otherwise of each link. PCIe alone has none.
+        With a switch, of each GPU into it, and from GPU to GPU through it; otherwise of each link. Unused with PCIe alone.
     nodes_per_domain
-        How many nodes share the switches between GPUs: such a domain (a rack) is one box. Domains are filled one after the other.
+        Number of nodes that share the switches between GPUs: such a domain (a rack) is one box. Domains are filled one after the other.
     nics, nic_bandwidth
-        NICs of a node, and the bandwidth of each, per direction.
+        Number of NICs of a node, and the bandwidth of each, per direction.
     nic_latency
-        From GPU to GPU on another node through one leaf (a PCIe tree adds its own).
+        From GPU to GPU on another node through one leaf (a PCIe tree adds its own latency).
     pcie_bandwidth, pcie_latency, gpus_per_pcie_switch
-        Of the link from a GPU or NIC to PCIe. With ``gpus_per_pcie_switch`` there is a tree: PCIe switches under
-        ``cpus`` sockets, at most 64, joined by ``cpu_bandwidth`` and ``cpu_latency``. Without, each GPU has its own link to its
-        NIC, by default as fast as its share of the NIC can use.
+        Of the link from a GPU or NIC to PCIe. With ``gpus_per_pcie_switch`` there is a tree: PCIe switches under ``cpus`` sockets,
+        at most 64, joined by ``cpu_bandwidth`` and ``cpu_latency``. Without, each GPU has a separate link to its NIC, by default as
+        fast as its share of the NIC.
     boxes_per_leaf, oversubscription, spine_latency
-        The network: a leaf for each rail and group of nodes (by default all, or as many as the model's links can carry), and a spine above
-        the leaves.
+        The network: a leaf for each rail and group of nodes (by default all, or as many as the model's links can carry), and a spine
+        above the leaves.
     tiers
-        The tiers in full, in place of the three arguments above and ``nic_latency``.
+        The tiers in full, in place of the previous three arguments and ``nic_latency``.
 
     Examples
     --------
@@ -260,7 +260,7 @@ def boxes(
 
 
 def _most_below_a_leaf(domains: int, uplink: Fraction) -> int | None:
-    """None for all, else the largest power of two whose summed uplinks a link of the model can carry."""
+    """The largest power of two whose total uplinks one link of the model can carry; None if all fit."""
     most = int(MAX_RATE_UBPS / uplink)
     return None if domains <= most else 1 << max(most.bit_length() - 1, 0)
 
@@ -336,7 +336,7 @@ def _pcie_tree(
     sockets: int,
     trunk: tuple[int, int],
 ) -> None:
-    """Add PCIe switches, sockets and the links between sockets; a NIC is on the switch of its first GPU."""
+    """Add PCIe switches, sockets and the links between sockets; a NIC is attached to the switch of its first GPU."""
     capacity, hop = pcie
     switches = -(-g // per_switch)
     first = len(names)

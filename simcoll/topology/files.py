@@ -1,6 +1,6 @@
 """Topology files: a family, its parameters with units in the values, and a source for every number.
 
-The decoder is strict: an unknown key, a wrong type, a missing unit is an error that names the place.
+The decoder is strict: an unknown key, a wrong type or a missing unit is an error that names the place.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _FAMILIES: dict[str, Callable[..., Topology]] = {
     "dragonfly": direct.dragonfly,
     "clos": ecmp.clos,
 }
-# A key is the parameter of the family's function, except these of boxes, which are in tables.
+# A key is a parameter of the family's function, except for these of boxes, which are in tables.
 _TABLES = {
     "gpus_per_node": "gpu.count",
     "nodes_per_domain": "gpu.nodes_per_domain",
@@ -69,7 +69,7 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """A key of a family: the parameter that it sets, the type of its value, and whether it must be there."""
+    """A key of a family: the parameter that it sets, the type of its value, and whether it is required."""
 
     parameter: str
     type: str
@@ -77,7 +77,7 @@ class _Key:
 
 
 def _keys(family: str) -> dict[str, _Key]:
-    """The keys of a family by their places in the file, from the parameters of its function."""
+    """The keys of a family by their paths in the file, from the parameters of its function."""
     if family in {_GRAPH, _ASTRA}:
         return {}
     if family in {_DUMP, _MATRIX, _FABRIC}:
@@ -100,7 +100,7 @@ _FACTS = {
     "nvlink.count": _Key("nvlinks", "count", required=False),
     "nic.bandwidth": _Key("nic_bandwidth", "rate", required=False),
 }
-"""What files for NCCL_TOPO_FILE leave out."""
+"""Facts that files for NCCL_TOPO_FILE omit."""
 _PLACEMENT = {
     "placement.order": _Key("order", "text", required=False),
     "placement.ranks": _Key("nranks", "count", required=False),
@@ -117,17 +117,17 @@ def load_topology(name: str | Path, *, nodes: int | None = None, **overrides: ob
     Parameters
     ----------
     name
-        ``"dgx-h100"``, or the path of a file; with values of its own after colons, ``"dgx-h100:nic.bandwidth=100 Gbps"``.
+        ``"dgx-h100"``, or the path of a file; further values may follow after colons, ``"dgx-h100:nic.bandwidth=100 Gbps"``.
     nodes
-        Number of nodes, for the family boxes and for dumps; default is the file's.
+        Number of nodes, for the family boxes and for dumps; default: the file's.
     overrides
-        Other values of the file, with ``__`` for the dot: ``nic__bandwidth="200 Gbps"``,
+        Values that override those of the file, with ``__`` for the dot: ``nic__bandwidth="200 Gbps"``,
         ``network__oversubscription=2``, ``traits__fabric="roce"``.
 
     Raises
     ------
     ConfigError
-        With the file, the place in it, and the nearest valid choice.
+        States the file, the place in it, and the nearest valid choice.
 
     Examples
     --------
@@ -142,26 +142,26 @@ def load_topology(name: str | Path, *, nodes: int | None = None, **overrides: ob
 
 
 def one_node(name: str | Path) -> Topology:
-    """Load one node of a topology; a graph or a network that does not say what a node is, as it is."""
+    """Load one node of a topology; load a graph or network without known nodes unchanged."""
     return load_topology(name, nodes=1 if "nodes" in _keys(_family(layers_of(str(name)))) else None)
 
 
 def topology_of_job(name: str | Path, nranks: int, *, nodes: int | None = None) -> Topology:
-    """Load a topology of nodes for a job, with the ranks that it had.
+    """Load a topology of nodes for a job, with the job's ranks.
 
     Parameters
     ----------
     name
-        As for :func:`load_topology`.
+        As in :func:`load_topology`.
     nranks
-        Ranks of the job. They sit on the first GPUs of every node, equally many on each if they can.
+        Number of ranks of the job. They occupy the first GPUs of every node, equally many on each if possible.
     nodes
-        Nodes of the job; default is as few as hold the ranks.
+        Number of nodes of the job; default: the fewest that hold the ranks.
 
     Raises
     ------
     ConfigError
-        When the nodes hold fewer GPUs, or for what :func:`load_topology` refuses.
+        When the nodes have too few GPUs, or as in :func:`load_topology`.
 
     Examples
     --------
@@ -180,7 +180,7 @@ def topology_of_job(name: str | Path, nranks: int, *, nodes: int | None = None) 
 
 
 def _family(layers: list[Layer]) -> str:
-    """The family of the most basic file, which those that extend it share."""
+    """The family of the base file, which all files that extend it share."""
     first = layers[0]
     if first.dump is not None:
         root = first.dump.lstrip()[:1]
@@ -199,7 +199,7 @@ def _family(layers: list[Layer]) -> str:
 
 
 def _decode(layers: list[Layer], changes: Mapping[str, object]) -> Topology:
-    """A topology from a file and its bases; the values of later ones replace those of earlier ones."""
+    """A topology from a file and its bases; values of later files replace those of earlier ones."""
     family, file = _family(layers), layers[-1].file
     own = _keys(family)
     valid = own | _PLACEMENT
@@ -238,7 +238,7 @@ def _decode(layers: list[Layer], changes: Mapping[str, object]) -> Topology:
 
 
 def _slot(nic: str | int, traits: Mapping[str, str], sources: dict[str, str]) -> dict[str, object]:
-    """The PCIe of the GPU's generation, where other NICs than those of the file are faster than it."""
+    """The PCIe bandwidth of the GPU's generation, if the overriding NIC is faster than that; otherwise nothing."""
     slot = SLOTS.get(traits.get("generation", ""))
     if slot is None or parse_capacity(nic, "nic.bandwidth") <= parse_capacity(slot, "pcie.bandwidth"):
         return {}
@@ -293,7 +293,7 @@ def _merged(
 
 
 def _walk(document: Mapping[str, Any], keys: Mapping[str, str], sources: dict[str, str], file: str) -> dict[str, Any]:
-    """All values of a document by their place, checked against the valid keys."""
+    """All values of a document by path, checked against the valid keys."""
     values: dict[str, Any] = {}
     tables = {path.partition(".")[0] for path in keys if "." in path} | {"traits"}
     for key, entry in document.items():
@@ -391,7 +391,7 @@ def _expect(value: Any, kind: type, what: str, expected: str) -> Any:
 
 
 def _traits(table: object, file: str | None) -> dict[str, str]:
-    """Facts by name, all text; any names are allowed, and some have a fixed choice of values."""
+    """Facts by name, all text; names are free, and some have a fixed choice of values."""
     if not isinstance(table, dict):
         raise ConfigError(f"expected a table [traits], got {shown(table)}", file=file, path="$.traits")
     for key, value in table.items():

@@ -1,6 +1,4 @@
-"""A topology: vertices, directed links with capacity and latency, ranks on some vertices, and the routes between
-them.
-"""
+"""Topologies: vertices, directed links with capacity and latency, ranks on some vertices, and routes."""
 
 from __future__ import annotations
 
@@ -32,8 +30,8 @@ __all__ = ["LINK_KINDS", "NODE_KINDS", "Routes", "Topology"]
 MAX_WIDTH = 120
 NODE_KINDS = ("gpu", "nic", "switch", "cpu", "pcie")
 LINK_KINDS = ("nvlink", "link", "pcie", "cpu", "net")
-"""Classes of links from the fastest to the slowest; arrays hold the index. ``nvlink`` is any scale-up link (NVLink,
-xGMI), ``cpu`` a link between sockets, ``link`` one of no special class."""
+"""Kinds of links from the fastest to the slowest; arrays hold the index. ``nvlink`` is any scale-up link (NVLink, xGMI), ``cpu`` a
+link between sockets, ``link`` one of no special kind."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,7 +45,7 @@ class Routes:
     latency_fs
         Latency of the whole path ``[M]``.
     kind
-        Class of the slowest link of the path ``[M]``, an index into :data:`LINK_KINDS`; -1 without links.
+        Kind of the slowest link of the path ``[M]``, an index into :data:`LINK_KINDS`; -1 without links.
     """
 
     links: Shorts
@@ -56,13 +54,16 @@ class Routes:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Names of the classes that ``kind`` counts."""
+        """Names of the kinds that ``kind`` indexes."""
         return LINK_KINDS
 
 
 @dataclass(slots=True, eq=False)
 class Known:
-    """Facts worked out about a topology, each computed once: symmetries by the rank that they keep; bounds and floors by their question."""
+    """Derived facts about a topology, each computed once.
+
+    ``symmetries`` by the rank that they fix; ``bounds`` and ``floors`` by their arguments.
+    """
 
     symmetries: dict[int | None, tuple[Ints, ...]] = field(default_factory=dict)
     bounds: dict[tuple[str, int, bool], Any] = field(default_factory=dict)
@@ -76,23 +77,23 @@ class Topology:
     Attributes
     ----------
     node_names, node_kinds
-        All vertices (``"box0.gpu3"``, ``"leaf2"``) and what they are, one of :data:`NODE_KINDS`.
+        All vertices (``"box0.gpu3"``, ``"leaf2"``) and their kinds, from :data:`NODE_KINDS`.
     rank_nodes
         Vertex of each rank.
     link_src, link_dst, link_capacity_uBps, link_latency_fs, link_kind
         One entry per directed link; ``link_kind`` indexes :data:`LINK_KINDS`.
     router, rank_endpoints
-        How routes are found, and the router's endpoint of each rank.
+        The router of the topology, and its endpoint of each rank.
     gpus_forward
         Whether routes may pass through a GPU (torus, mesh of direct links).
     groups
         Level (``"box"``, ``"leaf"``, ...), finest first, to the group of each rank, numbered from 0.
     efficiency
-        Measured share of the raw capacity per kind of link; missing means 1. Only NCCL's protocols use it.
+        Measured share of the raw capacity per kind of link; default 1. Only NCCL's protocols use it.
     traits
-        Facts that protocol models ask for: ``{"gpu": "H100", "generation": "hopper", "cpu": "intel"}``.
+        Facts that protocol models need: ``{"gpu": "H100", "generation": "hopper", "cpu": "intel"}``.
     sources
-        Where each number comes from, by its place in the file.
+        Source of each number, by its place in the file.
     """
 
     name: str
@@ -112,7 +113,7 @@ class Topology:
     traits: Mapping[str, str] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     description: str = ""
-    # Not passed on by dataclasses.replace: what is known of a topology does not hold for a changed one.
+    # Not copied by dataclasses.replace: derived facts do not hold for a changed topology.
     known: Known = field(default_factory=Known, repr=False, init=False)
 
     def __post_init__(self) -> None:
@@ -160,7 +161,7 @@ class Topology:
 
     @property
     def passes_gpus(self) -> bool:
-        """Whether routes may pass through a GPU: where all GPUs forward, or some stand in for others that have lost their NIC."""
+        """Whether routes may pass through a GPU: all GPUs forward, or some relay for others that have lost their NIC."""
         return self.gpus_forward or (isinstance(self.router, DetourRouter) and self.router.relays is not None)
 
     @property
@@ -178,11 +179,11 @@ class Topology:
         return f"{self.node_names[self.link_src[link]]} -> {self.node_names[self.link_dst[link]]}"
 
     def path(self, src: int, dst: int) -> list[str]:
-        """The links from one rank to another by name, in order of travel."""
+        """Names of the links from one rank to another, in order of travel."""
         return [self.link_name(link) for link in self.route([src], [dst]).links[0] if link >= 0]
 
     def route(self, src: ArrayLike, dst: ArrayLike) -> Routes:
-        """Routes from rank ``src[m]`` to rank ``dst[m]`` for all m at once.
+        """Routes from rank ``src[m]`` to rank ``dst[m]`` for all m.
 
         Raises
         ------
@@ -197,7 +198,7 @@ class Topology:
                 bad = int(ranks[(ranks < 0) | (ranks >= self.nranks)][0])
                 raise ConfigError(f"rank {bad} is not in topology {self.name!r}; expected 0 to {self.nranks - 1}")
         links = self.router.links(self.rank_endpoints[a], self.rank_endpoints[b])
-        # Hop by hop, where -1 finds the neutral last entry: several times as fast as a sum over rows of a few hops.
+        # Hop by hop, where -1 picks the neutral last entry: several times as fast as a sum over rows of a few hops.
         hops = links.T
         latency = np.append(self.link_latency_fs, 0).take(hops, mode="wrap").sum(axis=0, dtype=np.int64)
         kind = np.append(self.link_kind, np.int8(-1)).take(hops, mode="wrap").max(axis=0, initial=-1)
@@ -207,7 +208,7 @@ class Topology:
         return routes
 
     def with_ranks(self, endpoints: Sequence[int] | Ints) -> Topology:
-        """The same cluster with rank r where rank ``endpoints[r]`` is now; other places hold no rank any more.
+        """The same cluster with rank r at the position of rank ``endpoints[r]``; other positions hold no rank.
 
         Raises
         ------
@@ -234,13 +235,13 @@ class Topology:
         )
 
     def take(self, nranks: int) -> Topology:
-        """The same cluster with ranks on its first ``nranks`` GPUs only."""
+        """The same cluster with ranks only on its first ``nranks`` GPUs."""
         if not 1 <= nranks <= self.nranks:
             raise ConfigError(f"topology {self.name!r} has {self.nranks} GPUs; {nranks} ranks were requested")
         return self if nranks == self.nranks else self.with_ranks(range(nranks))
 
     def link(self, name: str) -> int:
-        """Index of the link called ``"box0.gpu3 -> box0.nvswitch"``."""
+        """Index of a link by name, such as ``"box0.gpu3 -> box0.nvswitch"``."""
         tail, arrow, head = (part.strip() for part in name.partition("->"))
         if not (tail and arrow and head):
             like = f", such as {self.link_name(0)!r}" if self.nlinks else ""
@@ -258,14 +259,14 @@ class Topology:
     def degrade(self, link: str | int, share: str | float | Fraction) -> Topology:
         """The same cluster with a link (``a -> b``), both of a pair (``a <-> b``), or all at a vertex (``a``) at a share of capacity.
 
-        At a share of 0 the link is lost, and routes that used it take a detour: another of the equal routes of a Clos, chosen by the same
-        rule, else a shortest path, else a way over another GPU of the node, as to the NIC of a neighbour (PXN of NCCL). Links after a lost
-        one move down by one number. The name of the result says ``degraded``.
+        At a share of 0 the link is lost, and routes that used it take a detour: another of the equal routes of a Clos network, chosen by
+        the same rule, else a shortest path, else a route over another GPU of the node, such as to the NIC of a neighbour (PXN in NCCL).
+        Links after a lost one move down by one number. The name of the result ends in ``degraded``.
 
         Raises
         ------
         ConfigError
-            When the link does not exist, the share is not between 0 and 1, or a dead link cuts two ranks off.
+            When the link does not exist, the share is not between 0 and 1, or a dead link disconnects two ranks.
 
         Examples
         --------
@@ -293,14 +294,14 @@ class Topology:
         return replace(self, name=name, **parts, router=router, rank_endpoints=np.arange(self.nranks))
 
     def detours(self, kept: NDArray[np.bool_], lost: str | None = None) -> DetourRouter:
-        """The router of some of the links, numbered among themselves, as :meth:`degrade` says; its endpoints are the ranks.
+        """The router over some of the links, renumbered, as in :meth:`degrade`; its endpoints are the ranks.
 
-        Two ranks without a way have a route without links, unless ``lost`` names the other links.
+        Two ranks without a path have a route without links, unless ``lost`` names the removed links.
 
         Raises
         ------
         ConfigError
-            When ``lost`` is given and two ranks have no way.
+            When ``lost`` is given and two ranks have no path.
         """
         src, dst, latency_fs = self.link_src[kept], self.link_dst[kept], self.link_latency_fs[kept]
         relays = None
@@ -330,12 +331,12 @@ class Topology:
         return detour_router(self.router, self.rank_endpoints, kept, rest, relays if needed else None)
 
     def links_named(self, link: str | int) -> list[int]:
-        """The numbers of a link (``a -> b``, or its number), of both of a pair (``a <-> b``), or of all at a vertex (``a``).
+        """The numbers of a link (``a -> b``, or its number), of both links of a pair (``a <-> b``), or of all at a vertex (``a``).
 
         Raises
         ------
         ConfigError
-            When there is no such link; with the nearest one.
+            When there is no such link; states the nearest one.
         """
         if not isinstance(link, str):
             number = whole(link, "a link, if not a name such as 'gpu0 -> gpu1'")
@@ -378,7 +379,7 @@ class Topology:
 
 
 def _frozen(array: Array, dtype: DTypeLike) -> Array:
-    """A read-only copy; an array that is read-only already is shared."""
+    """A read-only copy; an array that is already read-only is shared."""
     fixed = np.array(array, dtype=dtype, copy=array.flags.writeable or None)
     fixed.setflags(write=False)
     return fixed

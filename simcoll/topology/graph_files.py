@@ -1,7 +1,7 @@
 """Topologies in files of other tools: GraphML, as networkx writes it, and SimGrid platforms.
 
-GraphML keeps every vertex and link, and the routes are found anew; a platform keeps the route of every pair of ranks, and names its links
-by what they join.
+GraphML keeps every vertex and link, and routes are recomputed; a platform keeps the route of every pair of ranks, and names its links
+by their ends.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ __all__ = ["graphml_text", "parse_graphml", "parse_simgrid", "simgrid_text"]
 
 LIMITS = XmlLimits(depth=16, elements=2_000_000)
 MOST_ROUTED = 512
-"""Ranks of a platform: it lists the route of every pair."""
+"""Limit of ranks of a platform, which lists the route of every pair."""
 _TYPES = {str: "string", int: "long"}
 _EDGE_KEYS: dict[str, type] = {"capacity_uBps": int, "latency_fs": int, "kind": str}
 _NODE_KEYS: dict[str, type] = {"kind": str, "rank": int}
 
 
 def graphml_text(topology: Topology) -> bytes:
-    """A topology as GraphML, which :func:`networkx.read_graphml` reads, too.
+    """A topology as GraphML, which :func:`networkx.read_graphml` also reads.
 
     Raises
     ------
     ConfigError
-        When two links join the same vertices in one direction: they would become one.
+        When two links join the same vertices in one direction, since they would become one.
     """
     lines = [
         '<?xml version="1.0" encoding="utf-8"?>',
@@ -81,7 +81,7 @@ def parse_graphml(content: bytes, file: str = "graph") -> Topology:
     Raises
     ------
     ConfigError
-        For what is not GraphML, and as :func:`~simcoll.topology.from_networkx`.
+        For content that is not GraphML, and as :func:`~simcoll.topology.from_networkx`.
     """
     import networkx as nx
 
@@ -126,18 +126,18 @@ def parse_graphml(content: bytes, file: str = "graph") -> Topology:
 
 
 def _decimal(value: int, unit: int) -> str:
-    """A whole number of 1/unit as an exact decimal."""
+    """A multiple of 1/unit as an exact decimal."""
     whole, rest = divmod(value, unit)
     return f"{whole}.{rest:0{len(str(unit)) - 1}d}".rstrip("0").rstrip(".")
 
 
 def simgrid_text(topology: Topology) -> bytes:
-    """A topology as a SimGrid platform: a host for each rank, a link for each that a route uses, and the route of every pair.
+    """A topology as a SimGrid platform: a host for each rank, the links that routes use, and the route of every pair.
 
     Raises
     ------
     ConfigError
-        For more ranks than a list of all routes is sensible for.
+        For too many ranks for a list of all routes.
     """
     n = topology.nranks
     if n > MOST_ROUTED:
@@ -194,9 +194,9 @@ def parse_simgrid(content: bytes, file: str = "platform") -> Topology:
     Raises
     ------
     ConfigError
-        For anything else, by its name.
+        For any other element, by name.
     """
-    # The reference to SimGrid's DTD says nothing that is needed, and no DTD is read here.
+    # The reference to SimGrid's DTD is not needed, and no DTD is read here.
     root = parse_xml(
         re.sub(rb"<!DOCTYPE\s+platform\s+SYSTEM\s+[\"'][^\"'<>\[]{0,200}[\"']\s*>", b"", content, count=1), LIMITS, file
     )
@@ -221,7 +221,7 @@ def parse_simgrid(content: bytes, file: str = "platform") -> Topology:
 
 
 def _routed(zone: Element, hosts: list[str], file: str) -> Topology:
-    """The topology of a zone with all routes; its vertices are what the names of its links join."""
+    """The topology of a zone with all routes; its vertices are the ends in the names of its links."""
     import networkx as nx
 
     graph = nx.DiGraph()
@@ -277,7 +277,7 @@ def _routed(zone: Element, hosts: list[str], file: str) -> Topology:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Listed:
-    """Routes as a platform lists them: links ``[source, destination, hop]``, padded with -1."""
+    """Routes as listed in a platform: links ``[source, destination, hop]``, padded with -1."""
 
     table: Shorts
 
@@ -287,7 +287,7 @@ class _Listed:
 
 
 def _cluster(cluster: Element, file: str) -> Topology:
-    """A flat cluster: hosts with a link each way to a switch."""
+    """A flat cluster: hosts with a link in each direction to a switch."""
     for key in ("topology", "bb_bw", "loopback_bw", "limiter_link"):
         if cluster.get(key) and not (key == "topology" and cluster.get(key) == "FLAT"):
             raise ConfigError(

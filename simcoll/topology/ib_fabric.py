@@ -1,6 +1,6 @@
-"""An InfiniBand fabric as a topology: the switches and cables of a listing, a GPU at each adapter, routes as a subnet manager makes them.
+"""An InfiniBand fabric as a topology: its listed switches and cables, a GPU at each adapter, and subnet-manager routes.
 
-The listing says nothing of the inside of nodes, so that the rates there are asked for. Latencies are assumptions.
+The listing does not describe the inside of nodes, so its rates are requested. Latencies are assumptions.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from simcoll.topology.links import LinkTable, assemble
 __all__ = ["FabricRouter", "parse_ib_fabric"]
 
 NVLINK_FS, PCIE_FS, CABLE_FS, HOP_FS = 350_000_000, 400_000_000, 500_000_000, 250_000_000
-"""One-way: GPU to the switch of its node, GPU to adapter, adapter to switch, switch to switch."""
+"""One-way latencies: GPU to the switch of its node, GPU to adapter, adapter to switch, switch to switch."""
 UBPS_PER_MBPS = 125_000 * 10**6
 MAX_ADAPTERS = 1 << 14
 BLOCK = 1 << 16
 _INSIDE_SWITCHES = "Aggregation Node"
-"""Adapters of this name are parts of switches."""
+"""Adapters with this name are parts of switches."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FabricRouter:
-    """Shortest ways between adapters; where several ports lead on, the destination chooses, each hop by another digit of its number.
+    """Shortest paths between adapters; if several ports qualify, the destination selects one, at each hop by another digit of its number.
 
-    So traffic to one destination takes one way from everywhere, and the destinations at one switch are spread evenly, as by the fat-tree
+    So traffic to one destination takes one path from everywhere, and the destinations at one switch are spread evenly, as in the fat-tree
     routing of a subnet manager (d-mod-k).
 
     Attributes
@@ -43,15 +43,15 @@ class FabricRouter:
     host
         Node of every rank.
     inside
-        Links from every rank to the switch of its node and back, -1 where there is none: ``[n, 2]``.
+        Links from every rank to the switch of its node and back, -1 for none: ``[n, 2]``.
     ends
         Links from every rank to its adapter and back: ``[n, 2]``.
     adapter, number
-        Vertex of the adapter of every rank, and the number by which it chooses: first its place at its switch, then the switch.
+        Vertex of every rank's adapter, and the number that selects ports: its position at its switch, then the switch.
     away
         Hops from every vertex of the fabric to the adapter of every rank: ``[n, vertices]``.
     out, head
-        Links out of every vertex of the fabric, padded with -1, and where they lead: ``[vertices, ports]``.
+        Links out of every vertex of the fabric, padded with -1, and their destinations: ``[vertices, ports]``.
     """
 
     host: Ints
@@ -103,23 +103,23 @@ def parse_ib_fabric(
     nvlink_bandwidth: Any = None,
     pcie_bandwidth: Any = None,
 ) -> Topology:
-    """Make a topology of what ``ibnetdiscover`` or ``iblinkinfo`` prints: a rank for each adapter, node by node.
+    """Build a topology from the output of ``ibnetdiscover`` or ``iblinkinfo``: a rank for each adapter, node by node.
 
-    Adapters whose names differ in the last word only, such as ``node-1 mlx5_0`` and ``node-1 mlx5_1``, are those of a node.
+    Adapters whose names differ only in the last word, such as ``node-1 mlx5_0`` and ``node-1 mlx5_1``, belong to one node.
 
     Parameters
     ----------
     content, file
         The text, and its name for messages.
     nodes
-        How many of the nodes take part, the first by name; default all.
+        Number of nodes that take part, in order of name; default: all.
     nvlink_bandwidth, pcie_bandwidth
-        Rate between a GPU and the switch inside its node (where a node has several), and between a GPU and its adapter.
+        Rate between a GPU and the switch inside its node (if a node has several GPUs), and between a GPU and its adapter.
 
     Raises
     ------
     ConfigError
-        For what is no listing; for a rate that is not given; for a fabric that does not connect all adapters.
+        For text that is not a listing, a missing rate, and a fabric that does not connect all adapters.
     """
     listing = parse_listing(content, file)
     hosts = _hosts(listing)
@@ -183,7 +183,7 @@ def _title(file: str) -> str:
 
 
 def _hosts(listing: Listing) -> dict[str, list[int]]:
-    """Adapters with cables of every node, nodes and adapters in the order of their names, numbers by their value."""
+    """Connected adapters of every node; nodes and adapters in natural order of their names."""
     wired = {end for cable in listing.cables for end in (cable.a, cable.b)}
     adapters = [
         number
@@ -198,13 +198,13 @@ def _hosts(listing: Listing) -> dict[str, list[int]]:
 
 
 def _natural(name: str) -> tuple[tuple[bool, int, str], ...]:
-    """Sorts node-2 before node-10."""
+    """Sort key that puts node-2 before node-10."""
     parts = re.split(r"([0-9]{1,18})", name)
     return tuple((part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in parts)
 
 
 def _distinct(names: list[str]) -> list[str]:
-    """Names of vertices, each once: those that occur more often get their number."""
+    """Distinct names of vertices: repeated names get their number."""
     often = {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set()
     return [f"{name} #{number}" if name in often else name for number, name in enumerate(names)]
 
@@ -223,17 +223,17 @@ def _router(
     from scipy.sparse.csgraph import shortest_path
 
     tail, head = cables
-    # Adapters do not pass on: ways into an adapter end there, so those of others must not lead through it.
+    # Adapters do not forward: paths into an adapter end there.
     through = np.array([kind != "nic" for kind in listing.kinds])
     graph = csr_array((np.ones(len(tail)), (tail, head)), shape=(vertices, vertices))
     back = graph.T.tocsr()
     kept = through[np.repeat(np.arange(vertices), np.diff(back.indptr))]
     away = np.empty((len(adapters), vertices))
-    for number, adapter in enumerate(adapters.tolist()):  # from each adapter backwards, over switches only
+    for number, adapter in enumerate(adapters.tolist()):  # backwards from each adapter, over switches only
         own = kept.copy()
         own[back.indptr[adapter] : back.indptr[adapter + 1]] = True
         ways = csr_array((own.astype(float), back.indices.copy(), back.indptr.copy()), shape=back.shape)
-        ways.eliminate_zeros()  # they would be ways without length
+        ways.eliminate_zeros()  # they would be paths of length zero
         away[number] = shortest_path(ways, unweighted=True, indices=adapter)
     lost = np.argwhere(~np.isfinite(away[:, adapters]))
     if len(lost):
@@ -251,7 +251,7 @@ def _router(
 
 
 def _numbers(leaf: Ints) -> Ints:
-    """The place of every adapter at its switch and, above a power of two, the place of the switch.
+    """The position of every adapter at its switch plus, in multiples of a power of two, the position of the switch.
 
     >>> _numbers(np.array([9, 8, 9, 8, 9])).tolist()
     [0, 4, 1, 5, 2]

@@ -1,4 +1,4 @@
-"""Listings of an InfiniBand fabric: what ``ibnetdiscover`` and ``iblinkinfo`` print, as vertices and cables."""
+"""Listings of an InfiniBand fabric: the output of ``ibnetdiscover`` and ``iblinkinfo``, as vertices and cables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Cable", "Listing", "parse_listing"]
 MAX_BYTES = 64 << 20
 MAX_PORTS = 1 << 18
 
-# Data rate of a lane in Mbit/s: by name, and by the signalling rate in Gbit/s. SDR to QDR send 8 bits in 10, later ones 64 in 66.
+# Data rate of a lane in Mbit/s: by name, and by the signalling rate in Gbit/s. SDR to QDR encode 8 bits in 10, later ones 64 in 66.
 _LANES = {
     "SDR": 2000, "DDR": 4000, "QDR": 8000, "FDR10": 10000, "FDR": 13636, "EDR": 25000, "HDR": 50000, "NDR": 100000, "XDR": 200000,
 }  # fmt: skip
@@ -38,7 +38,7 @@ _LINK = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Cable:
-    """A cable between two vertices, by their numbers, with its data rate in Mbit/s."""
+    """A cable between two vertices, by number, with its data rate in Mbit/s."""
 
     a: int
     b: int
@@ -58,12 +58,12 @@ _KINDS = {"Switch": "switch", "Ca": "nic", "CA": "nic", "Rt": "router", "Router"
 
 
 def parse_listing(content: bytes, file: str | None = None) -> Listing:
-    """Read a listing; a cable is named from both of its ends, and must be the same.
+    """Read a listing, in which each cable is listed at both ends; the two entries must agree.
 
     Raises
     ------
     ConfigError
-        For text that is none, a rate that is not known, and cables of which the ends disagree or one is missing.
+        For text that is not a listing, an unknown rate, and cables whose ends disagree or of which one is missing.
     """
     if len(content) > MAX_BYTES:
         raise ConfigError(f"larger than {MAX_BYTES >> 20} MiB", file=file)
@@ -77,11 +77,11 @@ def parse_listing(content: bytes, file: str | None = None) -> Listing:
 
 
 _Ports = dict[tuple[int, int], tuple[tuple[int, int], int, int]]
-"""``(vertex, port)`` to the other end, the rate in Mbit/s and the line."""
+"""``(vertex, port)`` to the other end, the rate in Mbit/s, and the line number."""
 
 
 def _discovered(lines: list[str], listing: Listing, file: str | None) -> _Ports:
-    """Ports in what ibnetdiscover prints: vertices by GUID."""
+    """Ports in the output of ibnetdiscover: vertices by GUID."""
     numbers: dict[str, int] = {}
     for line in lines:
         if found := _NODE.match(line):
@@ -105,7 +105,7 @@ def _discovered(lines: list[str], listing: Listing, file: str | None) -> _Ports:
 
 
 def _linked(lines: list[str], listing: Listing, file: str | None) -> _Ports:
-    """Ports in what iblinkinfo prints, with or without ``--line``: the other end is named by its LID."""
+    """Ports in the output of iblinkinfo, with or without ``--line``: the other end is identified by its LID."""
     of_lid: dict[int, int] = {}
     found_ports: list[tuple[int, int, int, int, int, int]] = []
     at, lined = -1, _lined(lines, listing)
@@ -135,7 +135,7 @@ def _linked(lines: list[str], listing: Listing, file: str | None) -> _Ports:
 def _lined(lines: list[str], listing: Listing) -> dict[str, int]:
     """Vertices of ``iblinkinfo --line`` by GUID.
 
-    It does not say what they are: a switch has all its ports under one GUID, an adapter each port under its own.
+    Their kinds are inferred: a switch has all its ports under one GUID, an adapter each port under a separate one.
     """
     named: dict[str, str] = {}
     ports: dict[str, set[int]] = {}
@@ -163,7 +163,7 @@ def _rate(lanes: str, speed: str, file: str | None, line: int) -> int:
 
 
 def _join(ports: _Ports, listing: Listing, file: str | None) -> None:
-    """Every cable once, from its two ends."""
+    """Join the two ends of every cable."""
     for end, (other, rate, line) in ports.items():
         back = ports.get(other)
         if back is None or back[0] != end:

@@ -1,4 +1,4 @@
-"""Topology files on disk: the shipped ones, those at a path, and the files that a file extends."""
+"""Topology files on disk: the shipped ones, those at a path, and the files that they extend."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ MAX_DUMP_BYTES = 2**24
 MAX_BASES = 4
 
 _MATRIX = re.compile(rb"^\W{0,8}(?:\x1b\[[0-9;]{0,4}m)?\s{0,8}GPU0\s", re.MULTILINE)
-"""The titles of a matrix of ``nvidia-smi topo -m``."""
+"""The header of a matrix of ``nvidia-smi topo -m``."""
 MARKED = 1 << 16
-"""Bytes at the start of a file that are looked at to tell what it is."""
+"""Number of bytes at the start of a file that identify its format."""
 IB_LISTING = re.compile(
     rb'^(?:(?:Switch|Ca)\s+\d+\s+"[SH]-|(?:Switch|CA):?\s[^\n]{1,200}:$|0x[0-9a-f]{16}\s+"[^"\n]{0,200}"\s+\d+\s+\d+\[)',
     re.MULTILINE,
 )
-"""A vertex in what ``ibnetdiscover`` or ``iblinkinfo`` prints."""
+"""A vertex in the output of ``ibnetdiscover`` or ``iblinkinfo``."""
 ASTRA_NETWORK = re.compile(rb"^topology[ \t]{0,8}:[ \t]{0,8}\[", re.MULTILINE)
-"""A line that only ASTRA-sim's network.yml has."""
+"""A line that only ASTRA-sim's network.yml contains."""
 
 
 _VALUE = re.compile(r":(?=[a-z_]{1,40}(?:\.[a-z_]{1,40}){0,3}=)")
-"""Before a value after the name of a topology."""
+"""The separator before a value that follows the name of a topology."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def shipped_topologies() -> dict[str, str]:
 
 
 def split_values(name: str) -> tuple[str, str]:
-    """The name or path of a topology, and the values that follow it after colons, as they are written.
+    """Split a topology into its name or path and the values that follow after colons, verbatim.
 
     >>> split_values("dgx-h100:nodes=2:nic.bandwidth=100 Gbps"), split_values("C:/dump.xml")
     (('dgx-h100', ':nodes=2:nic.bandwidth=100 Gbps'), ('C:/dump.xml', ''))
@@ -72,7 +72,7 @@ def split_values(name: str) -> tuple[str, str]:
 
 
 def _document(text: str) -> dict[str, Any]:
-    """Values after colons as a TOML document: what is no number, truth value or list is text."""
+    """Values after colons as a TOML document: a value that is not a number, boolean or list is text."""
     document: dict[str, Any] = {}
     for part in _VALUE.split(text)[1:]:
         key, value = part.split("=", 1)
@@ -91,13 +91,13 @@ def _document(text: str) -> dict[str, Any]:
 
 
 def beside(folder: Path, name: str) -> str:
-    """The name of a topology as another process finds it, with its file looked for in a folder first."""
+    """The name of a topology for use by another process, with files in ``folder`` resolved first."""
     base, values = split_values(name)
     return str((folder / base).resolve()) + values if is_file(folder / base) else name
 
 
 def layers_of(name: str) -> list[Layer]:
-    """A topology by name or path, those that it extends, the most basic first, and the values after its name."""
+    """The layers of a topology by name or path: its bases, the most basic first, itself, and the values after its name."""
     name, values = split_values(name)
     path, file = _located(name, Path())
     layers, chain = [_parsed(_read(path, file), file)], [path]
@@ -105,7 +105,7 @@ def layers_of(name: str) -> list[Layer]:
         try:
             path, layer = _base(base, chain)
         except ConfigError as error:
-            if error.file is not None:  # the base itself is wrong
+            if error.file is not None:  # the error is in the base itself
                 raise
             raise ConfigError(error.message, file=layers[0].file, path="$.extends") from None
         layers, chain = [layer, *layers], [*chain, path]
@@ -116,8 +116,8 @@ def layers_of(name: str) -> list[Layer]:
 
 
 def content_of(name: str) -> bytes:
-    """All that the files of a topology say, and the values after its name, in a form that can be hashed."""
-    import msgspec  # a small table needs none of it
+    """The content of all files of a topology and of the values after its name, in a form that can be hashed."""
+    import msgspec  # small tables do not need it
 
     layers = [(layer.document, layer.dump) for layer in layers_of(name)]
     return msgspec.json.encode(layers, order="sorted", enc_hook=str)
@@ -139,7 +139,7 @@ def _base(base: object, chain: list[Path]) -> tuple[Path, Layer]:
 
 
 def _located(name: str, folder: Path) -> tuple[Path, str]:
-    """The file of a shipped topology, or the one at a path from a folder, and its name for messages."""
+    """The file of a shipped topology, or the one at a path relative to a folder, and its name for messages."""
     shipped = shipped_files("topologies")
     if name in shipped:
         return shipped[name], f"{name}.toml"

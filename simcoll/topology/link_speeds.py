@@ -1,4 +1,4 @@
-"""Speeds of links by generation, as NCCL's and RCCL's ``src/graph/topo.h`` and ``topo.cc`` have them, beside the line rates."""
+"""Link speeds by generation, from ``src/graph/topo.h`` and ``topo.cc`` of NCCL and RCCL, with the line rates."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from fractions import Fraction
 
 __all__ = ["SLOTS", "XGMI", "nvlink", "pcie_rate", "rate_between_sockets"]
 
-# Units of 100 Mbit/s per lane, by the beginning of link_speed; an unknown speed counts as Gen3.
+# Units of 100 Mbit/s per lane, by the start of link_speed; an unknown speed counts as Gen3.
 _LANE = {"2.5": 15, "5": 30, "8": 60, "16": 120, "32": 240, "64": 480}
 # Least compute capability -> line rate of one NVLink and the rate that NCCL expects, in GB/s, and the generation.
 _NVLINK = (
@@ -31,8 +31,8 @@ XGMI = {
 """gcn attribute of AMD GPUs -> line rate of one xGMI link and the rate that RCCL expects, in GB/s, and the generation."""
 
 SLOTS = {"volta": "15.75 GB/s", "turing": "15.75 GB/s", "ampere": "31.5 GB/s", "hopper": "63 GB/s", "mi300": "63 GB/s"}
-"""16 lanes of the PCIe of a generation of GPUs: 3.0, 4.0 and 5.0 (PCI-SIG: 8, 16 and 32 GT/s, 128b/130b). Blackwell has 5.0, and 6.0
-behind NICs of 800 Gb/s."""
+"""PCIe bandwidth with 16 lanes by GPU generation: 3.0, 4.0 and 5.0 (PCI-SIG: 8, 16 and 32 GT/s, 128b/130b). Blackwell has 5.0, and
+6.0 behind NICs of 800 Gb/s."""
 
 
 def nvlink(compute_capability: int) -> tuple[Fraction, Fraction, str]:

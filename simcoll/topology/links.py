@@ -1,4 +1,4 @@
-"""Links under construction, and a topology made of them."""
+"""Tables of links under construction, and assembly of a topology from them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["LinkTable", "add_hosts", "assemble", "checked_kind", "room_for_links
 
 MAX_LINKS = 2**23
 LINK_BYTES = 400
-"""Of a link under construction, with its share of names and routes."""
+"""Memory per link under construction, including its share of names and routes."""
 
 
 def room_for_links(number: int, what: str) -> None:
-    """Refuse a topology with more links than can be made in a minute or so, or than there is memory for.
+    """Refuse a topology with too many links to build in about a minute, or to fit in memory.
 
     >>> room_for_links(1 << 30, "this torus")
     Traceback (most recent call last):
@@ -53,7 +53,7 @@ class LinkTable:
         return len(self.rows) - 1
 
     def add_pair(self, a: int, b: int, capacity: int, latency_fs: tuple[int, int], kind: str) -> tuple[int, int]:
-        """Append a link each way, with their latencies, and return both indices."""
+        """Append a link in each direction, with their latencies, and return both indices."""
         return self.add(a, b, capacity, latency_fs[0], kind), self.add(b, a, capacity, latency_fs[1], kind)
 
     def columns(self) -> Ints:
@@ -64,7 +64,7 @@ class LinkTable:
 def add_hosts(
     links: LinkTable, n: int, hosts: int, bandwidth: Quantity, latency: Quantity, kind: str
 ) -> tuple[int, Shorts]:
-    """Link ranks 0..n-1 with their switches, which follow them, ``hosts`` at each; the capacity, and the links up and down."""
+    """Link ranks 0..n-1 with the switches that follow them, ``hosts`` at each; return the capacity and the links up and down."""
     capacity, halves = parse_capacity(bandwidth, "bandwidth"), halves_fs(duration_fs(latency, "latency"))
     ends = [links.add_pair(v, n + v // hosts, capacity, halves, kind) for v in range(n)]
     return capacity, np.array(ends, np.int32)
@@ -80,7 +80,7 @@ def switched(
     *,
     gpus_forward: bool = False,
 ) -> Topology:
-    """Make a topology of ranks 0..n-1 as the first vertices, and switches."""
+    """Build a topology whose first vertices are ranks 0..n-1, followed by switches."""
     kinds = ["gpu"] * n + ["switch"] * (len(names) - n)
     return assemble(name, names, kinds, np.arange(n), links.columns(), router, groups, gpus_forward=gpus_forward)
 
@@ -96,7 +96,7 @@ def assemble(
     *,
     gpus_forward: bool = False,
 ) -> Topology:
-    """Make a topology of vertices, the vertices of its ranks, and the columns of a table of links."""
+    """Build a topology from vertices, the vertices of its ranks, and the columns of a table of links."""
     return Topology(
         name=name,
         node_names=tuple(names),

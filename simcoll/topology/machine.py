@@ -1,4 +1,4 @@
-"""The machine as a communication library sees it: domains of GPUs joined by fast links, and the NICs between them."""
+"""The machine as a communication library sees it: domains of GPUs with fast links, and the NICs between them."""
 
 from __future__ import annotations
 
@@ -47,24 +47,24 @@ class Machine:
     Attributes
     ----------
     generation, gpu, cpu, fabric
-        The traits of the topology; empty where it does not name them.
+        The traits of the topology; empty if it does not state them.
     switch_reduce
-        Whether switches inside a domain multicast and reduce.
+        Whether switches within a domain multicast and reduce.
     domain_ranks
-        The number of ranks in each domain.
+        Number of ranks in each domain.
     inside
-        How the ranks of a domain reach each other: ``"nvlink"``, ``"xgmi"``, ``"pcie"``, ``"host"`` (through host memory, without peer
-        access), another kind of link, or empty where each domain has one rank. GPUs are joined by NVLink if the NVLinks alone connect
-        all of them.
+        Connection of the ranks of a domain: ``"nvlink"``, ``"xgmi"``, ``"pcie"``, ``"host"`` (through host memory, without peer
+        access), another kind of link, or empty if each domain has one rank. It is NVLink if NVLinks alone connect all GPUs of a
+        domain.
     gpu_uBps
-        Capacity of one GPU's links of that kind towards its domain, per direction; the least of all ranks.
+        Capacity of one GPU's links of that kind towards its domain, per direction; the minimum over all ranks.
     nics
-        NICs that the ranks of a domain use, each rank its own or nearest; the least of all domains. Several NICs of one GPU count as
-        one.
+        Number of NICs used by the ranks of a domain, each rank its own or nearest; the minimum over all domains. Several NICs of one
+        GPU count as one.
     nic_uBps
-        Their summed capacity per direction; the least of all domains. Both are 0 where there is one domain.
+        Their total capacity per direction; the minimum over all domains. Both are 0 if there is only one domain.
     network_reduces
-        Whether switches between domains reduce, too (SHARP of InfiniBand).
+        Whether switches between domains reduce as well (InfiniBand SHARP).
     """
 
     generation: str
@@ -86,7 +86,7 @@ class Machine:
 
     @property
     def ring_nics(self) -> int:
-        """NICs of a domain that rings can fill: a ring passes every GPU, so all rings together are no faster than one GPU's links.
+        """Number of NICs of a domain that rings can fill: a ring passes every GPU, so all rings together are limited by one GPU's links.
 
         >>> from simcoll.topology import load_topology
         >>> rack = machine(load_topology("gb300-nvl72", nodes=36))
@@ -145,7 +145,7 @@ def _inside(topology: Topology, domain: Ints) -> tuple[str, int]:
     first = np.unique(domain, return_index=True)[1][domain]
     if np.array_equal(first, ranks):
         return "", 0
-    # Links to GPUs that hold no rank carry nothing.
+    # Links to GPUs without a rank carry nothing.
     idle = np.array([kind == "gpu" for kind in topology.node_kinds])
     idle[topology.rank_nodes] = False
     useful = ~idle[topology.link_src] & ~idle[topology.link_dst]

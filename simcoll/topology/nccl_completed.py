@@ -1,6 +1,6 @@
-"""What NCCL adds to a topology file when it runs, from facts that are given: GPUs, NVLinks, network ports.
+"""Completion of a topology file as NCCL does at run time, from given facts: GPUs, NVLinks, network ports.
 
-The files that clouds publish for ``NCCL_TOPO_FILE`` list PCIe devices only.
+The files that clouds publish for ``NCCL_TOPO_FILE`` list only PCIe devices.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ __all__ = ["Facts", "complete"]
 
 UBPS_PER_MBPS = 10**12 // 8
 _SWITCHES = {"target": "fffffff:ffff:ff", "tclass": "0x068000"}
-"""What NCCL writes for the NVSwitches of a virtual machine, which have no addresses."""
+"""NCCL's entry for the NVSwitches of a virtual machine, which have no addresses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a file does not say.
+    """Facts that a file omits.
 
     Attributes
     ----------
     sm
-        Compute capability of its GPUs, such as 80.
+        Compute capability of the GPUs, such as 80.
     nvlinks
-        NVLinks of each GPU to NVSwitches.
+        Number of NVLinks from each GPU to NVSwitches.
     links
-        GPU, GPU, and how many NVLinks join the two directly.
+        GPU, GPU, and the number of NVLinks that join the two directly.
     nic_uBps
         Rate of each network device.
     """
@@ -41,12 +41,12 @@ class Facts:
 
 
 def complete(root: Element, facts: Facts) -> None:
-    """Add GPUs where a file has none, NVLinks where they are given, and ports to network devices without.
+    """Add missing GPUs, given NVLinks, and missing ports of network devices.
 
     Raises
     ------
     ConfigError
-        For a fact that is missing, and links of GPUs that do not exist.
+        For a missing fact, and links of GPUs that do not exist.
     """
     devices = [
         each for each in root.iter("pci") if each.find("gpu") is None and each.find("nic") is None and not len(each)
@@ -88,7 +88,7 @@ def _add_ports(devices: Sequence[Element], facts: Facts) -> None:
 
 
 def _replace_links(gpus: Sequence[Element], facts: Facts) -> None:
-    """NVLinks as given, in place of those of the file; GPUs by their ranks there."""
+    """Replace the file's NVLinks by the given ones; GPUs are identified by their ranks there."""
     elements = [gpu for device in gpus for gpu in device.iter("gpu")]
     by_rank = {
         gpu.get("rank", str(place)): (gpu, device)

@@ -1,9 +1,8 @@
-"""Reader of NCCL topology dumps (``NCCL_TOPO_DUMP_FILE``), also RCCL's: one node as the machine itself saw it.
+"""Reader of NCCL and RCCL topology dumps (``NCCL_TOPO_DUMP_FILE``): one node as the library detected it.
 
-The rules for speeds are those of NCCL's ``src/graph/topo.cc`` and ``topo.h`` (2.30): a PCIe link has its width times
-the rate of a lane; sockets are joined at the speed of their vendor's links; NVLinks to several NVSwitches count as one bundle.
-Capacities of NVLink and xGMI are line rates; the share that NCCL expects is the topology's efficiency. A dump has
-no latencies: those here are assumptions.
+The rules for speeds are those of NCCL's ``src/graph/topo.cc`` and ``topo.h`` (2.30): a PCIe link has its width times the rate of a lane;
+sockets are joined at the speed of their vendor's links; NVLinks to several NVSwitches count as one bundle. Capacities of NVLink and
+xGMI are line rates; the share that NCCL expects is the topology's efficiency. A dump contains no latencies: those here are assumptions.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ class _Dump:
         return len(self.names) - 1
 
     def below(self, parent: int, name: str, kind: str, capacity: int) -> int:
-        """A vertex and its PCIe link to a parent."""
+        """Add a vertex with a PCIe link to its parent."""
         vertex = self.vertex(name, kind)
         self.links.add_pair(vertex, parent, capacity, (PCIE_FS, PCIE_FS), "pcie")
         self.up[vertex] = parent
@@ -93,10 +92,10 @@ def parse_nccl_xml(
     links: Sequence[tuple[int, int, int]] | None = None,
     nic_bandwidth: int | None = None,
 ) -> Topology:
-    """Make a topology of an NCCL topology dump.
+    """Build a topology from an NCCL topology dump.
 
-    ``nodes`` copies of the node are joined by a non-blocking network for each rail. The others are what a file for ``NCCL_TOPO_FILE``
-    does not say: :class:`simcoll.topology.nccl_completed.Facts`.
+    ``nodes`` copies of the node are joined by a non-blocking network for each rail. The other arguments are facts that a file for
+    ``NCCL_TOPO_FILE`` omits: see :class:`simcoll.topology.nccl_completed.Facts`.
 
     Raises
     ------
@@ -134,7 +133,7 @@ def _topology(content: bytes, title: str, nodes: int, facts: Facts) -> Topology:
 
 
 def _box(dump: _Dump, gpus: list[_Gpu]) -> Box:
-    """The node, with the sockets joined and a vertex for each rail of NICs."""
+    """The node, with its sockets joined and a vertex for each rail of NICs."""
     for i, (a, _, capacity) in enumerate(dump.cpus):
         for b, _, other in dump.cpus[i + 1 :]:
             dump.links.add_pair(a, b, min(capacity, other), (CPU_FS, CPU_FS), "cpu")
@@ -171,7 +170,7 @@ def _parse(content: bytes) -> Element:
 
 
 def _read_children(dump: _Dump, element: Element, parent: int | None) -> None:
-    """Read the elements below the one that became the vertex ``parent``."""
+    """Read the children of the element that became the vertex ``parent``."""
     for child in element:
         if child.tag == "cpu":
             _read_cpu(dump, child)
@@ -197,7 +196,7 @@ def _read_pci(dump: _Dump, element: Element, parent: int | None) -> None:
     busid = element.get("busid", "").lower()
     if parent is None:
         raise ConfigError(f"<pci busid={busid!r}> is not inside a <cpu>")
-    width = _integer(element, "link_width", 16) or 16  # NCCL reads 0, which virtual bridges have, as 16
+    width = _integer(element, "link_width", 16) or 16  # NCCL treats 0, as on virtual bridges, as 16
     capacity = int(pcie_rate(width, element.get("link_speed", "")) * GBps)
     if not 1 <= width <= 64:
         raise ConfigError(f"<pci busid={busid!r}>: link_width {width} is out of range; expected 0 to 64")
@@ -240,7 +239,7 @@ def _read_gpu(dump: _Dump, element: Element, vertex: int, busid: str) -> None:
 
 
 def _compute_capability(element: Element, busid: str) -> int:
-    """The compute capability, which determines NVLink's speed; AMD GPUs have ``gcn`` for that."""
+    """The compute capability, which determines NVLink's speed; AMD GPUs have ``gcn`` instead."""
     expected = "expected the compute capability, such as sm='90'"
     sm = _integer(element, "sm", 0)
     if element.get("gcn"):
@@ -253,7 +252,7 @@ def _compute_capability(element: Element, busid: str) -> int:
 
 
 def _read_nic(dump: _Dump, element: Element, parent: int | None, pcie: int | None) -> None:
-    """Add a NIC with the sum of its ports; ports of speed 0 or -1, as on a DPU's host side, do not count."""
+    """Add a NIC with the total rate of its ports, except those of speed 0 or -1, as on a DPU's host side."""
     ports = [net for net in element if net.tag == "net"]
     for net in ports:
         if "speed" not in net.attrib:
@@ -270,7 +269,7 @@ def _read_nic(dump: _Dump, element: Element, parent: int | None, pcie: int | Non
 
 
 def _scale_up(dump: _Dump, gpus: list[_Gpu]) -> tuple[Fraction, Fraction, str]:
-    """Add NVLink or xGMI links; line rate and expected rate of one, and the generation."""
+    """Add NVLink or xGMI links; return line rate and expected rate of one, and the generation."""
     sm, gcn = gpus[0].sm, gpus[0].gcn
     for gpu in gpus:
         if (gpu.sm, gpu.gcn) != (sm, gcn):
@@ -291,7 +290,7 @@ def _scale_up(dump: _Dump, gpus: list[_Gpu]) -> tuple[Fraction, Fraction, str]:
             dump.links.add_pair(gpu.vertex, switch, capacity, halves_fs(NVLINK_FS), "nvlink")
         direct: dict[int, int] = {}
         for target, tclass, number in gpu.links:
-            # A GPU of the node that the dumped job did not use is not in the file; links to it carry nothing.
+            # A GPU of the node that the dumped job did not use is absent from the file; links to it carry nothing.
             if not tclass.startswith("0x068000") and target in by_busid:
                 direct[by_busid[target]] = direct.get(by_busid[target], 0) + number
         for other, number in direct.items():
@@ -304,7 +303,7 @@ def _kind(gpu: _Gpu) -> str:
 
 
 def _rails(dump: _Dump, gpus: list[_Gpu]) -> tuple[list[list[_Card]], list[int]]:
-    """NICs of each rail and rail of each GPU: those nearest by PCIe, shared evenly among GPUs at equal distance."""
+    """NICs of each rail and rail of each GPU: the nearest by PCIe, shared evenly among GPUs at equal distance."""
     if not dump.cards:
         return [], []
     reach = _reach(dump)
@@ -323,11 +322,11 @@ def _rails(dump: _Dump, gpus: list[_Gpu]) -> tuple[list[list[_Card]], list[int]]
 
 
 _JOINED = -1
-"""Stands for all sockets together, one link from each to each."""
+"""Stands for all sockets together, with one link between any two."""
 
 
 def _above(dump: _Dump, vertex: int) -> list[int]:
-    """The vertex, those above it in its PCIe tree, and the sockets together."""
+    """The vertex, its ancestors in the PCIe tree, and the sockets together."""
     chain = [vertex]
     while chain[-1] in dump.up:
         chain.append(dump.up[chain[-1]])
@@ -335,12 +334,12 @@ def _above(dump: _Dump, vertex: int) -> list[int]:
 
 
 def _reach(dump: _Dump) -> dict[int, tuple[int, list[int]]]:
-    """For each vertex above a card: how many links down to the nearest ones, and which these are."""
+    """For each ancestor of a card, the number of links down to the nearest cards, and these cards."""
     reach: dict[int, tuple[int, list[int]]] = {}
     for number, card in enumerate(dump.cards):
         chain = _above(dump, card.parent)
         for away, vertex in enumerate(chain):
-            # From one socket to the other it is one link, not two.
+            # From one socket to another there is one link, not two.
             down = away - (vertex == _JOINED)
             least, cards = reach.get(vertex, (down, []))
             if down <= least:
@@ -351,7 +350,7 @@ def _reach(dump: _Dump) -> dict[int, tuple[int, list[int]]]:
 def _nearest_cards(dump: _Dump, reach: dict[int, tuple[int, list[int]]], gpu: int) -> tuple[int, ...]:
     """Cards with the fewest links from a GPU.
 
-    A card that is reached by way of a vertex too far up seems farther than it is, so it cannot be taken for a nearest one.
+    A card reached through too high an ancestor only seems farther than it is, so it is never mistaken for a nearest one.
     """
     ways = [(up + reach[vertex][0], reach[vertex][1]) for up, vertex in enumerate(_above(dump, gpu)) if vertex in reach]
     least = min(away for away, _ in ways)

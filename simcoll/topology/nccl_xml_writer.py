@@ -1,6 +1,6 @@
-"""Writer of NCCL topology files: one node, so that ``NCCL_TOPO_FILE`` takes it.
+"""Writer of NCCL topology files: one node, as input for ``NCCL_TOPO_FILE``.
 
-NCCL names PCIe links by generation and width, and NVLinks by their number; it fills in NICs by itself. What it cannot say is refused.
+NCCL identifies PCIe links by generation and width, and NVLinks by their number; it adds NICs itself. Anything else is refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["nccl_topology_xml"]
 
 GBps = 10**15
 MOST_ELEMENTS = 256
-"""Elements that NCCL's own parser takes."""
+"""Limit of elements in NCCL's parser."""
 _CAPABILITY = {"pascal": 60, "volta": 70, "ampere": 80, "hopper": 90, "blackwell": 100}
 _CPUS = {
     "intel": 'arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143"',
@@ -35,13 +35,13 @@ NVSWITCH = "fffffff:ff:ff.0"
 def nccl_topology_xml(topology: Topology) -> bytes:
     """A topology of one node as an NCCL topology file.
 
-    NVLinks and xGMI links are counted, and PCIe links named, by the rates that NCCL has for them; GPUs without PCIe hang from one CPU at
-    Gen5 x16. The file is read back: every two GPUs are joined by as many links as here.
+    NVLinks and xGMI links are counted, and PCIe links identified, by NCCL's rates for them; GPUs without PCIe are attached to one CPU
+    at Gen5 x16. The file is read back to check that every two GPUs are joined by the same number of links.
 
     Raises
     ------
     ConfigError
-        For several nodes, GPUs of unknown generation, rates that are no number of links, and more elements than NCCL's parser takes.
+        For several nodes, GPUs of unknown generation, rates that are not a multiple of a link's, and too many elements for NCCL's parser.
     """
     if len(np.unique(topology.groups.get("box", np.zeros(topology.nranks, np.int64)))) > 1:
         raise ConfigError(f"{topology.name!r} has several nodes; a file describes one, so load it with nodes=1")
@@ -61,7 +61,7 @@ def nccl_topology_xml(topology: Topology) -> bytes:
 
 
 def _rates(topology: Topology) -> dict[tuple[str, str], int]:
-    """Capacity of NVLinks and xGMI links, by the ranks that they join; switches are one."""
+    """Capacity of NVLinks and xGMI links, by the ranks that they join; all switches count as one."""
     rank_of = {int(vertex): f"gpu{rank}" for rank, vertex in enumerate(topology.rank_nodes)}
     found: dict[tuple[str, str], int] = {}
     for link in np.flatnonzero(topology.link_kind == LINK_KINDS.index("nvlink")).tolist():
@@ -72,7 +72,7 @@ def _rates(topology: Topology) -> dict[tuple[str, str], int]:
 
 
 class _Writer:
-    """One node while it is written."""
+    """The node being written."""
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
@@ -97,7 +97,7 @@ class _Writer:
         raise ConfigError(f"an NCCL topology file cannot hold {self.topology.name!r}: {what}")
 
     def lines(self) -> Iterator[str]:
-        """The CPUs and what hangs from them."""
+        """The CPUs and the devices below them."""
         topology, vendor = self.topology, self.topology.traits.get("cpu", "intel")
         cpus = [vertex for vertex, kind in enumerate(topology.node_kinds) if kind == "cpu"]
         below = self._below()
@@ -117,7 +117,7 @@ class _Writer:
             self.refuse(f"{topology.node_names[min(missing)]} hangs from no CPU by PCIe")
 
     def _below(self) -> dict[int, list[tuple[int, int]]]:
-        """For each vertex what it has PCIe links to, and their capacity."""
+        """For each vertex, its PCIe neighbours and the capacity of the links."""
         found: dict[int, list[tuple[int, int]]] = {}
         for link in np.flatnonzero(self.topology.link_kind == LINK_KINDS.index("pcie")).tolist():
             ends = int(self.topology.link_src[link]), int(self.topology.link_dst[link])
@@ -130,7 +130,7 @@ class _Writer:
         placed.add(vertex)
         for other, capacity in below.get(vertex, ()):
             kind = self.topology.node_kinds[other]
-            if other in placed or kind in {"cpu", "nic"}:  # NCCL finds NICs by itself
+            if other in placed or kind in {"cpu", "nic"}:  # NCCL detects NICs itself
                 continue
             placed.add(other)
             speed = self._speed(vertex, other, capacity)
@@ -142,7 +142,7 @@ class _Writer:
                 yield f"{'  ' * depth}</pci>"
 
     def _speed(self, a: int, b: int, capacity: int) -> tuple[str, int]:
-        """Generation and width of a PCIe link: by the rate that NCCL expects of it, or by its line rate."""
+        """Generation and width of a PCIe link, by the rate that NCCL expects or by the line rate."""
         rate = Fraction(capacity, GBps)
         for width in _WIDTHS:
             for name, transfers in _SPEEDS:

@@ -1,4 +1,4 @@
-"""The border to networkx: any graph as a topology."""
+"""Conversion of any networkx graph to a topology."""
 
 from __future__ import annotations
 
@@ -30,12 +30,11 @@ def from_networkx(
     efficiency: Mapping[str, str | float] | None = None,
     traits: Mapping[str, str] | None = None,
 ) -> Topology:
-    """Make a topology of any networkx graph; routes are shortest paths by latency, then by hops, then by lowest vertex.
+    """Build a topology from any networkx graph; routes are shortest paths by latency, then by hops, then by lowest vertex.
 
-    Nodes may carry ``kind`` (one of :data:`NODE_KINDS`) and ``rank`` (0..n-1; without any, the nodes of kind
-    ``"gpu"`` are ranks in their order). Edges carry ``bandwidth`` (text, or ``capacity_uBps``), ``latency`` (text, or
-    ``latency_fs``; default 0) and ``kind`` (one of :data:`LINK_KINDS`; default ``"link"``). An undirected edge is two
-    links; parallel edges add up to one link.
+    Nodes may carry ``kind`` (one of :data:`NODE_KINDS`) and ``rank`` (0..n-1; without any, the nodes of kind ``"gpu"`` are ranks in
+    order). Edges carry ``bandwidth`` (text, or ``capacity_uBps``), ``latency`` (text, or ``latency_fs``; default 0) and ``kind`` (one of
+    :data:`LINK_KINDS`; default ``"link"``). An undirected edge is two links; parallel edges are merged into one link.
 
     Raises
     ------
@@ -83,7 +82,7 @@ def from_networkx(
 def _edge_table(
     graph: nx.Graph, index: Mapping[Any, int], names: tuple[str, ...]
 ) -> dict[tuple[int, int], tuple[int, int, int]]:
-    """Capacity, latency and kind of each directed link, parallel ones joined."""
+    """Capacity, latency and kind of each directed link, with parallel links merged."""
     table: dict[tuple[int, int], tuple[int, int, int]] = {}
     for tail, head, data in graph.edges(data=True):
         ways = [(index[tail], index[head])]
@@ -127,7 +126,7 @@ def _rank_nodes(names: tuple[str, ...], kinds: tuple[str, ...], ranks: list[Any]
 
 
 def _edge(where: str, data: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Capacity, latency and index of the kind of one edge."""
+    """Capacity, latency and kind index of one edge."""
     bandwidth: Quantity | None = data.get("capacity_uBps", data.get("bandwidth"))
     if bandwidth is None:
         raise ConfigError(

@@ -1,9 +1,8 @@
-"""Ranks that a topology cannot tell apart: orbits under symmetries guessed from structure and checked link by link.
+"""Orbits of ranks under symmetries of a topology, which are guessed from its structure and verified link by link.
 
-Candidates turn the ranks: one step along a dimension of a torus, or, elsewhere, at one level of the groups, every part (a GPU of a node, a
-node of a leaf) to the next part of its whole that looks the same from where it is. Switches and NICs follow their neighbours. A
-candidate counts only if it maps every link onto a link of equal capacity, so a symmetry that is not found costs time and never
-correctness.
+Candidates are rotations of the ranks: one step along a dimension of a torus or, elsewhere, at one level of the groups, from every part (a
+GPU of a node, a node of a leaf) to the next part of its whole with the same surroundings. Switches and NICs follow their neighbours. A
+candidate counts only if it maps every link onto a link of equal capacity, so a missed symmetry costs time but never correctness.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ __all__ = ["is_symmetry", "rank_orbits", "set_orbits", "symmetries"]
 
 ROUNDS = 6
 FAR = 16
-"""Most links between a rank and what makes it differ from another."""
+"""Limit of links between a rank and a feature that distinguishes it from another."""
 
 
 def rank_orbits(topology: Topology, fixed: int | None = None) -> Ints:
-    """The first rank of every orbit, in order; ranks of an orbit have the same links and capacities.
+    """The first rank of every orbit, in order; ranks of an orbit have equal links and capacities.
 
-    With ``fixed`` they also have the same place as seen from that rank.
+    With ``fixed``, they also have the same position as seen from that rank.
 
     Examples
     --------
@@ -45,7 +44,7 @@ def rank_orbits(topology: Topology, fixed: int | None = None) -> Ints:
 
 
 def set_orbits(topology: Topology, sets: Sequence[Ints], fixed: int | None = None) -> Ints:
-    """For each of some disjoint sets of ranks the first that a symmetry maps onto it as a whole."""
+    """For each of some disjoint sets of ranks, the first set that a symmetry maps onto it."""
     size = np.array([len(ranks) for ranks in sets])
     start, ranks = np.cumsum(size) - size, np.concatenate(sets)
     member = np.full(topology.nranks, -1)
@@ -60,7 +59,7 @@ def set_orbits(topology: Topology, sets: Sequence[Ints], fixed: int | None = Non
 
 
 def symmetries(topology: Topology, fixed: int | None = None) -> tuple[Ints, ...]:
-    """Permutations of the ranks (``image[rank]``) that keep all links, and the rank ``fixed`` in its place."""
+    """Permutations of the ranks (``image[rank]``) that preserve all links and fix the rank ``fixed``."""
     known = topology.known.symmetries
     if fixed not in known:
         candidates = (_extended(topology, image) for image in _turns(topology, fixed))
@@ -75,13 +74,13 @@ def symmetries(topology: Topology, fixed: int | None = None) -> tuple[Ints, ...]
 
 
 def _joined(count: int, pairs: Sequence[tuple[Ints, Ints]]) -> Ints:
-    """The least number that is joined to each of ``count`` numbers by some of the pairs."""
+    """The lowest number joined to each of ``count`` numbers by the pairs."""
     tail, head = np.concatenate([np.zeros((2, 0), np.int64), *(np.stack(pair) for pair in pairs)], axis=1)
     return first_joined(count, tail, head)
 
 
 def is_symmetry(topology: Topology, nodes: Ints) -> bool:
-    """Whether a renumbering of the vertices keeps ranks, kinds, links and capacities."""
+    """Whether a renumbering of the vertices preserves ranks, kinds, links and capacities."""
     kinds = np.array(topology.node_kinds)
     here = np.stack([topology.link_src, topology.link_dst, topology.link_capacity_uBps])
     there = np.stack([nodes[topology.link_src], nodes[topology.link_dst], topology.link_capacity_uBps])
@@ -101,7 +100,7 @@ def _turns(topology: Topology, fixed: int | None) -> Iterator[Ints]:
         for number, size in enumerate(dims):
             stride = int(np.prod(dims[number + 1 :]))
             at = rank // stride % size
-            # Around a rank that stays, a dimension can only be reversed.
+            # If a rank is fixed, a dimension can only be reversed around it.
             to = at + 1 if fixed is None else 2 * (fixed // stride % size) - at
             yield rank + (to % size - at) * stride
         return
@@ -112,7 +111,7 @@ def _turns(topology: Topology, fixed: int | None) -> Iterator[Ints]:
 
 
 def _levels(topology: Topology) -> list[Ints]:
-    """Partitions of the ranks, each of which unites parts of the one before: the groups, and the parts of nodes that share a leaf."""
+    """Partitions of the ranks, from fine to coarse: the groups, and the parts of nodes that share a leaf."""
     given = list(topology.groups.values())
     found = [np.arange(topology.nranks)]
     inside = [np.unique(given[0] * (1 + ids.max()) + ids, return_inverse=True)[1] for ids in given[1:]]
@@ -124,7 +123,7 @@ def _levels(topology: Topology) -> list[Ints]:
 
 
 def _next_alike(part: Ints, whole: Ints, look: Words) -> Ints:
-    """Every part to the next of its whole whose ranks look the same one by one, and the last of these to the first."""
+    """Map every part to the next part of its whole whose ranks look the same one by one, cyclically."""
     order = np.argsort(part, kind="stable")
     start = np.flatnonzero(np.diff(part[order], prepend=-1))
     size = np.diff(start, append=len(order))
@@ -144,7 +143,7 @@ def _next_alike(part: Ints, whole: Ints, look: Words) -> Ints:
 
 
 def _looks(topology: Topology, fixed: int | None) -> Words:
-    """A word for each rank, equal for those whose surroundings are alike as far as links lead."""
+    """A label for each rank, equal for ranks whose surroundings are alike as far as links lead."""
     _, kind = np.unique(np.array(topology.node_kinds), return_inverse=True)
     label = kind.astype(np.uint64)
     label[topology.rank_nodes] += np.uint64(100)
@@ -160,7 +159,7 @@ def _looks(topology: Topology, fixed: int | None) -> Words:
 
 
 def _extended(topology: Topology, image: Ints) -> Ints | None:
-    """Image of each vertex when rank r moves to rank ``image[r]``; None when it cannot be determined."""
+    """Image of each vertex if rank r moves to rank ``image[r]``; None if it cannot be determined."""
     count = len(topology.node_names)
     label = np.zeros(count, np.uint64)
     label[topology.rank_nodes] = _mix(np.arange(1, topology.nranks + 1, dtype=np.uint64))
@@ -189,6 +188,6 @@ def _refined(topology: Topology, label: Words) -> Words:
 
 
 def _mix(words: Words) -> Words:
-    """A scrambling of 64-bit words that leaves none as it is, not even 0."""
+    """A mix of 64-bit words that changes every word, even 0."""
     with np.errstate(over="ignore"):
         return mix(words + SALTS[0])

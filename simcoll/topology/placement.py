@@ -1,4 +1,4 @@
-"""Placements of ranks: compact, round-robin over nodes, random by seed, or as listed."""
+"""Placements of ranks: compact, round-robin over nodes, random by seed, or explicit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["ORDERS", "place"]
 
 ORDERS = ("compact", "round_robin", "random", "explicit")
 PLACEMENT = 3
-"""Purpose of the hash, apart from those of routes."""
+"""Purpose that separates this hash from those of routes."""
 
 
 def place(
@@ -36,9 +36,9 @@ def place(
         ``"compact"`` fills one group after the other, ``"round_robin"`` gives one rank to each group in turn, ``"random"``
         shuffles all GPUs by the seed, ``"explicit"`` puts rank r on GPU ``gpus[r]``.
     nranks
-        How many ranks; default is one on every GPU (of the list).
+        Number of ranks; default: one on every GPU (of the list).
     level
-        The groups of ``round_robin``; default is the finest level of the topology, such as its nodes.
+        The groups of ``round_robin``; default: the finest level of the topology, such as its nodes.
 
     Raises
     ------

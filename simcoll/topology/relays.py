@@ -1,7 +1,7 @@
-"""Ways of GPUs that have lost their NIC: over another GPU of the node, as NCCL's PXN goes over NVLink to the NIC of a neighbour.
+"""Routes of GPUs that have lost their NIC: over another GPU of the node, as in NCCL's PXN over NVLink to a neighbour's NIC.
 
-A relayed route has up to three legs: inside the node of the source to a GPU with a way out, over the network, and inside the node of the
-destination from the GPU that the network reaches. One relay comes before two, then the shorter latency, then fewer links, then a relay at
+A relayed route has up to three legs: within the source's node to a GPU with a path out, over the network, and within the destination's
+node from the GPU that the network reaches. Preference: one relay before two, then shorter latency, then fewer links, then a relay at
 the source, then the lower number.
 """
 
@@ -20,13 +20,13 @@ Direct = Callable[[Ints, Ints], Links]
 __all__ = ["Relays", "relays_of", "wider"]
 
 AT_ONCE = 1 << 17
-"""So many candidates are compared at once."""
+"""Number of candidates compared at a time."""
 FAR = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Relays:
-    """Which GPUs may stand in for each other, and what their ways cost.
+    """The GPUs that may stand in for each other, and the cost of their routes.
 
     Attributes
     ----------
@@ -45,16 +45,16 @@ class Relays:
     latency_fs: Ints
 
     def over_host(self, links: Links) -> NDArray[np.bool_]:
-        """Whether a route gets to its NIC through a CPU: NCCL then prefers the NIC of a neighbour."""
+        """Whether a route reaches its NIC through a CPU; NCCL then prefers a neighbour's NIC."""
         before = np.cumsum(self.network[links], axis=1) == 0
         found: NDArray[np.bool_] = self.network[links].any(axis=1) & (self.host[links] & before).any(axis=1)
         return found
 
     def links(self, src: Ints, dst: Ints, direct: Direct, *, at_source: bool = False) -> Links:
-        """The best relayed route of every pair, without links where there is none.
+        """The best relayed route of every pair, without links if there is none.
 
-        ``direct`` gives unrelayed routes, without links where there is none. ``at_source`` allows only a relay at the source, and only ways
-        to it and from it that cross no CPU on the way out.
+        ``direct`` yields unrelayed routes, without links if there is none. ``at_source`` allows only a relay at the source, with legs to
+        and from it that cross no CPU on the way out.
         """
         most = self.members.shape[1]
         found = np.full((src.size, 0), -1, np.int32)
@@ -97,7 +97,7 @@ class Relays:
         cost, hops = np.full((2, first.size), FAR)
         cost[fits[good]], hops[fits[good]] = self.latency_fs[way[good]].sum(axis=1), (way[good] >= 0).sum(axis=1)
         cost, hops = cost.reshape(first.shape), hops.reshape(first.shape)
-        # Of equal ones the first: a relay at the source, then the lower number.
+        # Among equal routes the first: a relay at the source, then the lower number.
         chosen = np.where(cost == cost.min(axis=1, keepdims=True), hops, FAR).argmin(axis=1)
         place = np.full(first.size, -1)
         place[fits] = np.arange(fits.size)
@@ -108,7 +108,7 @@ class Relays:
 
 
 def wider(found: Links, width: int) -> Links:
-    """Routes with padding up to a number of links, at least."""
+    """Routes padded to at least a number of links."""
     return np.pad(found, ((0, 0), (0, max(width - found.shape[1], 0))), constant_values=-1)
 
 

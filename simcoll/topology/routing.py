@@ -1,7 +1,7 @@
-"""Routing: from (source, destination) endpoints to the links between them, vectorised over the pairs.
+"""Routing: from (source, destination) endpoints to the links between them, vectorised over pairs.
 
-A router is a frozen record of small tables and one method, ``links(src, dst)``. Endpoints are numbered in the order
-in which a family creates them; which rank sits on which endpoint is the topology's business.
+A router is a frozen record of small tables with one method, ``links(src, dst)``. Endpoints are numbered in the order in which a family
+creates them; the topology maps ranks to endpoints.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ __all__ = [
 
 EXACT_FLOAT = 2**53
 TABLE_LIMIT = 128
-"""Up to this many ranks all routes of a graph are found once and kept."""
+"""Up to this many ranks all routes of a graph are computed once and kept."""
 FEW_VERTICES = 64
-"""Up to here shortest paths are found without SciPy, whose import takes longer than a table of a few sizes."""
+"""Up to this number, shortest paths are found without SciPy, whose import takes longer than a table of a few sizes."""
 _TOO_FINE = (
     "link latencies: the longest and the finest are too far apart for exact shortest paths; "
     "round them, for example to whole nanoseconds"
@@ -46,15 +46,13 @@ class Router(Protocol):
     """The interface through which a topology finds its routes."""
 
     def links(self, src: Ints, dst: Ints) -> Shorts:
-        """Link indices ``[M, H]`` from endpoint ``src[m]`` to ``dst[m]`` in order of travel, padded at the end with
-        -1.
-        """
+        """Link indices ``[M, H]`` from endpoint ``src[m]`` to ``dst[m]`` in order of travel, padded at the end with -1."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Level:
-    """One level of an up-and-down network: endpoints of one group meet in a common switch.
+    """One level of an up-and-down network: endpoints of one group share a switch.
 
     ``up[e]`` are the links from endpoint e to the switch of its group, ``down[e]`` those back, both padded with -1.
     """
@@ -72,10 +70,10 @@ class Level:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoxRouter:
-    """Equal nodes with a table of routes inside (``[g, g, H]``, links of node 0), joined by levels, finest first.
+    """Equal nodes with a table of internal routes (``[g, g, H]``, links of node 0), joined by levels, finest first.
 
-    A pair takes the first level whose group it shares; the last level must contain every endpoint. Without nodes
-    (crossbar, fat tree) ``pair_links`` is ``[1, 1, 0]``: every endpoint is its own node.
+    A pair uses the first level whose group it shares; the last level must contain every endpoint. Without nodes (crossbar, fat tree)
+    ``pair_links`` is ``[1, 1, 0]``: every endpoint is its own node.
     """
 
     pair_links: Shorts
@@ -114,11 +112,11 @@ def _pack(links: Shorts) -> Shorts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TorusRouter:
-    """Dimension by dimension, the shorter way round.
+    """Routes dimension by dimension, in the shorter direction.
 
-    ``link[d, 0, v]`` is the link from v to its next neighbour in dimension d, ``link[d, 1, v]`` to the previous one
-    (-1 where there is none), ``neighbour`` their other ends. When both ways round are equally long, even coordinates
-    go up and odd ones down, which loads both directions equally when all ranks send.
+    ``link[d, 0, v]`` is the link from v to its next neighbour in dimension d, ``link[d, 1, v]`` to the previous one (-1 for none);
+    ``neighbour`` holds their other ends. If both directions are equally long, even coordinates go up and odd ones down, which loads both
+    directions equally when all ranks send.
     """
 
     dims: tuple[int, ...]
@@ -153,10 +151,10 @@ class TorusRouter:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShortestPathRouter:
-    """Shortest paths by latency, then by number of links, then by lowest vertex, for the requested sources.
+    """Shortest paths by latency, then by number of links, then by lowest vertex, computed for the requested sources.
 
-    The graph is split: an endpoint that may not forward has one vertex where links arrive and another where
-    they leave. Edges are sorted by (head, tail); ``weight`` holds latency and hop count in one exact integer.
+    The graph is split: an endpoint that may not forward has one vertex where links arrive and another where they leave. Edges are sorted
+    by (head, tail); ``weight`` combines latency and hop count in one exact integer.
     """
 
     nvertices: int
@@ -185,8 +183,7 @@ class ShortestPathRouter:
                 raise ConfigError(_TOO_FINE)
             tight = np.flatnonzero((distance[self.tail] + self.weight == distance[self.head]) & known[self.head])
             via = np.full(self.nvertices, -1, dtype=np.int64)
-            # Edges are sorted by tail within a head, and of several values written to one place the last stays: the
-            # lowest tail.
+            # Edges are sorted by tail within a head, and of several values written to one position the last wins: the lowest tail.
             via[self.head[tight[::-1]]] = tight[::-1]
             at = self.arrive[dst[wanted]]
             backwards: list[Shorts] = []
@@ -202,7 +199,7 @@ class ShortestPathRouter:
         return _pack(found)
 
     def _lengths(self) -> Callable[[int], Floats]:
-        """Length of the shortest path from a vertex to every vertex, infinite where there is none."""
+        """Length of the shortest path from a vertex to every vertex; infinite if there is none."""
         weight = self.weight.astype(np.float64)
         if self.nvertices <= FEW_VERTICES:
             return lambda source: _relaxed(source, self.nvertices, self.tail, self.head, weight)
@@ -213,7 +210,7 @@ class ShortestPathRouter:
 
 
 def _relaxed(source: int, nvertices: int, tail: Ints, head: Ints, weight: Floats) -> Floats:
-    """Lengths of shortest paths by the method of Bellman and Ford, in as many rounds as a path has edges."""
+    """Lengths of shortest paths (Bellman and Ford), in as many rounds as a path has edges."""
     length = np.full(nvertices, np.inf)
     length[source] = 0
     while True:
@@ -238,7 +235,7 @@ def shortest_path_router(
     endpoints: Ints,
     forwards: NDArray[np.bool_],
 ) -> ShortestPathRouter:
-    """Make the router of an arbitrary graph without parallel links.
+    """The PCIe bandwidth of the GPU's generation, if the overriding NIC is faster than that; otherwise nothing.
 
     Parameters
     ----------
@@ -250,7 +247,7 @@ def shortest_path_router(
     Raises
     ------
     ConfigError
-        When latencies are so long and so fine that the path lengths do not fit exact arithmetic.
+        When the range of latencies is too wide for exact path lengths.
     """
     arrive = np.arange(nvertices, dtype=np.int64)
     leave = arrive.copy()
@@ -288,14 +285,14 @@ def graph_router(
     hint: str = "",
     otherwise: Callable[[Router, Ints, Ints], NDArray[np.bool_]] | None = None,
 ) -> Router:
-    """The router of an arbitrary graph, in which GPUs may or may not forward; ``hint`` says how to let them.
+    """The router of an arbitrary graph, in which GPUs may or may not forward; ``hint`` tells the caller how to allow it.
 
-    ``otherwise`` says of pairs of ranks without a route in this router whether there is another way, such as over another GPU of the node.
+    ``otherwise`` marks pairs of ranks that have another path although this router has none, such as over another GPU of the node.
 
     Raises
     ------
     ConfigError
-        When a rank has no way to another one; both are named.
+        When a rank has no path to another; both are named.
     """
     forwards = np.array([gpus_forward or kind != "gpu" for kind in kinds], dtype=bool)
     if not gpus_forward:
@@ -317,14 +314,14 @@ def graph_router(
 
 
 def _unreachable(router: ShortestPathRouter) -> Iterator[tuple[int, Ints]]:
-    """Each endpoint that lacks routes, and the endpoints to which it has none."""
+    """Each endpoint with missing routes, and the endpoints that it cannot reach."""
     from scipy.sparse.csgraph import breadth_first_order, connected_components
 
     graph = _csr(router.nvertices, router.tail, router.head, np.ones(router.tail.size))
     parts, part = connected_components(graph, directed=True, connection="strong")
     tail, head = part[router.tail], part[router.head]
     between = _csr(parts, tail[tail != head], head[tail != head], np.ones(int((tail != head).sum())))
-    # Endpoints with links to the same parts reach the same parts (except themselves).
+    # Endpoints with links into the same parts reach the same parts (except themselves).
     alike: dict[tuple[int, ...], list[int]] = {}
     for source, start in enumerate(router.leave.tolist()):
         heads = part[graph.indices[graph.indptr[start] : graph.indptr[start + 1]]]

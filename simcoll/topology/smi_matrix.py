@@ -1,6 +1,6 @@
-"""Reader of ``nvidia-smi topo -m``: which GPUs and NICs of a node are how near to each other.
+"""Reader of ``nvidia-smi topo -m``: the proximity of the GPUs and NICs of a node.
 
-The matrix says how many NVLinks join two GPUs and what lies between the others, and not how fast anything is: rates have to be given.
+The matrix states the number of NVLinks between two GPUs and the connection of other pairs, but no rates, which must be given.
 Latencies are assumptions, those of NCCL dumps.
 """
 
@@ -22,18 +22,18 @@ __all__ = ["parse_smi_matrix"]
 MAX_BYTES = 2**18
 MAX_DEVICES = 128
 NVLINKS = 18
-"""Most NVLinks of a GPU: more between its peers together go through switches."""
+"""Most NVLinks of a GPU: a larger total over its peers indicates switches."""
 NEARNESS = ("PIX", "PXB", "PHB", "NODE", "SYS")
 NVLINK_FS, PCIE_FS, CPU_FS, NET_FS = 700_000_000, 400_000_000, 500_000_000, 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class _Matrix:
-    """Names of devices, GPUs first, and the word for each pair."""
+    """Device names, GPUs first, and the word for each pair."""
 
     gpus: int
     words: list[list[str]]
-    numa: list[str]  # of each GPU; empty where it is not given
+    numa: list[str]  # of each GPU; empty if not given
 
 
 def parse_smi_matrix(
@@ -46,7 +46,7 @@ def parse_smi_matrix(
     nic_bandwidth: Any = None,
     cpu_bandwidth: Any = None,
 ) -> Topology:
-    """Make a topology of the output of ``nvidia-smi topo -m``.
+    """Build a topology from the output of ``nvidia-smi topo -m``.
 
     Parameters
     ----------
@@ -55,12 +55,12 @@ def parse_smi_matrix(
     nodes
         Copies of the node, joined by a non-blocking network for each rail.
     nvlink_bandwidth, pcie_bandwidth, nic_bandwidth, cpu_bandwidth
-        Rate of one NVLink, of a PCIe slot, of a NIC and between two sockets, in each direction. Each is asked for where it is needed.
+        Rate of one NVLink, of a PCIe slot, of a NIC and between two sockets, in each direction. Each is required only if needed.
 
     Raises
     ------
     ConfigError
-        For text that is no such matrix, with the line; for a rate that is needed and not given.
+        For text that is not such a matrix, with the line; for a required rate that is missing.
     """
     matrix = _parse(content, file)
 
@@ -172,7 +172,7 @@ def _parse(content: bytes, file: str) -> _Matrix:
 
 
 def _groups(count: int, pairs: list[tuple[int, int]]) -> list[int]:
-    """Group of each of ``count`` things of which these pairs belong together; numbered by their first member."""
+    """Group of each of ``count`` items, given pairs that belong together; numbered by first member."""
     group = list(range(count))
     for a, b in pairs:
         low, high = sorted((group[a], group[b]))
@@ -181,7 +181,7 @@ def _groups(count: int, pairs: list[tuple[int, int]]) -> list[int]:
 
 
 def _sockets(matrix: _Matrix) -> list[int]:
-    """Socket of each device: those that no word SYS parts, and GPUs with one NUMA node."""
+    """Socket of each device: devices not separated by the word SYS, and GPUs with one NUMA node, share a socket."""
     total, n = len(matrix.words), matrix.gpus
     near = [(a, b) for a in range(total) for b in range(a) if matrix.words[a][b] in NEARNESS[:-1]]
     near += [(a, b) for a in range(n) for b in range(a) if matrix.numa[a] and matrix.numa[a] == matrix.numa[b]]
@@ -196,7 +196,7 @@ def _sockets(matrix: _Matrix) -> list[int]:
 
 
 def _nvlinks(count: list[list[int]], names: list[str], kinds: list[str], links: LinkTable, one: int) -> None:
-    """NVLinks between GPUs, or to a switch where a GPU has more than its links to each of its peers; ``one``: rate of one."""
+    """Add NVLinks between GPUs, or to a switch if a GPU's links to all peers exceed its own; ``one`` is the rate of one."""
     n = len(count)
     if not any(map(any, count)):
         return
@@ -215,7 +215,7 @@ def _nvlinks(count: list[list[int]], names: list[str], kinds: list[str], links: 
 
 
 def _nearest(matrix: _Matrix, gpu: int) -> int:
-    """The NIC that a GPU uses: of the nearest, one for each of the GPUs that share them."""
+    """The NIC that a GPU uses: the nearest NICs are divided among the GPUs that share them."""
     n, total = matrix.gpus, len(matrix.words)
 
     def near(each: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Arguments of topologies: text with units or exact integers in, exact integers out, errors for the rest."""
+"""Topology arguments: text with units or exact integers in, exact integers out, errors for the rest."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 Quantity: TypeAlias = str | int
-"""Text with a unit (``"450 GB/s"``, ``"1.5 us"``), or an integer in the framework's own unit (uBps, fs)."""
+"""Text with a unit (``"450 GB/s"``, ``"1.5 us"``), or an integer in the internal unit (uBps, fs)."""
 
 
 def parse_capacity(value: Quantity, what: str) -> int:
@@ -39,7 +39,7 @@ def parse_capacity(value: Quantity, what: str) -> int:
 
 
 def checked_capacity(rate_uBps: int | Fraction, what: str) -> int:
-    """Round down to whole micro-bytes per second; refuse rates that the integer model cannot hold."""
+    """Round down to whole micro-bytes per second; refuse rates beyond the integer model."""
     rate = int(rate_uBps)
     if rate <= 0:
         raise ConfigError(f"{what}: expected a positive rate, got {shown(rate)} uB/s")
@@ -52,7 +52,7 @@ def checked_capacity(rate_uBps: int | Fraction, what: str) -> int:
 
 
 def _terabytes(rate_uBps: int) -> str:
-    """Three digits, of a number that may be too large for a float."""
+    """A rate with three digits, even if too large for a float."""
     return f"{rate_uBps / 1e18:.3g}" if rate_uBps < 10**300 else shown(rate_uBps)
 
 
@@ -82,7 +82,7 @@ def halves_fs(time_fs: int) -> tuple[int, int]:
 
 
 def whole(value: object, what: str) -> int:
-    """A whole number of Python or numpy; true and false do not count."""
+    """A whole number of Python or numpy; booleans do not count."""
     try:
         number = operator.index(cast("SupportsIndex", value))
     except TypeError:
@@ -121,7 +121,7 @@ def factor(value: str | float | Fraction, what: str, *, zero: bool = False) -> F
     """
     if isinstance(value, (int, Fraction)):
         ratio: Fraction | None = Fraction(value)
-    else:  # a float is read as the decimal number that its author wrote
+    else:  # a float stands for the decimal number that was written
         ratio = parse_ratio(str(value))
     if isinstance(value, bool) or ratio is None or ratio < 0 or not (ratio or zero):
         expected = "0, or a positive number or ratio" if zero else "a positive number or ratio such as 2, 1.5 or '7:1'"

@@ -236,7 +236,7 @@ FAULTS = {
     ),
     "the wrong destination of a send_recv": (
         made(Collective("send_recv", 3, pairs=((0, 1),)), [transfers(0, 0, 2, 1)]),
-        ("expected: nothing, for rank 2 is the destination of no pair\n", "found:    rank 0 input chunk 0\n"),
+        ("expected: nothing, because rank 2 is not the destination of a pair\n", "found:    rank 0 input chunk 0\n"),
         {"step": 0, "rank": 2, "chunk": 1},
     ),
     "no data in a barrier": (
