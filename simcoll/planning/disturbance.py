@@ -166,4 +166,6 @@ def parse_ranks(text: str) -> list[int]:
         ranks += range(int(found[1]), int(found[2] or found[1]) + 1)
         if len(ranks) > MAX_RANKS:
             raise ConfigError(f"more than {MAX_RANKS:,} ranks")
+    if len(set(ranks)) < len(ranks):
+        raise ConfigError(f"ranks {shown(text)}: a rank comes twice; expected each at most once")
     return ranks

@@ -99,6 +99,7 @@ def test_files_say_the_same(folder, capsys):
         (lambda: disturbance(["rank 3: +1 %", "3: +2 %"]), "rank 3 is already slow"),
         (lambda: crossbar(4, "1 GB/s").with_ranks(range(5)), "may use ranks 0 to 3 of topology 'crossbar', not 4"),
         (lambda: parse_ranks("0-9999999"), "more than 1,048,576 ranks"),
+        (lambda: parse_ranks("0-3,2"), "ranks '0-3,2': a rank comes twice"),
     ],
 )
 def test_what_cannot_be_read(read, said):
