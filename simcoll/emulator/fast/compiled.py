@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from types import FrameType
+from typing import Any, TypeVar, cast
 from zlib import crc32
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-__all__ = ["COMPILED", "SOURCES", "announced", "entry", "loaded", "part"]
+__all__ = ["COMPILED", "SOURCES", "announced", "entry", "interrupts_wait", "loaded", "part"]
 
 COMPILED = find_spec("numba") is not None
 """Whether the loops are machine code."""
@@ -36,8 +39,32 @@ def _jit(function: Function, **options: Any) -> Function:
 
     # Without reference counts (_nrt), passing arrays to a helper is free; nothing compiled here allocates.
     settings: Any = {"error_model": "numpy", "_nrt": False, **options}
-    ready: Function = numba.njit(**settings)(function)
-    return ready
+    ready: Any = numba.njit(**settings)(function)
+    compiled = ready.compile
+
+    def undisturbed(signature: Any) -> Any:
+        with interrupts_wait():
+            return compiled(signature)
+
+    ready.compile = undisturbed
+    return cast("Function", ready)
+
+
+@contextmanager
+def interrupts_wait() -> Iterator[None]:
+    """Let Ctrl-C wait: LLVM loses an exception that comes in one of its calls, and numba then fails in another way."""
+    usual = signal.getsignal(signal.SIGINT)
+    if not callable(usual) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[FrameType | None] = []
+    signal.signal(signal.SIGINT, lambda _number, frame: came.append(frame))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    if came:
+        usual(signal.SIGINT, came[0])
 
 
 def part(function: Function) -> Function:

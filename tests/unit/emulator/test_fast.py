@@ -1,6 +1,7 @@
 """The fast engine: the same integers as the reference, its choice, its limits, its errors."""
 
 import inspect
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,7 +13,7 @@ import simcoll
 from simcoll.core.protocol import IDEAL, Protocol
 from simcoll.emulator import emulate
 from simcoll.emulator.fast import calendar, changes, filling, kernel, loading
-from simcoll.emulator.fast.compiled import COMPILED, SOURCES, announced
+from simcoll.emulator.fast.compiled import COMPILED, SOURCES, _jit, announced
 from simcoll.emulator.fast.timed import timed_steps
 from simcoll.emulator.fast.turns import summary
 from simcoll.emulator.model import jitter_fs
@@ -317,3 +318,17 @@ def test_compiled_functions_share_one_default():
         calendar.rehash,
     )
     assert {inspect.signature(entry.py_func).parameters["_sources"].default for entry in entries} == {SOURCES}
+
+
+@compiled
+def test_ctrl_c_waits_for_a_compilation():
+    """Lost in LLVM it made a fault of simcoll, and a table lost the sizes that were done."""
+    from numba.core import event
+
+    double = _jit(lambda number: 2 * number)
+    interrupt = {"on_start": lambda *_: signal.raise_signal(signal.SIGINT), "on_end": lambda *_: None}
+    listener = type("Interrupt", (event.Listener,), interrupt)
+    with event.install_listener("numba:compile", listener()), pytest.raises(KeyboardInterrupt):
+        double(1)
+    assert (double(2), len(double.signatures)) == (4, 1)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
