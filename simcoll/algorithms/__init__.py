@@ -1,6 +1,6 @@
-"""Collective algorithms, one family a file; :data:`ALGORITHMS` lists which serves which collective.
+"""Collective algorithms, one family per file; :data:`ALGORITHMS` lists the collectives that each one serves.
 
-An algorithm knows its collective and rank count, never sizes or protocols; few are made for one topology, which they are given.
+An algorithm depends on its collective and rank count, never on sizes or protocols; a few are built for one given topology.
 """
 
 from simcoll.algorithms.registry import ALGORITHMS, Algorithm, find_algorithm, schedule

@@ -1,4 +1,4 @@
-"""Barriers: messages without data, after which every rank knows that all have entered."""
+"""Barriers: messages without data, after which every rank knows that all ranks have entered."""
 
 from __future__ import annotations
 

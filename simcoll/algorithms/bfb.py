@@ -1,9 +1,9 @@
-"""Breadth-first broadcast: in step t, data of distance t arrives over all links at once.
+"""Breadth-first broadcast: in step t, data from distance t arrives over all links at once.
 
-For ranks with direct links (tori, hypercubes, rings, meshes): each step takes as long as its most loaded link, and where shares of a
-block can come over all neighbours on shortest paths, the steps together are as short as the bound, in as many steps as the graph has
-diameter. A reduction runs the steps backwards. On other graphs it is right, but not the best: an all-reduce on a path of ranks takes
-twice the time that it could.
+For ranks with direct links (tori, hypercubes, rings, meshes). Each step takes as long as its most loaded link. If shares of a block can
+arrive over all neighbours on shortest paths, the total time meets the bound, in as many steps as the diameter of the graph. A reduction
+runs the steps backwards. On other graphs the result is correct but suboptimal: an all-reduce on a path of ranks takes twice the
+optimal time.
 
 Source: Zhao et al.: Efficient direct-connect topologies for collective communications, arXiv 2202.03356.
 """
@@ -63,10 +63,10 @@ def _neighbours(topology: Topology, *, backwards: bool) -> tuple[list[dict[int, 
 def _shares(
     allowed: tuple[tuple[int, ...], ...], capacity: tuple[int, ...], parts: int
 ) -> tuple[Fraction, list[list[int]]]:
-    """Choose the link for each of ``parts`` parts of each block, to minimize the load of the busiest link.
+    """Assign each of the ``parts`` parts of every block to a link, minimising the load of the busiest link.
 
-    ``allowed`` has the links of every block. Returns that time, in parts over the share of the fastest link, and for each block the link of
-    every part. Remembered, since ranks of a regular graph all ask the same.
+    ``allowed`` lists the links of every block. Returns the time, in parts over the share of the fastest link, and for each block the link
+    of every part. Memoised, since all ranks of a regular graph have the same arguments.
     """
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import maximum_flow
@@ -80,7 +80,7 @@ def _shares(
     ends += [(1 + i, 1 + first + j, parts) for i, links in enumerate(allowed) for j in links]
     while low <= high:
         middle = (low + high) // 2
-        # No link carries more than everything, however slow the slowest is.
+        # No link carries more than everything, however slow the slowest one is.
         most = (min(int(times[middle] * each / fastest), first * parts) for each in capacity)
         limits = [(1 + first + j, sink, limit) for j, limit in enumerate(most)]
         src, dst, limit = np.array([*ends, *limits]).T
@@ -99,12 +99,12 @@ def _shares(
 
 
 def _broadcasts(topology: Topology, *directions: bool) -> list[Forest]:
-    """The broadcasts along the links, and along the links turned round where a direction is true; all in equally many parts."""
+    """The broadcasts along the links, or along reversed links where a direction is true; all with the same number of parts."""
     graphs = [_neighbours(topology, backwards=backwards) for backwards in directions]
     n = topology.nranks
 
     def time_of(parts: int) -> Fraction:
-        """Time of all steps, judged by one rank."""
+        """Time of all steps, evaluated for one rank."""
         steps = ((_step(into[0], hops, 0, t)[1], tuple(into[0].values())) for into, hops in graphs for t in range(1, n))
         return sum((_shares(*step, parts)[0] for step in steps if step[0]), Fraction(0)) / parts
 
@@ -114,7 +114,7 @@ def _broadcasts(topology: Topology, *directions: bool) -> list[Forest]:
 
 
 def _step(into: dict[int, int], distance: Ints, at: int, t: int) -> tuple[list[int], tuple[tuple[int, ...], ...]]:
-    """The ranks at distance t from a rank, and over which of the links into it each of their blocks may come."""
+    """The ranks at distance t from a rank, and the links into it over which each of their blocks may arrive."""
     near = list(into)
     far = np.flatnonzero(distance[:, at] == t).tolist()
     ways = [(tuple(j for j, w in enumerate(near) if distance[block, w] == t - 1), block) for block in far]
@@ -123,7 +123,7 @@ def _step(into: dict[int, int], distance: Ints, at: int, t: int) -> tuple[list[i
 
 
 def _rows(into: list[dict[int, int]], distance: Ints, parts: int) -> Shorts:
-    """Source, destination, root, part and level of everything that is sent: ``[transfers, 5]``."""
+    """Source, destination, root, part and level of every transfer: ``[transfers, 5]``."""
     found = [np.zeros((0, 5), np.int32)]
     for at, sources in enumerate(into):
         near, rows = list(sources), []
@@ -147,7 +147,7 @@ def _rows(into: list[dict[int, int]], distance: Ints, parts: int) -> Shorts:
     topologies="direct",
 )
 def all_gather(collective: Collective, *, topology: Topology | None = None, pieces: int = 1) -> Schedule:
-    """In step t every rank gets the blocks of the ranks at distance t, in equal shares over its links."""
+    """In step t every rank receives the blocks of the ranks at distance t, in equal shares over its links."""
     machine = topology_of(collective, topology, "bfb")
     (trees,) = _broadcasts(machine, False)
     return forest.all_gather(collective, "bfb", machine, trees, pieces)
@@ -163,7 +163,7 @@ def all_gather(collective: Collective, *, topology: Topology | None = None, piec
     order="run-consistent",
 )
 def reduce_scatter(collective: Collective, *, topology: Topology | None = None, pieces: int = 1) -> Schedule:
-    """The all-gather backwards: sums come nearer by one link in every step."""
+    """The reversed all-gather: sums advance by one link in every step."""
     machine = topology_of(collective, topology, "bfb")
     (trees,) = _broadcasts(machine, True)
     return forest.reduce_scatter(collective, "bfb", machine, trees.turned(), pieces)

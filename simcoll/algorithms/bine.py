@@ -1,4 +1,4 @@
-"""Bine trees: binomial trees by negabinary digits, whose partners alternate sides and stay nearer.
+"""Bine trees: binomial trees on negabinary digits, whose partners alternate sides and stay closer.
 
 Ranks above a power of two fold into a partner first.
 """
@@ -23,7 +23,7 @@ BINE = "De Sensi et al.: Bine trees, enhancing collective operations by optimizi
 
 
 def _tree(peers: Ints) -> Iterator[tuple[Ints, Ints]]:
-    """Parents and children, step by step, when every holder passes the data to its partner; member 0 starts."""
+    """Parents and children, step by step, if every holder passes the data to its partner; member 0 starts."""
     have = np.zeros(1, np.int64)
     for peer in peers:
         yield have, peer[have]
@@ -64,7 +64,7 @@ def broadcast(collective: Collective) -> Schedule:
     shared=in_channels,
 )
 def reduce(collective: Collective) -> Schedule:
-    """The broadcast backwards: the smallest distance first."""
+    """The reversed broadcast: the smallest distance first."""
     members, rank_of, even, odd = rooted_fold(collective.nranks, collective.root or 0)
     layout, rank = Layout(collective), np.arange(collective.nranks)
     chunk = layout.output()
@@ -118,7 +118,7 @@ def gather(collective: Collective) -> Schedule:
     pattern="tree",
 )
 def scatter(collective: Collective) -> Schedule:
-    """The gather backwards: most data and the smallest distance first."""
+    """The reversed gather: most data and the smallest distance first."""
     n, root = collective.nranks, collective.root or 0
     at = Blocks(collective, butterfly.swing_peers(fold(n)[0]))
     layout, slot = at.layout, np.arange(n)

@@ -32,7 +32,7 @@ def _distances(nranks: int) -> list[int]:
 def all_gather(collective: Collective) -> Schedule:
     """In step k, rank r receives the min(2^k, n - 2^k) consecutive blocks held by rank r + 2^k, starting with that rank's own.
 
-    Blocks stay in their own slots; those beyond the end of the buffer are a second transfer of the same step.
+    Blocks stay in their own slots; those that wrap around the end of the buffer are a second transfer of the same step.
     """
     n = collective.nranks
     layout = Layout(collective)
@@ -60,9 +60,9 @@ def all_gather(collective: Collective) -> Schedule:
     pattern="tree",
 )
 def all_to_all(collective: Collective) -> Schedule:
-    """A block that has i places to go takes the hops of i's binary digits; equal blocks only.
+    """A block that travels i places takes the hops of i's binary digits; equal blocks only.
 
-    In step k every rank packs the blocks whose i has bit k, wherever they lie, and sends them 2^k places on.
+    In step k every rank packs the blocks whose i has bit k, wherever they are, and sends them 2^k places on.
     """
     n = collective.nranks
     half, distances = -(-n // 2), _distances(n)
@@ -86,7 +86,7 @@ def all_to_all(collective: Collective) -> Schedule:
 def _pat_rounds(collective: Collective) -> tuple[Layout, Ints, list[tuple[int, list[tuple[int, int, int]]]]]:
     """PAT's far-first tree: the block at each place of each rank, and per round the distance and (place, new place, count) runs.
 
-    A round takes all blocks but the one, if any, that would come further than n - 1: two runs at most.
+    A round takes all blocks except the one, if any, that would travel further than n - 1: two runs at most.
     """
     n, offsets, rounds = collective.nranks, np.zeros(1, np.int64), []
     for distance in reversed(_distances(n)):
@@ -110,7 +110,7 @@ def _pat_rounds(collective: Collective) -> tuple[Layout, Ints, list[tuple[int, l
     shared=in_channels,
 )
 def pat_all_gather(collective: Collective) -> Schedule:
-    """Parallel aggregated trees: Bruck's distances, the farthest first, so that long hops carry the least data."""
+    """Parallel aggregated trees: Bruck's distances, farthest first, so that long hops carry the least data."""
     n, (layout, block, rounds) = collective.nranks, _pat_rounds(collective)
     rank, place = np.arange(n), np.arange(n)[:, None]
 
@@ -136,7 +136,7 @@ def pat_all_gather(collective: Collective) -> Schedule:
     shared=in_channels,
 )
 def pat_reduce_scatter(collective: Collective) -> Schedule:
-    """The all-gather's trees backwards, nearest first, with partial sums for each peer's subtrees."""
+    """The reversed all-gather trees, nearest first, with partial sums for each peer's subtrees."""
     n, (layout, block, rounds) = collective.nranks, _pat_rounds(collective)
     rank, place = np.arange(n), np.arange(n)[:, None]
 

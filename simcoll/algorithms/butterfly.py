@@ -1,8 +1,7 @@
 """Butterflies: all ranks pair up in every step, and blocks are halved or doubled along the pairings.
 
-A sequence of pairings closes when the ranks that can be reached in the last k steps are the same for all of them: then they can be
-numbered so that a rank sends one range per step. Pairings by XOR are the textbook's; those of swing and bine trees keep partners
-nearer.
+A sequence of pairings closes if the set of ranks reachable in the last k steps is the same for all its members: ranks can then be
+numbered so that each sends one range per step. Pairings by XOR are the textbook's; those of swing and bine trees keep partners closer.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ __all__ = ["Blocks", "all_gather", "all_reduce", "fold", "reduce_scatter", "root
 def fold(nranks: int, members: int | None = None) -> tuple[int, Ints, Ints, Ints]:
     """Number of members, the rank of each member, and the ranks that fold: the even ones and their odd partners.
 
-    The members are half of the ranks or more; by default as many as the largest power of two.
+    At least half of the ranks are members; by default the largest power of two.
     """
     members = 1 << (nranks.bit_length() - 1) if members is None else members
     extra = nranks - members
@@ -44,7 +43,7 @@ def rooted_fold(nranks: int, root: int) -> tuple[int, Ints, Ints, Ints]:
 def swing_peers(members: int, *, mirrored: bool = False) -> Ints:
     """Partner of every member in every step: ``[steps, members]``, at distances 1, 1, 3, 5, 11, ..., alternately to each side.
 
-    In step s an even member talks to the one ``(1 - (-2)^(s + 1)) / 3`` places on, an odd one as far back; ``mirrored`` the other way.
+    In step s an even member's partner is ``(1 - (-2)^(s + 1)) / 3`` places on, an odd one's as far back; ``mirrored`` swaps the two.
 
     >>> swing_peers(8).tolist()
     [[1, 0, 3, 2, 5, 4, 7, 6], [7, 2, 1, 4, 3, 6, 5, 0], [3, 6, 5, 0, 7, 2, 1, 4]]
@@ -56,13 +55,13 @@ def swing_peers(members: int, *, mirrored: bool = False) -> Ints:
 
 
 def numbered(peers: Ints) -> Ints:
-    """Number the members so that those reached in the last k steps differ only in the last k bits.
+    """Number the members so that those reachable in the last k steps differ only in the last k bits.
 
     >>> numbered(np.array([[1, 0, 3, 2], [2, 3, 0, 1]])).tolist()
     [0, 2, 1, 3]
     """
     number = np.zeros(peers.shape[1], np.int64)
-    least = np.arange(peers.shape[1], dtype=np.int64)  # of those reached
+    least = np.arange(peers.shape[1], dtype=np.int64)  # of those reachable
     for later, partner in enumerate(peers[::-1]):
         lower = np.minimum(least, least[partner])
         number += (least != lower).astype(np.int64) << later
@@ -71,9 +70,9 @@ def numbered(peers: Ints) -> Ints:
 
 
 class Blocks:
-    """A placement of the blocks in which those that a member still stands for after a step are one range.
+    """A placement of the blocks in which the blocks that a member is still responsible for after a step form one range.
 
-    They are in the order of their members' numbers, from the root on if there is one; a folded rank's block goes with its partner's.
+    Blocks are in the order of their members' numbers, from the root on if there is one; a folded rank's block accompanies its partner's.
     """
 
     def __init__(self, collective: Collective, peers: Ints) -> None:
@@ -90,19 +89,19 @@ class Blocks:
         self.layout = Layout(collective, 1, self.order)
 
     def reached(self, number: Ints, step: int) -> tuple[Ints, Ints]:
-        """First place, and how many, of the blocks of the members that each number can still reach after a step."""
+        """First place and number of the blocks of the members that each number can still reach after a step."""
         low, size = _halves(number, step, len(self.peers))
         return self._first[low], self._first[low + size] - self._first[low]
 
 
 def _halves(number: Ints, step: int, steps: int) -> tuple[Ints, int]:
-    """First number, and how many, of the members that each one can still reach after a step."""
+    """First number and count of the members that each one can still reach after a step."""
     size = 1 << (steps - 1 - step)
     return number & -size, size
 
 
 def all_reduce(name: str, collective: Collective, peers: Ints) -> Schedule:
-    """Reduce-scatter by halving along the pairings, then all-gather by doubling along them backwards."""
+    """Reduce-scatter by halving along the pairings, then all-gather by doubling along the reversed pairings."""
     members, rank_of, even, odd = fold(collective.nranks)
     layout, rank = Layout(collective, members), np.arange(collective.nranks)
     number, vector, count = numbered(peers), layout.output(), len(peers)
@@ -122,7 +121,7 @@ def all_reduce(name: str, collective: Collective, peers: Ints) -> Schedule:
 
 
 def all_gather(name: str, collective: Collective, peers: Ints) -> Schedule:
-    """All-gather by doubling, the pairings backwards."""
+    """All-gather by doubling along the reversed pairings."""
     n, at = collective.nranks, Blocks(collective, peers)
     layout, rank, slot = at.layout, np.arange(n), np.arange(n)[:, None]
 

@@ -19,7 +19,7 @@ CHAN = "Chan, Heimlich, Purkayastha, van de Geijn: Collective communication, CCP
 
 
 def from_root(schedule: Schedule, rings: Ints, pieces: int) -> Schedule:
-    """Parallel chains along rings, opened before the root, with pieces following one another."""
+    """Parallel chains along rings, cut before the root, with pieces following one another."""
     n, root = schedule.nranks, schedule.collective.root or 0
     orders = np.empty_like(rings)
     for order, ring in zip(orders, rings, strict=True):
@@ -28,7 +28,7 @@ def from_root(schedule: Schedule, rings: Ints, pieces: int) -> Schedule:
 
 
 def rows(schedule: Schedule, *, channels: int = 1, pieces: int = 1, box: int | None = None) -> Schedule:
-    """Parallel chains from (or to) the root, ordered as rings are."""
+    """Parallel chains from (or to) the root, ordered like rings."""
     return from_root(schedule, ring_orders(schedule.nranks, channels, box), pieces)
 
 
@@ -60,7 +60,7 @@ def broadcast(collective: Collective) -> Schedule:
     shared=rows,
 )
 def reduce(collective: Collective) -> Schedule:
-    """The broadcast backwards: each rank adds its vector to the arriving sum and passes it on."""
+    """The reversed broadcast: each rank adds its vector to the arriving sum and passes it on."""
     n, root, layout, rank = collective.nranks, collective.root or 0, Layout(collective), np.arange(collective.nranks)
 
     def steps() -> Iterator[Step]:

@@ -1,7 +1,7 @@
 """Combinators: functions from schedules to schedules.
 
-An algorithm is written once, for one channel and whole blocks; these give it channels, pieces, other numberings of the ranks, and company.
-A chunk keeps its place in its slot: the part of a slot that a copy works on is called a share.
+An algorithm is written once, for one channel and whole blocks; combinators add channels, pieces, other numberings of the ranks, and
+concurrent schedules. A chunk keeps its place in its slot: the part of a slot that a copy works on is called a share.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ __all__ = [
 
 
 def _local(step: Step) -> bool:
-    """Whether ranks only copy their own data."""
+    """Whether ranks copy only their own data."""
     return bool(((step.src_rank == step.dst_rank) & (step.op == COPY)).all())
 
 
 def _blocks(schedule: Schedule) -> Iterator[Step | Repeat]:
-    """The blocks of a part, not compared with those of the last time: the schedule that it becomes part of is."""
+    """The blocks of a part, without the check against earlier passes, which the resulting schedule makes."""
     return (moving for block in schedule.source() if (moving := moving_part(block)) is not None)
 
 
 def _steps(schedule: Schedule) -> Iterator[Step]:
-    """The steps of a part, repeats unrolled."""
+    """The steps of a part, with repeats unrolled."""
     for block in _blocks(schedule):
         yield from block.unrolled() if isinstance(block, Repeat) else (block,)
 
@@ -58,7 +58,7 @@ def _map(block: Step | Repeat, change: Callable[[Step], list[Step]]) -> list[Ste
 
 
 def _whole(step: Step, count: int) -> Step:
-    """The step when every chunk is cut into pieces, all of which it moves."""
+    """The step on chunks that are cut into pieces, moving all of them."""
     return Step(
         step.src_rank, step.src_chunk * count, step.dst_rank, step.dst_chunk * count,
         step.count * count, step.op, step.channel,
@@ -66,7 +66,7 @@ def _whole(step: Step, count: int) -> Step:
 
 
 def _cut(steps: Sequence[Step], count: int, numbers: Sequence[int]) -> Step:
-    """Steps side by side, each on one of the pieces of every chunk that it moves."""
+    """Concurrent steps, each on one of the pieces of every chunk that it moves."""
     one = joined(steps)
     if (one.count != 1).any():
         raise ConfigError("only transfers of single chunks can be cut into pieces")
@@ -110,7 +110,7 @@ def pieces(schedule: Schedule, count: int) -> Schedule:
 def pipelined(schedule: Schedule, count: int, *, newest_first: bool = False, drained: bool = True) -> Schedule:
     """Cut every chunk into pieces that follow one step apart, so that successive steps overlap.
 
-    A pipeline is ``drained`` where the operation changes; a rank's copies to itself stay whole. ``newest_first`` is the order of
+    The pipeline is ``drained`` where the operation changes; a rank's copies to itself stay whole. ``newest_first`` is the order of
     the pieces in a step.
     """
     if count == 1:
@@ -137,7 +137,7 @@ def pipelined(schedule: Schedule, count: int, *, newest_first: bool = False, dra
 
 
 def _renamed(collective: Collective, order: Ints, block: Ints) -> Ints:
-    """The block that a block becomes when rank r becomes ``order[r]``."""
+    """The new number of a block if rank r becomes ``order[r]``."""
     n = collective.nranks
     if collective.nblocks <= 1:
         return block
@@ -145,7 +145,7 @@ def _renamed(collective: Collective, order: Ints, block: Ints) -> Ints:
 
 
 def _moved(layout: Layout, order: Ints) -> Ints:
-    """The chunk that every chunk becomes when rank r becomes ``order[r]``."""
+    """The new address of every chunk if rank r becomes ``order[r]``."""
     collective, n = layout.collective, layout.collective.nranks
     inputs, outputs = (np.arange(slots) for slots in (collective.input_slots, collective.output_slots))
     slot_of = [order[slots] if len(slots) == n > 1 else slots for slots in (inputs, outputs)]
@@ -159,7 +159,7 @@ def _moved(layout: Layout, order: Ints) -> Ints:
 
 
 def _numberings(schedule: Schedule, orders: Sequence[ArrayLike] | Ints) -> Ints:
-    """The numberings as an array, refused where they are none or the schedule cannot be numbered anew."""
+    """The numberings as an array; refuses invalid ones, and schedules that cannot be renumbered."""
     layout, collective, n = schedule.layout, schedule.collective, schedule.nranks
     root, blocks = collective.root, len(np.unique(layout.scratch))
     found = [np.asarray(order, np.int64) for order in orders]
@@ -176,7 +176,7 @@ def _numberings(schedule: Schedule, orders: Sequence[ArrayLike] | Ints) -> Ints:
 
 
 def _within_slots(step: Step, layout: Layout) -> Step:
-    """The step with no transfer that reaches over the end of a slot: those that do go slot by slot."""
+    """The step with transfers that cross the end of a slot split by slot."""
     if (step.count == 1).all():
         return step
     widths, bases = np.array([layout.chunks, layout.chunks, layout.scratch_chunks]), layout.bases()
@@ -216,7 +216,7 @@ def _homes(old: Layout, new: Layout) -> tuple[Ints, Ints]:
 
 
 def _placed(step: Step, share: Ints | int, homes: tuple[Ints, Ints], lanes: int = 0) -> Step:
-    """A step on a share of every slot, with so many channels for each share."""
+    """A step on a share of every slot, with ``lanes`` channels for each share."""
     home, width = homes
     src, dst = (home[chunk] + share * width[chunk] for chunk in (step.src_chunk, step.dst_chunk))
     return Step(step.src_rank, src, step.dst_rank, dst, step.count, step.op, step.channel + share * lanes)
@@ -225,9 +225,9 @@ def _placed(step: Step, share: Ints | int, homes: tuple[Ints, Ints], lanes: int 
 def _beside(
     schedules: Sequence[Schedule], change: Callable[[Step, Ints, Ints], Step], run: int | None, *, one_slot: bool
 ) -> Schedule:
-    """Schedules side by side, each on its share; ``change`` has their transfers, the schedule of each and its place in that.
+    """Concurrent schedules, each on its share; ``change`` maps their transfers, given each transfer's schedule and place in it.
 
-    In a step the transfers come schedule by schedule, or alternately ``run`` of each; a rank's copies to itself slot by slot.
+    In a step the transfers are ordered schedule by schedule, or alternating with ``run`` of each; a rank's copies to itself slot by slot.
     """
     first, copies = schedules[0], len(schedules)
     old, n = first.layout, first.nranks
@@ -247,7 +247,7 @@ def _beside(
         return new.rows(np.lexsort((copy, row // every)))
 
     def repeats(blocks: Sequence[Step | Repeat]) -> list[Repeat]:
-        """The blocks, if they are the same repeat, whose windows lie one behind the other in a share."""
+        """The blocks, if they are the same repeat, whose windows follow each other in a share."""
         turns = [block for block in blocks if isinstance(block, Repeat)]
         heads = {(turn.count, turn.stride, turn.base, turn.modulus, len(turn.steps)) for turn in turns}
         if len(turns) < copies or len(heads) != 1:
@@ -273,10 +273,10 @@ def _one_slot(layout: Layout) -> bool:
 
 
 def in_shares(schedules: Sequence[Schedule], *, run: int | None = None) -> Schedule:
-    """Schedules of one collective side by side, each with an equal share of every block and channels of its own.
+    """Concurrent schedules of one collective, each with an equal share of every block and separate channels.
 
-    They must have one layout, and as many steps each. In a step the transfers come schedule by schedule, or alternately ``run`` of each;
-    a rank's copies to itself go slot by slot.
+    They must have one layout and the same number of steps. Within a step the transfers are ordered schedule by schedule, or alternating
+    with ``run`` of each; a rank's copies to itself are ordered slot by slot.
     """
     if len(schedules) == 1:
         return schedules[0]
@@ -284,9 +284,9 @@ def in_shares(schedules: Sequence[Schedule], *, run: int | None = None) -> Sched
 
 
 def channels(schedule: Schedule, orders: Sequence[ArrayLike] | Ints, *, by_rank: bool = False) -> Schedule:
-    """Copies side by side, each with its own share of the data, channels and numbering of the ranks, blocks included.
+    """Concurrent copies, each with a separate share of the data, channels, and numbering of the ranks, including blocks.
 
-    What ranks copy for themselves comes in the order of its chunks, or ``by_rank`` in that of the ranks.
+    Local copies of ranks are ordered by chunk or, ``by_rank``, by rank.
 
     >>> import simcoll
     >>> ring = simcoll.schedule("all_reduce", "ring", nranks=4)
@@ -313,12 +313,12 @@ def channels(schedule: Schedule, orders: Sequence[ArrayLike] | Ints, *, by_rank:
 
 
 def relabelled(schedule: Schedule, order: ArrayLike, *, by_rank: bool = False) -> Schedule:
-    """The same schedule with rank ``order[r]`` in the place of rank r, blocks included; see :func:`channels`."""
+    """The same schedule with rank ``order[r]`` in the place of rank r, including blocks; see :func:`channels`."""
     return channels(schedule, [order], by_rank=by_rank)
 
 
 def in_channels(schedule: Schedule, *, channels: int = 1) -> Schedule:
-    """Copies with equal shares of the data, as the parameter ``channels`` of most algorithms asks."""
+    """Copies with equal shares of the data: the parameter ``channels`` of most algorithms."""
     return in_shares([schedule] * channels)
 
 
@@ -327,11 +327,11 @@ def in_pieces(schedule: Schedule, *, channels: int = 1, pieces: int = 1) -> Sche
     return pipelined(in_channels(schedule, channels=channels), pieces)
 
 
-# -- company -----------------------------------------------------------------------------------------------------------------------
+# -- concurrent schedules ----------------------------------------------------------------------------------------------------------
 
 
 def together(first: Schedule, *others: Schedule) -> Schedule:
-    """Schedules of one layout at the same time, step beside step; the first one's transfers come first."""
+    """Concurrent schedules of one layout, step by step; the transfers of the first come first."""
     made = (first, *others)
     if any(other.layout is not first.layout for other in others):
         raise ConfigError(f"{first.title} and {others[0].title} have no layout in common")
@@ -345,9 +345,10 @@ def together(first: Schedule, *others: Schedule) -> Schedule:
 
 
 def staggered(stages: Sequence[Schedule], count: int, lanes: Sequence[int] | None = None) -> Schedule:
-    """Stages of one layout in sequence: first in every node, say, then on every rail.
+    """Stages of one layout in sequence, for example first within every node, then on every rail.
 
-    The data is cut into pieces; each does a stage while the one before does the next, on a channel for every stage, or those in ``lanes``.
+    The data is cut into pieces; each performs a stage while its predecessor performs the next, on a channel per stage, or those in
+    ``lanes``.
     """
     first = stages[0]
     lane = [0] * len(stages) if count == 1 else list(lanes or range(len(stages)))
@@ -368,6 +369,6 @@ def staggered(stages: Sequence[Schedule], count: int, lanes: Sequence[int] | Non
 def in_stages(
     stages: Sequence[Schedule], lanes: Sequence[int] | None = None, *, channels: int = 1, pieces: int = 1
 ) -> Schedule:
-    """The stages in sequence, in copies with equal shares of the data; each piece runs one stage behind the one before."""
+    """The stages in sequence, in copies with equal shares of the data; each piece runs one stage behind its predecessor."""
     staged = staggered(stages, pieces, lanes)
     return in_shares([staged] * channels, run=staged.nranks)

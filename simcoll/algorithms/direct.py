@@ -1,4 +1,4 @@
-"""Direct algorithms: every block goes straight from its source to its destination."""
+"""Direct algorithms: every block travels straight from its source to its destination."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LINE = "one rank after the other"
 
 
 def _added(layout: Layout, total: Any) -> Iterator[Step]:
-    """Every rank adds what landed in its scratch slots, in the order of the slots."""
+    """Every rank adds the contents of its scratch slots, in the order of the slots."""
     rank = np.arange(layout.collective.nranks)
     for source in rank.tolist():
         op = REDUCE if source else COPY
@@ -106,7 +106,7 @@ def two_shot_all_reduce(collective: Collective) -> Schedule:
     n = collective.nranks
     rank = np.arange(n, dtype=np.int64)
     owner = rank[:, None]
-    # What lands at a rank are n copies of its own segment.
+    # A rank receives n copies of its own segment.
     landing = np.repeat(owner, n, axis=1)
     layout = Layout(collective, n, np.zeros_like(landing), landing)
 
@@ -147,7 +147,7 @@ def linear_broadcast(collective: Collective) -> Schedule:
     shared=in_channels,
 )
 def linear_reduce(collective: Collective) -> Schedule:
-    """The root adds what one rank after the other sends."""
+    """The root adds the vectors of one rank after the other."""
     n, root, layout = collective.nranks, collective.root or 0, Layout(collective)
 
     def steps() -> Iterator[Step]:
@@ -164,7 +164,7 @@ def linear_reduce(collective: Collective) -> Schedule:
     source=LINE,
 )
 def linear_gather(collective: Collective) -> Schedule:
-    """The root gets the block of one rank after the other."""
+    """The root receives the block of one rank after the other."""
     n, root, layout = collective.nranks, collective.root or 0, Layout(collective)
 
     def steps() -> Iterator[Step]:
@@ -182,11 +182,11 @@ def linear_gather(collective: Collective) -> Schedule:
     source=LINE,
 )
 def linear_scatter(collective: Collective) -> Schedule:
-    """The root sends one rank after the other its block."""
+    """The root sends each rank its block, one after the other."""
     n, root, layout = collective.nranks, collective.root or 0, Layout(collective)
 
     def steps() -> Iterator[Step]:
-        # The root's own block comes last: in place its output is where that block lies.
+        # The root's own block comes last: in place, its output overlaps that block.
         for shift in range(1, n + 1):
             rank = (root + shift) % n
             yield transfers(root, layout.input(rank), rank, layout.output())

@@ -1,7 +1,7 @@
 """Double binary trees: each carries half of the data, and only the root has children in both.
 
-The tree of one half is a binary tree by lowest set bits; the other is its mirror image, or the same moved by one rank. The trees are those
-of NCCL (``src/graph/trees.cc``).
+One tree is a binary tree by lowest set bits; the other is its mirror image, or the same tree shifted by one rank. The trees are NCCL's
+(``src/graph/trees.cc``).
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def tree_pair(nranks: int) -> tuple[list[int], list[int]]:
 
 
 def tree_orders(nranks: int, box: int, pairs: int) -> list[Ints]:
-    """Numberings of the ranks for pairs of trees: member c of every node leads in pair c, the second tree mirrors the nodes.
+    """Numberings of the ranks for pairs of trees: member c of every node leads in pair c, and the second tree mirrors the nodes.
 
-    An odd number of nodes is shifted by one instead, so that no node but one has children in both trees.
+    An odd number of nodes is shifted by one instead, so that only one node has children in both trees.
 
     >>> [order.tolist() for order in tree_orders(6, 2, 1)]
     [[0, 1, 2, 3, 4, 5], [2, 3, 4, 5, 0, 1]]
@@ -71,9 +71,9 @@ def tree_orders(nranks: int, box: int, pairs: int) -> list[Ints]:
 def _coloured(pair: tuple[list[int], list[int]]) -> tuple[list[int], list[int]]:
     """Colour 0 or 1 of the edge above every rank in both trees, for even and odd steps.
 
-    The two edges below a rank (in one tree, since it has two children in one at most) have different colours, and so have the two above it
-    (one in each tree): then a rank talks to one child and one parent a step. Such a colouring exists, since the two conditions alternate
-    along every cycle (Sanders, Speck, Träff).
+    The two edges below a rank (in one tree, since at most one of its trees gives it two children) have different colours, as have the two
+    above it (one in each tree), so that a rank communicates with one child and one parent per step. Such a colouring exists, since the two
+    conditions alternate along every cycle (Sanders, Speck, Träff).
     """
     edges = [(tree, rank) for tree, parents in enumerate(pair) for rank, up in enumerate(parents) if up >= 0]
     differ: dict[tuple[int, int], list[tuple[int, int]]] = {edge: [] for edge in edges}
@@ -100,7 +100,7 @@ def _coloured(pair: tuple[list[int], list[int]]) -> tuple[list[int], list[int]]:
 def _edges(parents: list[int], colours: list[int]) -> tuple[Ints, Ints, Ints, int]:
     """Child, parent and time of every edge on the way up, and the number of steps between two pieces.
 
-    An edge fires when all edges below it have, in a step of its colour; where no rank has two children, colours do not matter.
+    An edge fires after all edges below it, in a step of its colour; if no rank has two children, colours do not matter.
     """
     children: list[list[int]] = [[] for _ in parents]
     for child, parent in enumerate(parents):
@@ -120,9 +120,9 @@ def _edges(parents: list[int], colours: list[int]) -> tuple[Ints, Ints, Ints, in
 
 
 def _with_boxes(parents: list[int], colours: list[int], box: int) -> Tree:
-    """A tree over nodes with a chain inside each, whose first member talks to the parent node.
+    """A tree over nodes with a chain inside each, whose first member communicates with the parent node.
 
-    The first two of the chain talk to a child node each, so that no rank has more than two children.
+    The first two members of the chain have a child node each, so that no rank has more than two children.
     """
     ups, shades = [rank - 1 for rank in range(len(parents) * box)], [1] * (len(parents) * box)
     boxes_below = [0] * len(parents)
@@ -138,7 +138,7 @@ def _with_boxes(parents: list[int], colours: list[int], box: int) -> Tree:
 
 
 def _behind(root: int, parents: list[int]) -> list[int]:
-    """A tree of the other ranks, in rank order after the root and hung below it."""
+    """A tree of the other ranks, in rank order after the root and attached below it."""
     n = len(parents) + 1
     result = [-1] * n
     for place, up in enumerate(parents):
@@ -147,16 +147,16 @@ def _behind(root: int, parents: list[int]) -> list[int]:
 
 
 def _ways(tree: Tree, *, up: bool, down: bool) -> list[tuple[Ints, Ints, Ints, int, int]]:
-    """Source, destination and time of every edge on the way up, on the way down, or both; the operation, and steps between pieces."""
+    """Source, destination and time of every edge on the way up, down, or both; the operation; and the steps between pieces."""
     child, parent, time, period = _edges(*tree)
     top = int(time.max(initial=0))
-    top += top % 2  # so that colours mean the same steps in both trees on the way down
+    top += top % 2  # so that colours denote the same steps in both trees on the way down
     ways = [(child, parent, time, REDUCE, period)] if up else []
     return [*ways, (parent, child, top - time + (top + 1 if up else 0), COPY, period)] if down else ways
 
 
 def _schedule(collective: Collective, trees: Iterable[Tree], pieces: int, *, up: bool, down: bool) -> Schedule:
-    """Two trees with half of the vector each, on one channel, whose steps keep them in time."""
+    """Two trees with half of the vector each, on one channel, whose steps keep them synchronised."""
     layout, root = Layout(collective, 2 * pieces), collective.root or 0
     rank = np.arange(collective.nranks) if up else np.array([root])
 
@@ -187,8 +187,8 @@ def _schedule(collective: Collective, trees: Iterable[Tree], pieces: int, *, up:
 def all_reduce(collective: Collective, *, channels: int = 1, pieces: int = 4, box: int | None = None) -> Schedule:
     """Reduce up and broadcast down two binary trees at once, each with half of the vector, in ``pieces``.
 
-    With ``box`` the trees span boxes of that many consecutive ranks; inside a box the ranks are a chain. ``channels`` counts
-    pairs of trees, whose chains start at different members.
+    With ``box`` the trees span boxes of that many consecutive ranks; the ranks of a box form a chain. ``channels`` counts pairs of trees,
+    whose chains start at different members.
     """
     nodes, size = nodes_of(collective.nranks, box or 1)
     pair = tree_pair(nodes)
@@ -198,7 +198,7 @@ def all_reduce(collective: Collective, *, channels: int = 1, pieces: int = 4, bo
 
 
 def _rooted(collective: Collective, channels: int, pieces: int, *, up: bool) -> Schedule:
-    """Both trees span the other ranks and hang below the root, which feeds (or drains) them in turn."""
+    """Both trees span the other ranks and are attached below the root, which feeds (or drains) them alternately."""
     first, second = tree_pair(collective.nranks - 1) if collective.nranks > 1 else ([], [])
     pair = _behind(collective.root or 0, first), _behind(collective.root or 0, second)
     made = _schedule(collective, list(zip(pair, _coloured(pair), strict=True)), pieces, up=up, down=not up)
@@ -213,7 +213,7 @@ def _rooted(collective: Collective, channels: int, pieces: int, *, up: bool) -> 
     pattern="tree",
 )
 def broadcast(collective: Collective, *, channels: int = 1, pieces: int = 4) -> Schedule:
-    """The root sends half of the vector, in ``pieces``, down each of two trees of the others."""
+    """The root sends half of the vector, in ``pieces``, down each of two trees of the other ranks."""
     return _rooted(collective, channels, pieces, up=False)
 
 
@@ -226,5 +226,5 @@ def broadcast(collective: Collective, *, channels: int = 1, pieces: int = 4) -> 
     order="run-consistent",
 )
 def reduce(collective: Collective, *, channels: int = 1, pieces: int = 4) -> Schedule:
-    """The broadcast backwards: every rank adds its children's data and passes the sum up."""
+    """The reversed broadcast: every rank adds its children's data and passes the sum up."""
     return _rooted(collective, channels, pieces, up=True)

@@ -1,4 +1,4 @@
-"""Schedules from trees on a topology: every part of a rank's data goes down a tree or up it, summed.
+"""Schedules from trees on a topology: every part of a rank's data travels down a tree, or up it as a sum.
 
 Shared by :mod:`simcoll.algorithms.packed` and :mod:`simcoll.algorithms.bfb`, which find the trees.
 """
@@ -35,22 +35,22 @@ class Passed(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Forest:
-    """Links of the trees as parallel arrays: an entry for each part of a root's data and each link of its tree.
+    """Links of the trees as parallel arrays, with an entry for each part of a root's data and each link of its tree.
 
-    Large machines have millions of entries, so that all are int32; :meth:`passed` hands them out as int64.
+    Large topologies have millions of entries, so all columns are int32; :meth:`passed` converts them to int64.
 
     Attributes
     ----------
     src, dst
-        Ranks, away from the root (toward it in a forest that was turned round).
+        Ranks, away from the root (towards it in a reversed forest).
     root, part
-        Whose data, and which of its ``shares[root]`` parts.
+        The root, and the part among its ``shares[root]`` parts.
     level
-        Step in which the first piece passes the link.
+        Step in which the first piece crosses the link.
     landing
-        In a forest that was turned round: number of the link among those that bring the same part to the same rank in the same step.
+        In a reversed forest, number of the link among those that bring the same part to the same rank in the same step.
     shares
-        Parts of every root; all parts have one size.
+        Number of parts of every root; all parts have one size.
     """
 
     src: Shorts
@@ -69,12 +69,12 @@ class Forest:
 
     @property
     def depth(self) -> int:
-        """Steps that one piece takes."""
+        """Number of steps that one piece takes."""
         return int(self.level.max(initial=-1)) + 1
 
     @property
     def zones(self) -> int:
-        """Places that a part needs on a rank, beside its own."""
+        """Number of places that a part needs on a rank, besides its own."""
         return int(self.landing.max(initial=0))
 
     def turned(self) -> Forest:
@@ -91,15 +91,15 @@ class Forest:
 
     def levels(self) -> list[Shorts]:
         """The entries of every level, in their order."""
-        # Numbers of 16 bits are sorted by their digits.
+        # 16-bit numbers use numpy's radix sort.
         level = self.level.astype(np.uint16) if self.depth <= 2**16 else self.level
         order = np.argsort(level, kind="stable").astype(np.int32)
         return np.split(order, np.cumsum(np.bincount(self.level, minlength=1))[:-1])
 
     def passed(self, levels: list[Shorts], time: int, pieces: int) -> Passed:
-        """The links that pieces pass in a step; ``levels`` are those of :meth:`levels`.
+        """The links that pieces cross in a step; ``levels`` are those of :meth:`levels`.
 
-        All transfers have one size: then fair sharing of the links ends a step as soon as its most loaded link allows.
+        All transfers have one size, so that fair sharing of the links ends a step as soon as its most loaded link allows.
         """
         now = levels[max(time - pieces + 1, 0) : max(time + 1, 0)]
         here = np.concatenate(now).astype(np.int64) if now else np.zeros(0, np.int64)
@@ -111,12 +111,12 @@ class Forest:
 
 
 def topology_of(collective: Collective, topology: Topology | None, name: str) -> Topology:
-    """The topology that an algorithm is made for, checked.
+    """The topology that an algorithm is built for, checked.
 
     Raises
     ------
     ConfigError
-        When there is none, or it has another number of ranks.
+        When there is none, or its number of ranks differs.
     """
     if topology is None:
         raise ConfigError(
@@ -130,7 +130,7 @@ def topology_of(collective: Collective, topology: Topology | None, name: str) ->
 
 
 def all_gather(collective: Collective, name: str, topology: Topology, forest: Forest, pieces: int) -> Schedule:
-    """Every part of a rank's block goes down its tree, in pieces that follow one another."""
+    """Every part of a rank's block travels down its tree, in pieces that follow one another."""
     layout, rank = Layout(collective, forest.shares[0] * pieces), np.arange(collective.nranks)
 
     def steps() -> Iterator[Step]:
@@ -145,7 +145,7 @@ def all_gather(collective: Collective, name: str, topology: Topology, forest: Fo
 
 
 def reduce_scatter(collective: Collective, name: str, topology: Topology, forest: Forest, pieces: int) -> Schedule:
-    """Every part of a rank's block is summed up along a turned forest."""
+    """Every part of a rank's block is summed along a reversed forest."""
     n = collective.nranks
     scratch = np.tile(np.arange(n), 1 + forest.zones)
     layout, rank = Layout(collective, forest.shares[0] * pieces, scratch), np.arange(n)
@@ -167,7 +167,7 @@ def reduce_scatter(collective: Collective, name: str, topology: Topology, forest
 def all_reduce(
     collective: Collective, name: str, topology: Topology, inward: Forest, outward: Forest, pieces: int
 ) -> Schedule:
-    """Each part is summed up a reversed forest and sent back down; the next pieces are summed meanwhile."""
+    """Each part is summed up a reversed forest and sent back down; meanwhile the next pieces are summed."""
     first = np.cumsum((0, *outward.shares))
     layout = Layout(collective, int(first[-1]) * pieces, np.zeros(inward.zones, np.int64))
     rank = np.arange(collective.nranks)
@@ -190,9 +190,9 @@ def all_reduce(
 
 
 def _summed(layout: Layout, now: Passed, home: Ints, total: Ints, zone: Ints | int, start: Ints) -> Iterator[Step]:
-    """Send sums on.
+    """Pass sums on.
 
-    The first that arrives for a part is added at once; others land beside it and are added in a fixed order afterwards.
+    The first arrival for a part is added at once; others are stored beside it and added in a fixed order afterwards.
     """
     src, dst, landing = now.src, now.dst, now.landing
     slots = layout.collective.nranks if np.ndim(zone) else 1

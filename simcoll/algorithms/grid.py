@@ -1,7 +1,7 @@
-"""Stages along the dimensions of a grid of ranks, the parts of hierarchical and torus algorithms.
+"""Stages along the dimensions of a grid of ranks, the building blocks of hierarchical and torus algorithms.
 
-Rank r has one digit per dimension, the last varying fastest. Chunks are numbered by digits too, with weights of their own: a stage in one
-dimension moves, for every digit there, the chunks with that digit and any digits in the dimensions that are still (or already) whole.
+Rank r has one digit per dimension, the last varying fastest. Chunk numbers also have digits, with different weights: a stage in one
+dimension moves, for every digit there, the chunks with that digit and any digits in the dimensions that are still (or again) whole.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Moves = Iterable[tuple[Ints, Ints, int]]  # peer of every rank, first chunks [ru
 __all__ = ["PAIRWISE", "Grid", "all_gather_stage", "nodes_of", "reduce_scatter_stage", "sent", "weights_of"]
 
 PAIRWISE = 0
-"""Way of a stage in which every rank talks to all others of its line in turn; 1 and -1 go round the line as a ring."""
+"""A stage in which every rank exchanges with all others of its line in turn; 1 and -1 go around the line as a ring."""
 
 
 def nodes_of(nranks: int, box: int | None) -> tuple[int, int]:
-    """Number of nodes and of ranks in each; without ``box`` all ranks are one node.
+    """Number of nodes and of ranks in each; without ``box``, all ranks form one node.
 
     Raises
     ------
@@ -60,26 +60,26 @@ class Grid:
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Ranks between neighbours of every dimension."""
+        """Distance in ranks between neighbours of every dimension."""
         return tuple(prod(self.sizes[d + 1 :]) for d in self.dims)
 
     def digit(self, d: int) -> Ints:
-        """Place of every rank in a dimension."""
+        """Digit of every rank in a dimension."""
         return np.arange(self.nranks, dtype=np.int64) // self.strides[d] % self.sizes[d]
 
     def moved(self, d: int, shift: int) -> Ints:
-        """The rank that many places on in a dimension."""
+        """The rank ``shift`` places on in a dimension."""
         place = self.digit(d)
         return np.arange(self.nranks, dtype=np.int64) + ((place + shift) % self.sizes[d] - place) * self.strides[d]
 
     def digits(self, dims: Sequence[int]) -> dict[int, Ints]:
-        """Places of every rank in some dimensions."""
+        """Digits of every rank in some dimensions."""
         return {d: self.digit(d) for d in dims}
 
     def chunks(self, weights: Sequence[int], fixed: Mapping[int, Ints], *, runs: bool) -> tuple[Ints, int]:
         """The chunks with given digits in some dimensions: first chunks ``[runs, ranks]``, and chunks in a run.
 
-        Without ``runs`` every chunk is a run of its own.
+        Without ``runs`` every chunk is a separate run.
         """
         start = np.zeros(self.nranks, np.int64)
         for d, digit in fixed.items():
@@ -94,7 +94,7 @@ class Grid:
 
 
 def weights_of(grid: Grid, order: Sequence[int]) -> tuple[int, ...]:
-    """Weights of the digits in a chunk's number that make all parts ranges when dimensions are split in this order.
+    """Weights of the digits in a chunk's number such that all parts are ranges if dimensions are split in this order.
 
     >>> weights_of(Grid((2, 3)), (1, 0))
     (1, 2)
@@ -108,7 +108,7 @@ def weights_of(grid: Grid, order: Sequence[int]) -> tuple[int, ...]:
 def reduce_scatter_stage(
     grid: Grid, weights: Sequence[int], d: int, done: Sequence[int], way: int, *, runs: bool = True
 ) -> Moves:
-    """Moves to be reduced, after which a rank keeps of dimension d the chunks of its own digit; ``done`` dimensions are split already."""
+    """Moves with reduction, after which a rank keeps the chunks with its own digit in dimension d; ``done`` lists split dimensions."""
     size, place, own = grid.sizes[d], grid.digit(d), grid.digits(done)
     for step in range(1, size):
         target = (place + (step if way == PAIRWISE else -way * step)) % size
@@ -119,7 +119,7 @@ def reduce_scatter_stage(
 def all_gather_stage(
     grid: Grid, weights: Sequence[int], d: int, split: Sequence[int], way: int, *, runs: bool = True
 ) -> Moves:
-    """Moves to be copied, after which every rank has the chunks of all digits of dimension d; ``split`` dimensions stay as they are."""
+    """Moves with copying, after which every rank has the chunks of all digits in dimension d; ``split`` dimensions are unchanged."""
     size, place, own = grid.sizes[d], grid.digit(d), grid.digits(split)
     for step in range(1, size):
         origin = place if way == PAIRWISE else (place - way * (step - 1)) % size
@@ -128,7 +128,7 @@ def all_gather_stage(
 
 
 def sent(moves: Moves, at: Callable[[Ints], Ints], *, op: int = COPY, ranks: Ints | None = None) -> Iterator[Step]:
-    """A step for each of the moves, of all ranks or some; ``at`` is the address of their chunks on both sides."""
+    """A step for each of the moves, of all ranks or some; ``at`` maps their chunks to addresses, the same at both ends."""
     for peer, chunk, count in moves:
         who = np.arange(len(peer)) if ranks is None else ranks
         address = at(chunk if ranks is None else chunk[:, ranks])

@@ -1,4 +1,4 @@
-"""Grouped sends, as between ncclGroupStart and ncclGroupEnd: every block straight to its destination, on channels side by side."""
+"""Grouped sends, as between ncclGroupStart and ncclGroupEnd: every block straight to its destination, on parallel channels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COST = "ceil((n-1)/k) a + (n-1)/n s b, k channels"
 
 
 def _by_distance(layout: Layout, channels: int, sends: Callable[[Ints, Ints], Step]) -> Schedule:
-    """The sends over distances 1, 2, ..., ``channels`` of them in a step; ``sends(distance, channel)`` makes them."""
+    """The sends over distances 1, 2, ..., ``channels`` of them per step, each made by ``sends(distance, channel)``."""
     n = layout.collective.nranks
 
     def steps() -> Iterator[Step]:
@@ -32,7 +32,7 @@ def _by_distance(layout: Layout, channels: int, sends: Callable[[Ints, Ints], St
 
 @algorithm("all_to_all", "grouped", cost=COST, source=NCCL)
 def all_to_all(collective: Collective, *, channels: int = 32) -> Schedule:
-    """Every rank sends to the next ``channels`` ranks at once, each on a channel of its own, then to the following ones."""
+    """Every rank sends to the next ``channels`` ranks at once, each on a separate channel, then to the following ones."""
     n, layout = collective.nranks, Layout(collective)
     rank = np.arange(n)[:, None]
 

@@ -1,11 +1,11 @@
 """Hierarchical algorithms on two or three levels: fast links inside nodes, one rail per member between them.
 
-The nodes (and pods of nodes) are a grid whose last dimension is the place in the node. A collective is a row of stages, each along one
-dimension, so that only members with the same place, on the same rail, talk between nodes.
+The nodes (and pods of nodes) form a grid whose last dimension is the place in the node. A collective is a sequence of stages, each along
+one dimension, so that only members with the same place, on the same rail, communicate between nodes.
 
-With ``pieces`` the vector is cut, and piece p does a stage while piece p - 1 does the next one. Every stage then has a channel of its own,
-on which the pieces come in order; a piece starts a stage when its data is there, so that links inside and between nodes work at the same
-time.
+With ``pieces`` the vector is cut, and piece p performs a stage while piece p - 1 performs the next. Each stage then has a separate
+channel, on which the pieces are in order; a piece starts a stage as soon as its data is available, so links inside and between nodes
+are busy simultaneously.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _way(grid: Grid, d: int) -> int:
 
 
 def _stages(layout: Layout, *parts: tuple[Callable[[Any], Iterator[Step]], Iterable[Any]]) -> list[Schedule]:
-    """A stage for each of the arguments of each of the functions."""
+    """A stage for each argument of each function."""
     return [Schedule("hierarchical", layout, partial(steps, which)) for steps, every in parts for which in every]
 
 
@@ -101,7 +101,7 @@ def all_reduce(collective: Collective, *, box: int | None = None, pod: int | Non
     shared=in_stages,
 )
 def all_gather(collective: Collective, *, box: int | None = None, pod: int | None = None) -> list[Schedule]:
-    """All-gather on the rails between pods and nodes, where every block crosses once, then inside every node."""
+    """All-gather on the rails between pods and nodes, which every block crosses once, then inside every node."""
     grid = _grid(collective, box, pod)
     layout, rank = Layout(collective), np.arange(grid.nranks)
 
@@ -124,7 +124,7 @@ def all_gather(collective: Collective, *, box: int | None = None, pod: int | Non
     shared=in_stages,
 )
 def reduce_scatter(collective: Collective, *, box: int | None = None, pod: int | None = None) -> list[Schedule]:
-    """The all-gather backwards, first inside every node, so that the rails carry sums."""
+    """The reversed all-gather, first inside every node, so that the rails carry sums."""
     grid = _grid(collective, box, pod)
     rank, slots = np.arange(grid.nranks), np.arange(grid.nranks)[:, None]
     layout = Layout(collective, 1, rank)
@@ -141,9 +141,9 @@ def reduce_scatter(collective: Collective, *, box: int | None = None, pod: int |
 
 
 def _hops(grid: Grid, root: int, pieces: int) -> list[list[tuple[Ints, int]]]:
-    """Stages of hops over the nodes: the ranks that send in each, and how many nodes on.
+    """Stages of hops over the nodes: the ranks that send in each, and the distance in nodes.
 
-    A single piece goes down a binomial tree; several go down a chain, where a node receives one while it sends the one before.
+    A single piece travels down a binomial tree; several travel down a chain, where a node receives one while it sends its predecessor.
     """
     nodes, place = grid.sizes[0], grid.digit(0)
     beyond = (place - place[root]) % nodes
@@ -188,7 +188,7 @@ def broadcast(
 
     first, hops = len(inner), _hops(grid, root, pieces)
     stages = _stages(layout, (scattered, range(first)), (passed, hops), (gathered, reversed(range(first))))
-    # The hops have two channels alternately.
+    # Hops alternate between two channels.
     lanes = [*range(first), *(first + hop % 2 for hop in range(len(hops))), *range(first + 2, 2 * first + 2)]
     return in_stages(stages, lanes, channels=channels, pieces=pieces)
 
@@ -206,7 +206,7 @@ def all_to_all(
 ) -> Schedule:
     """All-to-all level by level: in a node each rank collects the blocks for its own rail, then the rails exchange.
 
-    Before a stage slot s of rank r has, in the dimensions done, the digits of the sender, in the others those of the receiver.
+    Before a stage, slot s of rank r has the sender's digits in the finished dimensions, and the receiver's in the others.
     """
     grid = _grid(collective, box, pod)
     n, order = grid.nranks, grid.dims[::-1]

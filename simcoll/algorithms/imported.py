@@ -1,4 +1,4 @@
-"""Algorithms that simcoll does not ship: of files, of functions in modules, and of packages that announce them."""
+"""External algorithms: from files, from functions in modules, and from packages with entry points."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ __all__ = [
 ]
 
 ENTRY_POINTS = "simcoll.algorithms"
-"""Group of entry points in which a package announces algorithms."""
+"""Entry-point group in which a package registers algorithms."""
 
 _NO_RECORD: dict[str, Any] = {"cost": "", "pattern": "ring", "ranks": "any", "source": ""}
 _OF_COLLECTIVE = re.compile(r"'Collective'|Collective\(")
-"""In messages about a collective that was taken for something else, such as a number."""
+"""Matches messages about a collective that was mistaken for something else, such as a number."""
 _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
 class UnservedError(ConfigError):
-    """An algorithm that is not for a collective; where others may run, they do."""
+    """The algorithm is not for this collective; a default applies where others may run."""
 
 
 def is_file_name(text: str) -> bool:
-    """Whether an algorithm is named by a file.
+    """Whether a text names an algorithm by a file.
 
     >>> is_file_name("plans/ring.xml"), is_file_name("ring:channels=2"), is_file_name("mine.algorithms:star")
     (True, False, False)
@@ -68,22 +68,22 @@ def split_choice(text: str, shipped: Collection[str]) -> tuple[str, list[str]]:
 
 
 def _entry_points() -> EntryPoints:
-    # The module reads mail headers and archives, which takes longer to load than the algorithms.
+    # importlib.metadata takes longer to import than the algorithms.
     from importlib.metadata import entry_points
 
     return entry_points(group=ENTRY_POINTS)
 
 
 def announced() -> list[str]:
-    """Names of the algorithms that installed packages announce."""
+    """Names of the algorithms that installed packages register."""
     return sorted({point.name for point in _entry_points()})
 
 
 def imported_algorithm(kind: str, name: str) -> Algorithm | None:
     """The algorithm of a file, ``module:function`` or entry point; None for a name that is none of these.
 
-    A file is read when the schedule is built. A function takes a collective and keyword parameters, and returns a schedule,
-    or None for a collective that it does not serve.
+    A file is read when the schedule is built. A function takes a collective and keyword parameters, and returns a schedule, or None for
+    a collective that it does not serve.
 
     Raises
     ------
@@ -103,14 +103,14 @@ def imported_algorithm(kind: str, name: str) -> Algorithm | None:
 
 
 def file_schedule(path: str) -> Schedule:
-    """The schedule that a file of any format holds.
+    """The schedule in a file of any supported format.
 
     Raises
     ------
     ConfigError
-        When it cannot be read, or holds what is no schedule.
+        When it cannot be read, or does not contain a schedule.
     ScheduleError
-        When the program that it holds is wrong.
+        When the program in it is wrong.
     """
     from simcoll.formats.schedule_files import load_algorithm, schedule_of
 
@@ -120,7 +120,7 @@ def file_schedule(path: str) -> Schedule:
 
 
 def _of_file(path: str, collective: Collective) -> Schedule:
-    """Made for one collective; in place or not as the file says, unless in place is needed."""
+    """The file's schedule for one collective; in place as in the file, unless in place is required."""
     made = file_schedule(path)
     own = made.collective
     if (own.kind, own.nranks, own.root, own.pairs) != (
@@ -180,7 +180,7 @@ def _signature(name: str, function: Any) -> Any:
 
 
 def _checked(name: str, made: Any) -> Schedule:
-    """What a function returned, as a schedule; a program per rank is proved and joined."""
+    """The result of a function as a schedule; per-rank programs are proved and joined."""
     from simcoll.core.device_program import DeviceProgram
     from simcoll.core.rank_program import RankProgram
     from simcoll.formats.goal import Goal
@@ -205,7 +205,7 @@ def _imported(name: str) -> Any:
 
 @contextmanager
 def _working_folder() -> Iterator[None]:
-    """Modules beside the user are found, as ``python -m`` finds them."""
+    """Make modules in the working directory importable, as ``python -m`` does."""
     here = str(Path.cwd())
     sys.path.insert(0, here)
     try:
@@ -216,7 +216,7 @@ def _working_folder() -> Iterator[None]:
 
 @contextmanager
 def _blamed(what: str) -> Iterator[None]:
-    """Faults of code that is not ours, as one line that says where."""
+    """Report errors of foreign code as one line with their location."""
     try:
         yield
     except SimcollError:

@@ -41,10 +41,10 @@ def factors_of(nranks: int, radix: int) -> list[int]:
     shared=in_channels,
 )
 def all_reduce(collective: Collective, *, radix: int = 4) -> Schedule:
-    """In every round groups of ``radix`` ranks exchange whole vectors, and each adds all of its group in rank order.
+    """In every round, groups of ``radix`` ranks exchange whole vectors, and each adds those of its group in rank order.
 
-    Two members are in one group of a round when their numbers, written with base ``radix``, differ in the digit of the round only. The
-    last round may have smaller groups; ranks that are still too many fold into a partner first, as in recursive doubling.
+    Two members share a group in a round if their numbers, written with base ``radix``, differ only in the digit of the round. The last
+    round may have smaller groups; surplus ranks first fold into a partner, as in recursive doubling.
     """
     if not 2 <= radix <= MOST:
         raise ConfigError(f"radix={radix}: recursive_multiplying has groups of 2 to {MOST} ranks")

@@ -39,10 +39,10 @@ def levels(parent: Ints) -> list[Ints]:
     order="run-consistent",
 )
 def all_reduce(collective: Collective, *, channels: int = 1, pieces: int = 4, box: int | None = None) -> Schedule:
-    """Sums go up, and results down, the chain of every node and a binary tree of the nodes' first members.
+    """Sums travel up, and results down, the chain of every node and a binary tree of the nodes' first members.
 
-    A rank adds what its children send in one step. Both trees of a pair run at once, each with half of the data; ``channels`` counts
-    the pairs, each on another rail. With pieces, up and down are channels of their own, so that neither waits for the other.
+    A rank adds the data of its children in one step. Both trees of a pair run at once, each with half of the data; ``channels`` counts
+    the pairs, each on another rail. With pieces, up and down are separate channels, so that neither waits for the other.
     """
     n, lane, (nodes, size) = collective.nranks, int(pieces > 1), nodes_of(collective.nranks, box)
     layout, rank = Layout(collective), np.arange(n)

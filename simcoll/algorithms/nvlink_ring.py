@@ -1,4 +1,4 @@
-"""Rings along the direct links of a node's GPUs, such as the NVLinks of DGX-1 or xGMI: as many as the links carry at once."""
+"""Rings along the direct links of a node's GPUs, such as NVLinks of DGX-1 or xGMI: as many as the links can carry."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MOST_TRIES = 5_000
 
 
 def links_of(topology: Topology, size: int) -> Ints:
-    """Capacity of the direct links from each to each of the first ranks: ``[size, size]``."""
+    """Capacity of the direct links between each pair of the first ranks: ``[size, size]``."""
     rank_of = np.full(len(topology.node_names), -1)
     rank_of[topology.rank_nodes[:size]] = np.arange(size)
     src, dst = rank_of[topology.link_src], rank_of[topology.link_dst]
@@ -39,9 +39,9 @@ def links_of(topology: Topology, size: int) -> Ints:
 
 
 def link_rings(links: Ints) -> list[Cycle]:
-    """Rings through all ranks that use no link more often than there are: as many as a search finds, at most as a rank has links.
+    """Rings through all ranks that use no link more often than it exists: as many as a search finds, at most one per link of a rank.
 
-    Rings over the thickest links come first. The search ends after a number of tries, not after a time: its answer is always the same.
+    Rings over the widest links come first. The search is limited by a number of tries, not by time, so its result is deterministic.
 
     >>> link_rings(np.array([[0, 2, 1], [2, 0, 1], [1, 1, 0]]))
     [(0, 1, 2), (0, 2, 1)]
@@ -73,14 +73,14 @@ def link_rings(links: Ints) -> list[Cycle]:
 
 @lru_cache(maxsize=16)
 def _through(topology: Topology, size: int) -> list[Cycle]:
-    """Rings through the ranks of a node; of several nodes one that enters at each rank, and one that leaves each.
+    """Rings through the ranks of a node; for several nodes, one that enters at each rank, and one that leaves from each.
 
-    The links of a node then carry as many rings as its NICs feed, and the network is one more place that every ring passes.
+    The links of a node then carry as many rings as its NICs feed, and the network counts as one more position in every ring.
     """
     links = links_of(topology, size)
     if size == topology.nranks:
         return link_rings(links // max(int(np.gcd.reduce(links, axis=None)), 1))
-    from simcoll.topology.machine import machine  # topologies are loaded when one is used
+    from simcoll.topology.machine import machine  # imported late: topologies are loaded on first use
 
     each = max(machine(topology).nic_uBps // size, 1)
     around = np.ones((size + 1, size + 1), np.int64)
@@ -102,12 +102,12 @@ def _orders(schedule: Schedule, topology: Topology | None) -> Ints:
 
 
 def along_links(schedule: Schedule, *, topology: Topology | None = None, pieces: int = 1) -> Schedule:
-    """The ring in copies along the links."""
+    """Copies of the ring along the links."""
     return compose.channels(compose.pieces(schedule, pieces), _orders(schedule, topology))
 
 
 def rows_along_links(schedule: Schedule, *, topology: Topology | None = None, pieces: int = 4) -> Schedule:
-    """The chain in copies along the links, from the root on."""
+    """Copies of the chain along the links, starting at the root."""
     return chain.from_root(schedule, _orders(schedule, topology), pieces)
 
 

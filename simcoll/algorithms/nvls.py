@@ -1,4 +1,4 @@
-"""NCCL's algorithms on switches that reduce: NVLS in a node, NVLSTree over nodes, CollNet where the network reduces."""
+"""NCCL's algorithms on switches that reduce: NVLS in a node, NVLSTree over nodes, CollNet with a reducing network."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _one_node(collective: Collective, box: int | None) -> None:
     shared=in_stages,
 )
 def all_reduce(collective: Collective, *, box: int | None = None) -> list[Schedule]:
-    """Rank r fetches the reduction of its share from the switch, then has it sent to all: with pieces, on two channels."""
+    """Rank r fetches the reduction of its share from the switch, then multicasts it to all: with pieces, on two channels."""
     _one_node(collective, box)
     n = collective.nranks
     layout, rank = Layout(collective, n), np.arange(n)
@@ -85,7 +85,7 @@ def reduce_scatter(collective: Collective, *, box: int | None = None) -> Schedul
     shared=in_pieces,
 )
 def all_gather(collective: Collective, *, box: int | None = None) -> Schedule:
-    """Every rank has the switch send its block to all others, in pieces and on several channels."""
+    """Every rank has the switch multicast its block to all others, in pieces and on several channels."""
     _one_node(collective, box)
     return switch.all_gather(collective)
 
@@ -102,8 +102,8 @@ def all_gather(collective: Collective, *, box: int | None = None) -> Schedule:
 def tree_all_reduce(collective: Collective, *, channels: int = 1, pieces: int = 4, box: int | None = None) -> Schedule:
     """NVLS in every node, a double binary tree over the nodes on every rail.
 
-    Member h of a node fetches the reduction of share h from its switch; sums go up and down the trees of its rail; then the switch
-    sends them to the node. With pieces each of these is a channel of its own; ``channels`` counts the pairs of trees.
+    Member h of a node fetches the reduction of share h from its switch; sums travel up and down the trees of its rail; then the switch
+    multicasts them to the node. With pieces each of these is a separate channel; ``channels`` counts the pairs of trees.
     """
     lane = int(pieces > 1)
     nodes, size = nodes_of(collective.nranks, box)
@@ -137,7 +137,7 @@ def tree_all_reduce(collective: Collective, *, channels: int = 1, pieces: int = 
 def collnet_all_reduce(collective: Collective, *, box: int | None = None) -> list[Schedule]:
     """Member h of every node adds share h of its node; the network adds the nodes' sums; members exchange the results.
 
-    On every rail each node fetches its part of the share from the switches and has it sent to the others.
+    On every rail, each node fetches its part of the share from the switches and has it multicast to the others.
     """
     nodes, size = nodes_of(collective.nranks, box)
     layout, rank = Layout(collective, collective.nranks), np.arange(collective.nranks)
@@ -173,11 +173,11 @@ def collnet_all_reduce(collective: Collective, *, box: int | None = None) -> lis
 def collnet_chain_all_reduce(
     collective: Collective, *, channels: int = 1, pieces: int = 4, box: int | None = None
 ) -> Schedule:
-    """Sums go up the chain of every node; the network adds those of its first members; results go down the chains.
+    """Sums travel up the chain of every node; the network adds those of the first members; results travel down the chains.
 
-    Each first member fetches its part of the sum from the switches and has it sent to the others. ``channels`` counts the chains of a
-    node, each with another first member, thus on another rail. With pieces the stages are channels of their own; hops alternate between
-    two, so that a GPU hands a piece on while it gets the next.
+    Each first member fetches its part of the sum from the switches and has it multicast to the others. ``channels`` counts the chains of a
+    node, each with a different first member and therefore on a different rail. With pieces the stages are separate channels; hops alternate
+    between two, so that a GPU passes a piece on while it receives the next.
     """
     nodes, size = nodes_of(collective.nranks, box)
     layout, rank = Layout(collective, nodes), np.arange(collective.nranks)

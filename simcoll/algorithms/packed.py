@@ -1,7 +1,7 @@
-"""Algorithms along packed trees: optimal in bytes on any topology, even irregular or degraded.
+"""Algorithms along packed trees: optimal in bytes on any topology, even irregular or degraded ones.
 
 Data is cut into as many parts as there are trees, and each part travels along its tree in pieces that follow each other. A reduction
-runs along trees into the roots. The trees come from :mod:`simcoll.bounds.packing`; the more pieces, the nearer the time comes to the
+travels along trees into the roots. The trees come from :mod:`simcoll.bounds.packing`; with more pieces the time comes closer to the
 bound.
 """
 
@@ -48,7 +48,7 @@ def _forest(packing: Packing) -> Forest:
     ranks="up to 1024",
 )
 def all_gather(collective: Collective, *, topology: Topology | None = None, pieces: int = 16) -> Schedule:
-    """Every rank's block goes down trees that fill the links of the topology."""
+    """Every rank's block travels down trees that fill the links of the topology."""
     from simcoll.bounds.packing import pack_trees
 
     machine = topology_of(collective, topology, "packed")
@@ -83,7 +83,7 @@ def reduce_scatter(collective: Collective, *, topology: Topology | None = None, 
     order="run-consistent",
 )
 def all_reduce(collective: Collective, *, topology: Topology | None = None, pieces: int = 16) -> Schedule:
-    """Sums go up and back down trees that fill the topology's links; ranks with few links are roots of more data."""
+    """Sums travel up and back down trees that fill the topology's links; ranks with few links are roots of more data."""
     from simcoll.bounds.packing import pack_all_reduce
 
     machine = topology_of(collective, topology, "packed")

@@ -1,4 +1,4 @@
-"""Pairs: every block goes straight from source to destination, to all peers at once or in turn."""
+"""Pairwise algorithms: every block travels straight to its destination, to all peers at once or in turn."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def _peers(nranks: int, shift: int) -> np.ndarray:
 
 
 def shift_by_shift(schedule: Schedule, *, channels: int = 1) -> Schedule:
-    """Copies with equal shares of every block, which take turns after every shift."""
+    """Copies with equal shares of every block, which alternate after every shift."""
     return in_shares([schedule] * channels, run=schedule.nranks)
 
 
 def pair_by_pair(schedule: Schedule, *, channels: int = 1) -> Schedule:
-    """Copies with equal shares of every block, which take turns after every transfer."""
+    """Copies with equal shares of every block, which alternate after every transfer."""
     return in_shares([schedule] * channels, run=1)
 
 

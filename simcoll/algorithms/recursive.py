@@ -1,7 +1,7 @@
 """Recursive doubling and halving: partners at distances 1, 2, 4, ...
 
-Counts that are no power of two fold first: of the first pairs of ranks the even one hands its data to the odd one, and gets the result
-when all is done.
+Rank counts that are not a power of two fold first: in each of the first pairs of ranks, the even rank hands its data to the odd one,
+and receives the result at the end.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ THAKUR = "Thakur, Rabenseifner, Gropp: Optimization of collective communication 
 
 
 def _first_blocks(nranks: int) -> Ints:
-    """Member m looks after the blocks ``[first[m], first[m + 1])``: its own and that of the rank folded into it."""
+    """Member m is responsible for the blocks ``[first[m], first[m + 1])``: its own and that of the rank folded into it."""
     members = 1 << (nranks.bit_length() - 1)
     member = np.arange(members + 1, dtype=np.int64)
     return member + np.minimum(member, nranks - members)
@@ -74,7 +74,7 @@ def doubling_all_reduce(collective: Collective) -> Schedule:
     pattern="tree",
 )
 def doubling_all_gather(collective: Collective) -> Schedule:
-    """Partners exchange all blocks that they have, at distances 1, 2, 4, ...; of a pair that folds one sends, and gets all at the end."""
+    """Partners exchange all their blocks at distances 1, 2, 4, ...; of a folding pair one sends first and receives all at the end."""
     n = collective.nranks
     members, rank_of, even, odd = fold(n)
     layout = Layout(collective)
@@ -149,7 +149,7 @@ def rabenseifner_reduce(collective: Collective) -> Schedule:
     order="position-independent",
 )
 def halving_reduce_scatter(collective: Collective) -> Schedule:
-    """Partners at distances n/2, ..., 2, 1 reduce the half of the blocks that lies on the other's side."""
+    """Partners at distances n/2, ..., 2, 1 reduce the half of the blocks that belongs to the other's side."""
     n = collective.nranks
     members, rank_of, even, odd = fold(n)
     layout = Layout(collective, 1, np.arange(n))

@@ -23,26 +23,26 @@ class Algorithm:
     Attributes
     ----------
     collective, name
-        What ``schedule(collective, name, ...)`` looks up.
+        The arguments of ``schedule(collective, name, ...)``.
     written
         Makes the schedule from a collective and the algorithm's own parameters.
     cost
-        Time: ``a`` latency, ``b`` seconds per byte, ``g`` seconds per byte reduced, ``s`` total bytes, ``n`` ranks. On an ideal crossbar,
-        except for torus, bidirectional_ring, hierarchical, switch, bfb, packed and NCCL's: theirs is that on the machine they are made for.
+        Time: ``a`` latency, ``b`` seconds per byte, ``g`` seconds per byte reduced, ``s`` total bytes, ``n`` ranks. It refers to an ideal
+        crossbar; for torus, bidirectional_ring, hierarchical, switch, bfb, packed and NCCL's algorithms, to the topology that they serve.
     pattern
-        ``ring`` or ``tree``: which of NCCL's latencies its messages have.
+        ``ring`` or ``tree``: selects NCCL's latencies for its messages.
     ranks
         Rank counts served, in words.
     source
-        Paper or program that describes it.
+        Paper or program that describes the algorithm.
     topologies
-        ``any``, ``boxes`` (made for nodes with rails) or ``torus`` (made for rings and tori): it runs, and is right, on all.
-        ``switch``: only where switches multicast and reduce (the trait ``switch_reduce`` of a topology), ``sharp``: where those of the
-        network do. ``direct``: only where ranks have links to each other.
+        ``any``, ``boxes`` (designed for nodes with rails) or ``torus`` (designed for rings and tori): runs correctly on all. ``switch``:
+        only if switches multicast and reduce (the trait ``switch_reduce`` of a topology); ``sharp``: only if those of the network do.
+        ``direct``: only if ranks have links to each other.
     order
-        The level of :data:`simcoll.proving.LEVELS` that its reductions have with any parameters; empty where nothing is reduced.
+        The level of :data:`simcoll.proving.LEVELS` of its reductions with any parameters; empty if nothing is reduced.
     shared
-        Gives the schedule parameters that many algorithms have, such as ``channels``; ``None`` where there are none.
+        Adds parameters shared by many algorithms, such as ``channels``, to the schedule; ``None`` if there are none.
     """
 
     collective: str
@@ -58,7 +58,7 @@ class Algorithm:
 
     @property
     def params(self) -> dict[str, Any]:
-        """Parameters with their defaults: its own, then the shared ones."""
+        """Parameters with their defaults: the algorithm's own, then the shared ones."""
         return _keywords(self.written) | ({} if self.shared is None else _keywords(self.shared))
 
     def build(self, collective: Collective, **params: Any) -> Schedule:
@@ -97,8 +97,8 @@ def algorithm(
 ) -> Callable[[Written], Algorithm]:
     """Register the function below as an algorithm; see :class:`Algorithm`.
 
-    The function takes a collective and the algorithm's own keyword parameters, and returns a schedule, or whatever ``shared`` makes one
-    of.
+    The function takes a collective and the algorithm's own keyword parameters, and returns a schedule, or the input from which
+    ``shared`` makes one.
     """
 
     def register(written: Written) -> Algorithm:

@@ -58,7 +58,7 @@ ALGORITHMS: tuple[Algorithm, ...] = tuple(
 
 
 def unserved(found: Algorithm, collective: Collective, box: int) -> str | None:
-    """Why an algorithm does not serve a number of ranks, and which does; None when it does, or says so itself."""
+    """Why an algorithm does not serve a number of ranks, with one that does; None if it does, or checks that itself."""
     n = collective.nranks
     other = next(a.name for a in ALGORITHMS if (a.collective, a.ranks, a.topologies) == (collective.kind, "any", "any"))
     if found.ranks == "multiple of box" and n % box:
@@ -75,12 +75,12 @@ def _check_kind(collective: Any) -> None:
 
 
 def find_algorithm(collective: str, name: str) -> Algorithm:
-    """The algorithm of that name for a collective; or of a file, ``module:function``, or a package that announces it.
+    """The algorithm of a name for a collective; the name may be a file, ``module:function``, or an installed package's.
 
     Raises
     ------
     ConfigError
-        For an unknown collective or algorithm, naming the nearest.
+        For an unknown collective or algorithm; states the nearest one.
     """
     _check_kind(collective)
     serving = {algorithm.name: algorithm for algorithm in ALGORITHMS if algorithm.collective == collective}
@@ -109,7 +109,7 @@ def find_algorithm(collective: str, name: str) -> Algorithm:
 def meant_by(
     collective: str | Collective, nranks: int | None = None, root: int | None = None, *, in_place: bool = False
 ) -> Collective:
-    """The collective that :func:`schedule` was asked for.
+    """The collective that the arguments of :func:`schedule` describe.
 
     Raises
     ------
@@ -151,7 +151,7 @@ def schedule(
 
 
 def checked_params(found: Algorithm, collective: Collective, params: Mapping[str, Any]) -> dict[str, Any]:
-    """The checked parameters of an algorithm; None leaves one to its default.
+    """The checked parameters of an algorithm; None selects the default.
 
     Raises
     ------
@@ -181,11 +181,11 @@ def checked_params(found: Algorithm, collective: Collective, params: Mapping[str
 
 MAX_PARAM = 2**20
 MAX_CUTS = 2**16
-"""Of pieces and channels: each step has a transfer for each, on each rank."""
+"""Limit of pieces and channels: each step has a transfer for each, on each rank."""
 
 
 def _checked_param(name: str, value: Any) -> Any:
-    """A topology, or whole numbers from 1 on: several for ``dims``, else one."""
+    """A topology, or whole numbers of at least 1: several for ``dims``, otherwise one."""
     most = MAX_CUTS if name in {"pieces", "channels"} else MAX_PARAM
 
     def whole(given: Any) -> bool:

@@ -1,8 +1,8 @@
 """Ring algorithms: every rank passes segments to its neighbour, so that each link carries every byte once.
 
-With ``box``, the ranks of a node, the rings of different channels leave each node through different members, and every other node is
-walked backwards, so that a message between nodes stays on its rail (in nodes of two, only if there is an even number of nodes). The
-bidirectional forms run half of the data the other way round, for machines whose links are full duplex rings.
+With ``box``, the number of ranks per node, the rings of different channels leave each node through different members, and every other
+node is traversed backwards, so that a message between nodes stays on its rail (in nodes of two, only for an even number of nodes). The
+bidirectional forms send half of the data in the opposite direction, for topologies whose links are full-duplex rings.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PATARASUK = "Patarasuk, Yuan: Bandwidth optimal all-reduce algorithms, JPDC 69 (
 
 
 def ring_orders(nranks: int, channels: int, box: int | None, cycles: Ints | None = None) -> Ints:
-    """The rank at each position of each channel's ring: ``[channels, nranks]``; ``cycles`` has the ring of each in its first node.
+    """The rank at each position of each channel's ring: ``[channels, nranks]``; ``cycles`` gives each ring in its first node.
 
     >>> ring_orders(8, 2, 4).tolist()
     [[0, 1, 2, 3, 7, 6, 5, 4], [1, 2, 3, 0, 4, 7, 6, 5]]
@@ -89,7 +89,7 @@ def all_reduce(collective: Collective) -> Schedule:
 
 @algorithm("all_gather", "ring", cost="(n-1)a + (n-1)/n s b", source=PATARASUK, shared=rings)
 def all_gather(collective: Collective) -> Schedule:
-    """In each of n-1 steps, every rank passes on the block it received in the step before."""
+    """In each of n-1 steps, every rank passes on the block received in the previous step."""
     layout, rank = Layout(collective), np.arange(collective.nranks)
 
     def steps() -> Iterator[Step]:

@@ -1,4 +1,4 @@
-"""Swing: halving and doubling with near partners on a ring or torus, at distances 1, 1, 3, 5, 11, ..., alternately to each side."""
+"""Swing: halving and doubling with near partners on a ring or torus, at distances 1, 1, 3, 5, 11, ..., on alternating sides."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SWING = "De Sensi et al.: Swing, short-cutting rings for higher bandwidth allred
 
 
 def _torus_peers(dims: tuple[int, ...], start: int, *, mirrored: bool) -> Ints:
-    """Partners on a torus: one step in each dimension in turn, from dimension ``start`` on, until all are done."""
+    """Partners on a torus: one step in each dimension in turn, starting with dimension ``start``, until all are done."""
     n = prod(dims)
     rank = np.arange(n, dtype=np.int64)
     stride = [prod(dims[d + 1 :]) for d in range(len(dims))]
@@ -49,8 +49,9 @@ def _torus_peers(dims: tuple[int, ...], start: int, *, mirrored: bool) -> Ints:
 def all_reduce(collective: Collective, *, dims: tuple[int, ...] | None = None, channels: int = 1) -> Schedule:
     """Reduce-scatter and all-gather with swinging partners.
 
-    With ``dims``, the sizes of a torus (powers of two, the last varies fastest), every channel is a group of two copies per dimension: each
-    starts in another dimension, the second mirrored, so that all links are used. Without, ranks that exceed a power of two fold first.
+    With ``dims``, the sizes of a torus (powers of two, the last varies fastest), every channel consists of two copies per dimension, each
+    starting in a different dimension, the second mirrored, so that all links are used. Without ``dims``, ranks beyond a power of two fold
+    first.
     """
     n = collective.nranks
     if dims is None:

@@ -1,6 +1,6 @@
-"""Algorithms for switches that copy and reduce (NVLink SHARP, InfiniBand SHARP): every byte goes up once and comes down once.
+"""Algorithms for switches that multicast and reduce (NVLink SHARP, InfiniBand SHARP): every byte goes up once and down once.
 
-All ranks hang on switches that do it: the nodes of an NVSwitch system, or a network that reduces.
+All ranks are attached to such switches: within the nodes of an NVSwitch system, or to a network that reduces.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SHARP = "Graham et al.: Scalable hierarchical aggregation protocol (SHArP), COMH
 
 
 def everyone(nranks: int) -> Ints:
-    """The ranks on the switch of each rank, when that is all of them: ``[rank, member]``."""
+    """The members of each rank's switch if these are all ranks: ``[rank, member]``."""
     return np.tile(np.arange(nranks), (nranks, 1))
 
 
@@ -31,13 +31,13 @@ def fetched(members: Ints, operand: Ints, result: Ints | int, channel: int = 0) 
 
 
 def sent(members: Ints, chunk: Ints, landing: Ints, channel: int = 0) -> Step:
-    """Rank r has its switch send ``chunk[r]`` to all other members, into ``landing[r]``."""
+    """Rank r has its switch multicast ``chunk[r]`` to all other members, into ``landing[r]``."""
     src, place = np.nonzero(members != np.arange(len(members))[:, None])
     return transfers(src, chunk[src], members[src, place], landing[src], op=MULTICAST, channel=channel)
 
 
 def overlapping(schedule: Schedule, *, pieces: int = 1) -> Schedule:
-    """Pieces that follow one another: one is fetched while the one before is sent, so that links are busy both ways."""
+    """Pieces that follow one another: one is fetched while its predecessor is sent, so that links are busy in both directions."""
     return compose.pipelined(schedule, pieces, newest_first=True, drained=False)
 
 
@@ -51,7 +51,7 @@ def overlapping(schedule: Schedule, *, pieces: int = 1) -> Schedule:
     shared=overlapping,
 )
 def all_reduce(collective: Collective) -> Schedule:
-    """Rank r fetches the reduction of its share from the switch, then has the switch send it to all."""
+    """Rank r fetches the reduction of its share from the switch, then has the switch multicast it to all."""
     n = collective.nranks
     layout, rank = Layout(collective, n), np.arange(n)
     share = layout.output(0, rank)
@@ -89,7 +89,7 @@ def reduce_scatter(collective: Collective) -> Schedule:
     topologies="switch",
 )
 def all_gather(collective: Collective) -> Schedule:
-    """Every rank has the switch send its block to all others."""
+    """Every rank has the switch multicast its block to all others."""
     layout, rank = Layout(collective), np.arange(collective.nranks)
 
     def steps() -> Iterator[Step]:
@@ -107,7 +107,7 @@ def all_gather(collective: Collective) -> Schedule:
     topologies="switch",
 )
 def broadcast(collective: Collective) -> Schedule:
-    """The root has the switch send its vector to all others."""
+    """The root has the switch multicast its vector to all others."""
     n, root = collective.nranks, collective.root or 0
     layout = Layout(collective)
     others = np.flatnonzero(np.arange(n) != root)

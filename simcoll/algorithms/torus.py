@@ -21,7 +21,7 @@ BUCKET = "Jain, Sabharwal: Optimal bucket algorithms for large MPI collectives o
 
 
 def _grid(collective: Collective, dims: tuple[int, ...] | None) -> Grid:
-    """The torus; without dims the squarest one of two dimensions."""
+    """The torus; without dims, the most nearly square two-dimensional one."""
     n = collective.nranks
     if dims is None:
         small = next(size for size in range(isqrt(n), 0, -1) if n % size == 0)
@@ -32,7 +32,7 @@ def _grid(collective: Collective, dims: tuple[int, ...] | None) -> Grid:
 
 
 def _both_ways(grid: Grid, layout: Layout, steps: Callable[[tuple[int, ...], int], Iterator[Step]]) -> Schedule:
-    """A copy for every dimension to start in and both ways round, side by side; ``steps`` has the order of dimensions and the way."""
+    """Concurrent copies, one per starting dimension and direction; ``steps`` takes the order of dimensions and the direction."""
     orders = [grid.dims[d:] + grid.dims[:d] for d in grid.dims]
     return in_shares([Schedule("torus", layout, partial(steps, order, way)) for way in (1, -1) for order in orders])
 
@@ -46,7 +46,7 @@ def _both_ways(grid: Grid, layout: Layout, steps: Callable[[tuple[int, ...], int
     order="run-consistent",
 )
 def all_reduce(collective: Collective, *, dims: tuple[int, ...] | None = None) -> Schedule:
-    """Ring reduce-scatter in every dimension, then ring all-gathers backwards; one copy per dimension and direction."""
+    """Ring reduce-scatter in every dimension, then ring all-gathers in reverse; one copy per dimension and direction."""
     grid = _grid(collective, dims)
     layout, rank = Layout(collective, grid.nranks), np.arange(grid.nranks)
     vector = partial(layout.output, 0)

@@ -1,4 +1,4 @@
-"""Binomial trees: in step k every rank that has the data passes it on 2^k places."""
+"""Binomial trees: in step k every rank that has the data passes it on over 2^k places."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _levels(nranks: int) -> int:
 
 
 def _up(layout: Layout, root: int) -> Iterator[Step]:
-    """Every child adds its vector to that of its parent, the nearest first."""
+    """Every child adds its vector to its parent's, the nearest first."""
     n, vector = layout.collective.nranks, layout.output()
     for level in range(_levels(n)):
         parent, child, _ = binomial_edges(n, level)
@@ -76,7 +76,7 @@ def broadcast(collective: Collective) -> Schedule:
     shared=in_pieces,
 )
 def reduce(collective: Collective) -> Schedule:
-    """Binomial reduce: the broadcast backwards, the nearest child first."""
+    """Binomial reduce: the reversed broadcast, the nearest child first."""
     layout, rank = Layout(collective), np.arange(collective.nranks)
 
     def steps() -> Iterator[Step]:
@@ -108,7 +108,7 @@ def all_reduce(collective: Collective) -> Schedule:
 
 
 def _subtrees(collective: Collective, level: int) -> tuple[Ints, Ints, Ints, Ints]:
-    """Parent, child, first block and number of blocks of the subtrees of a level; what passes the last rank is a part of its own."""
+    """Parent, child, first block and number of blocks of a level's subtrees; blocks beyond the last rank form a separate part."""
     n, root = collective.nranks, collective.root or 0
     parent, child, size = binomial_edges(n, level)
     first = (child + root) % n
@@ -149,7 +149,7 @@ def gather(collective: Collective) -> Schedule:
     pattern="tree",
 )
 def scatter(collective: Collective) -> Schedule:
-    """Binomial scatter: the farthest child first, every child gets the blocks of its whole subtree."""
+    """Binomial scatter: the farthest child first, every child receives the blocks of its whole subtree."""
     n, root = collective.nranks, collective.root or 0
     layout, rank = Layout(collective, 1, np.arange(n)), np.arange(n, dtype=np.int64)
 

@@ -14,7 +14,7 @@ from simcoll.core.collective import Collective
 from simcoll.core.schedule import Layout, Schedule, Step, transfers
 from simcoll.errors import ConfigError
 
-# Rounds of an all-gather among n: peer, first segment and number of segments that each one sends.
+# Rounds of an all-gather among n ranks: peer, first segment and number of segments that each rank sends.
 
 Rounds = Callable[[int], Iterator[tuple[Ints, Ints, int]]]
 
@@ -37,7 +37,7 @@ def _doubling(nranks: int) -> Iterator[tuple[Ints, Ints, int]]:
 
 
 def _broadcast(name: str, collective: Collective, rounds: Rounds) -> Schedule:
-    """Places count from the root on; the rank at place p gets segment p, then all."""
+    """Places are counted from the root; the rank at place p gets segment p, then all segments."""
     n, root = collective.nranks, collective.root or 0
     layout, rank = Layout(collective, n), (np.arange(n, dtype=np.int64) + root) % n
     vector = layout.output()

@@ -1,1 +1,1 @@
-"""Communication libraries as models of time: their constants from files, what they would run, and calibrations to measurements."""
+"""Timing models of communication libraries: constants from files, choices of algorithm, and calibrations to measurements."""

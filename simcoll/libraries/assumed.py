@@ -1,4 +1,4 @@
-"""Numbers of a prediction that the library does not have, so that others stand in for them."""
+"""Substitutes for numbers that a library model lacks, reported with each prediction."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 __all__ = ["assumed"]
 
 _GUESSES = ("assumed", "unverified")
-"""Words by which a source says that nobody has measured or printed the number."""
+"""Words by which a source marks a number that is neither measured nor published."""
 
 
 def assumed(cost: Cost, collective: str, machine: Machine, library: Library) -> str:
-    """What stands in for missing numbers in the time of one way to run a collective, in words; empty where nothing does.
+    """The substitutes for missing numbers in the time of one way to run a collective, in words; empty if there are none.
 
-    Numbers are missing where their source says so, where a library has those of another one, and where it has none at all, as of
-    networks that reduce.
+    A number is missing if its source says so, if the library borrows it from another, or if the library has none at all, as for networks
+    that reduce.
     """
     lent: dict[str, list[str]] = {}
     found = []
@@ -44,7 +44,7 @@ def assumed(cost: Cost, collective: str, machine: Machine, library: Library) -> 
 
 
 def _places(cost: Cost, collective: str, machine: Machine, library: Library) -> Iterator[str]:
-    """The numbers that decide the time, as they are named in the file."""
+    """The numbers that decide the time, by their names in the file."""
     kind, fabric = class_of(machine, library), fabric_of(machine, library)
     if collective in P2P:
         yield f"{kind}.p2p_share"
@@ -64,7 +64,7 @@ def _places(cost: Cost, collective: str, machine: Machine, library: Library) -> 
 
 
 def _inside(cost: Cost, generation: str, kind: str) -> Iterator[str]:
-    """What a protocol's rate and start have of their own in a domain."""
+    """The specific numbers of a protocol's rate and start within a domain."""
     if cost.protocol == "Simple":
         yield f"{kind}.simple_start"
     else:

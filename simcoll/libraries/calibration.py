@@ -1,7 +1,7 @@
-"""Calibrations: what measurements say about one machine, as few named numbers in a file that every prediction can take.
+"""Calibrations: measurements of one machine condensed into a few named numbers, in a file that any prediction accepts.
 
 A prediction under a calibration is ``(launch + the library's time with its rates x rate, its fabric latency + fabric_latency and its growth
-of LL's latency x growth) x the correction for the size``; the correction only for the collective and number of ranks that it was fitted on.
+of LL's latency x growth) x the correction for the size``; the correction applies only to the collective and number of ranks fitted.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ FORMAT, VERSION = "simcoll-calibration", 1
 MAX_BYTES = 2**22
 MILLIONTHS = 10**6
 LEAST, MOST = Fraction(1, 100), Fraction(100)
-"""Factors beyond these are no property of a machine that the library's file describes."""
+"""Factors beyond these are not plausible for a machine that the library's file describes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """Measured over predicted time by size, for one collective on one number of ranks.
+    """Ratio of measured to predicted time by size, for one collective on one number of ranks.
 
-    Between its points the factor is a straight line in logarithms, beyond them that of the nearest.
+    The factor is interpolated linearly in logarithms between points; beyond them it is that of the nearest point.
     """
 
     collective: str
@@ -61,26 +61,26 @@ class Correction:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Few numbers that bring a library's predictions to what was measured on one machine.
+    """A few numbers that fit a library's predictions to the measurements of one machine.
 
     Attributes
     ----------
     launch_fs
-        Added to every time: what starting the operation costs there beyond the library's own; may be negative.
+        Added to every time: the machine's cost of starting an operation beyond the library's own; may be negative.
     rate
-        Factor of every rate: links, NICs, switches that reduce.
+        Factor on every rate: links, NICs, switches that reduce.
     fabric_latency_fs
         Added to the latency of each hop over the network; may be negative.
     growth
-        Factor of how much the latency of LL grows with the message.
+        Factor on the growth of LL's latency with the message size.
     corrections
-        By size, where rows allow.
+        Corrections by size, where there are enough rows.
     tuning
-        NCCL's own tuning tables of that machine: they fix its choice of algorithm and protocol.
+        NCCL's own tuning tables of that machine, which fix its choice of algorithm and protocol.
     library, topology
-        Fitted against which; for information.
+        The library and topology of the fit, for information.
     sources
-        The measurements, and the rows that were set aside.
+        The measurements, and the rows that were excluded.
     """
 
     launch_fs: int = 0
@@ -105,22 +105,22 @@ class Calibration:
 
     @property
     def hash(self) -> str:
-        """Hash of everything in it; every result that used it carries this."""
+        """Hash of the contents; every result that uses the calibration carries it."""
         return hashlib.sha256(calibration_toml(self).encode()).hexdigest()[:16]
 
     def factor(self, collective: str, nranks: int, size_bytes: int) -> Fraction:
-        """The correction for a size; 1 where none was fitted on this collective and number of ranks."""
+        """The correction for a size; 1 if none was fitted for this collective and number of ranks."""
         for each in self.corrections:
             if each.collective == collective and each.nranks == nranks:
                 return each.factor(size_bytes)
         return Fraction(1)
 
     def corrected_fs(self, time_fs: int, collective: str, nranks: int, size_bytes: int) -> int:
-        """A time, which has the launch offset already, with the correction for its size."""
+        """The time, which includes the launch offset, with the correction for its size."""
         return int(max(time_fs, 0) * self.factor(collective, nranks, size_bytes))
 
     def tuned(self, collective: str, nranks: int, nnodes: int) -> tuple[Tuned, ...]:
-        """NCCL's own table for a collective on so many ranks and nodes; empty where none was read."""
+        """NCCL's own table for a collective with these numbers of ranks and nodes; empty if none was read."""
         for table in self.tuning:
             if table.nranks in {nranks, 0} and table.nnodes in {nnodes, 0}:
                 rows = tuple(row for row in table.rows if row.collective == collective)
@@ -130,7 +130,7 @@ class Calibration:
 
 
 def in_millionths(value: float | Fraction) -> Fraction:
-    """A factor rounded to what a calibration file keeps.
+    """A factor rounded to the precision of a calibration file.
 
     >>> in_millionths(0.1234567)
     Fraction(123457, 1000000)
@@ -182,7 +182,7 @@ def _signed_fs(text: str, what: str, file: str | None) -> int:
 
 
 def _factor(value: float, what: str, file: str | None) -> Fraction:
-    """A factor within its limits; infinities and what is no number are not."""
+    """A factor within its limits; infinities and NaN are refused."""
     if not LEAST <= value <= MOST:
         raise ConfigError(f"expected a factor from {LEAST} to {MOST}, got {value!r}", file=file, path=f"$.{what}")
     return Fraction(str(value))
@@ -194,7 +194,7 @@ def parse_calibration(data: bytes, file: str | None = None) -> Calibration:
     Raises
     ------
     ConfigError
-        With the file and the place in it.
+        States the file and the place in it.
     """
     record = decode_toml(data, _File, file)
     if (record.format, record.version) != (FORMAT, VERSION):
@@ -240,13 +240,13 @@ def load_calibration(path: str | Path) -> Calibration:
     Raises
     ------
     ConfigError
-        When it cannot be read or is not one.
+        When it cannot be read or is not a calibration.
     """
     return parse_calibration(read_file(path, MAX_BYTES), str(path))
 
 
 def _text(value: str) -> str:
-    """A TOML string; JSON's escapes are TOML's, too."""
+    """A TOML string; JSON's escapes are also TOML's."""
     return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")
 
 
@@ -256,7 +256,7 @@ def _us(time_fs: int) -> str:
 
 
 def calibration_toml(calibration: Calibration) -> str:
-    """The text of a calibration file; the same calibration gives the same text.
+    """The text of a calibration file; equal calibrations yield equal text.
 
     >>> print(calibration_toml(Calibration(launch_fs=-1_500_000_000, rate=Fraction(9, 10))))
     format = "simcoll-calibration"
@@ -296,12 +296,12 @@ def calibration_toml(calibration: Calibration) -> str:
 
 
 def write_calibration(path: str | Path, calibration: Calibration) -> None:
-    """Write a calibration file, checked by reading it back.
+    """Write a calibration file, verified by reading it back.
 
     Raises
     ------
     ConfigError
-        When it cannot be written; then there is none, or the old one.
+        When it cannot be written; no partial file is left.
     """
     data = calibration_toml(calibration).encode()
     again = parse_calibration(data, str(path))

@@ -1,6 +1,6 @@
-"""From a call to its plan: which algorithm, which schedule, and the proof.
+"""From a call to its plan: the choice of algorithm and schedule, and the proof.
 
-Schedules, proofs and plans are kept per run, so that a program that makes the same call a thousand times pays once.
+Schedules, proofs and plans are cached per run, so that a call repeated a thousand times is planned once.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from simcoll.tuning import costs, default_algorithm, schedule, schedule_on
 __all__ = ["Choice", "Plans", "check_choice", "plan_for"]
 
 Choice = str | Schedule | Mapping[str, Any] | Callable[[str, int, int], Any] | None
-"""An algorithm's name; a schedule; one of these per collective; a function of (collective, ranks, bytes) that gives one;
-None for the default.
+"""An algorithm's name; a schedule; one of these per collective; a function of (collective, ranks, bytes) that returns one; None for
+the default.
 """
 
 KEPT_PLANS = 4096
@@ -36,16 +36,16 @@ KEPT_PLANS = 4096
 
 @dataclass(slots=True, eq=False)
 class Plans:
-    """The plans of a run: the ingredients of new ones, and those already made.
+    """The plans of a run: the inputs of new plans, and the plans already made.
 
     Attributes
     ----------
     topology
-        Algorithms may look at it.
+        The topology, which algorithms may use.
     protocol
         Costs of a message: a name, or the costs themselves.
     algorithm
-        What collectives run when neither the call nor its group says.
+        The algorithm for calls whose own arguments and group name none.
     library
         A communication library, whose choice of schedule and protocol then applies.
     """
@@ -60,10 +60,10 @@ class Plans:
 
 
 def check_choice(choice: Choice) -> None:
-    """Refuse an algorithm that serves no collective, with the nearest that does."""
+    """Refuse an algorithm that serves no collective; states the nearest one."""
     if isinstance(choice, str) and choice not in {algorithm.name for algorithm in ALGORITHMS}:
-        with suppress(UnservedError):  # of another collective
-            find_algorithm("all_reduce", choice)  # raises, with the nearest
+        with suppress(UnservedError):  # for another collective
+            find_algorithm("all_reduce", choice)  # raises, stating the nearest
     elif isinstance(choice, Mapping):
         for kind, name in choice.items():
             if isinstance(name, str):
@@ -73,7 +73,7 @@ def check_choice(choice: Choice) -> None:
 def _schedule(
     plans: Plans, choices: tuple[Choice, ...], collective: Collective, endpoints: tuple[int, ...], total_bytes: int
 ) -> Schedule | None:
-    """The schedule of the first choice that says something about the collective; None if none does.
+    """The schedule of the first choice that applies to the collective; None if none does.
 
     The first choice is that of the call and must fit; those of the group and the world apply where they serve.
     """
@@ -106,7 +106,7 @@ def _schedule(
 
 
 def _made(plans: Plans, collective: Collective, name: str, endpoints: tuple[int, ...]) -> Schedule:
-    """The schedule of a named algorithm, with one channel; some take long to make."""
+    """The cached schedule of a named algorithm, with one channel."""
     key = (name, collective, endpoints)
     if key not in plans.made:
         topology = plans.topology.with_ranks(list(endpoints))
@@ -117,7 +117,7 @@ def _made(plans: Plans, collective: Collective, name: str, endpoints: tuple[int,
 def _chosen_by_library(
     plans: Plans, library: str, collective: Collective, endpoints: tuple[int, ...], total_bytes: int
 ) -> tuple[Schedule, Protocol]:
-    """What a library runs on these ranks, and the protocol that times it; for another root or other pairs, its algorithm for these."""
+    """The library's schedule and protocol on these ranks; for another root or other pairs, its algorithm adapted to these."""
     topology = plans.topology.with_ranks(list(endpoints))
     found, protocol = library_play(collective.kind, total_bytes, topology, library=library)
     if found.collective != collective:
@@ -135,7 +135,7 @@ def plan_for(
     endpoints: tuple[int, ...],
     choices: tuple[Choice, ...],
 ) -> Plan:
-    """The proved plan of a call; errors of an algorithm, a protocol or the caller's own schedule."""
+    """The proved plan of a call; raises the errors of an algorithm, a protocol or the caller's own schedule."""
     named = tuple(
         id(choice) if isinstance(choice, (Schedule, Mapping)) or callable(choice) else choice for choice in choices
     )
@@ -149,7 +149,7 @@ def plan_for(
             chosen, protocol = _chosen_by_library(plans, plans.library, collective, endpoints, total)
         if chosen is None:
             chosen = schedule(collective, default_algorithm(collective, total_bytes=total))
-        # Equal schedules share their proof: it is the expensive part.
+        # Equal schedules share their proof, which is the expensive part.
         own = id(chosen) if chosen in choices else 0
         place = endpoints if "topology" in dict(chosen.params) else ()
         kept = plans.schedules.setdefault((chosen.title, collective, own, place), chosen)
@@ -158,5 +158,5 @@ def plan_for(
         plan = bind(kept, count, dtype, op, ranks=list(endpoints), protocol=protocol)
         if len(plans.plans) >= KEPT_PLANS:
             plans.plans.clear()
-        known = plans.plans[key] = (plan, choices)  # what has its id in the key stays alive
+        known = plans.plans[key] = (plan, choices)  # objects whose ids are in the key stay alive
     return known[0]

@@ -1,8 +1,8 @@
-"""NCCL's cost formula with what measurements add to it.
+"""NCCL's cost formula with corrections from measurements.
 
-Each correction has a cause: rates that links reach, the latency of a fabric, the time that the pipeline of a protocol needs to fill,
-messages of LL that take longer as they grow, and reductions in switches with their own start. The numbers are in the library
-file, per class of GPU and per fabric.
+Each correction has a cause: achievable link rates, the latency of a fabric, the time that a protocol's pipeline needs to fill, LL messages
+that take longer as they grow, and reductions in switches with a separate start. The numbers are in the library file, per class of GPU
+and per fabric.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 __all__ = ["P2P", "class_of", "costs", "fabric_of", "measured"]
 
 P2P = ("all_to_all", "gather", "scatter", "send_recv")
-"""Collectives that NCCL makes of grouped sends and receives."""
+"""Collectives that NCCL implements as grouped sends and receives."""
 
 NVLS_CHANNELS = 16
-"""Channels that NCCL gives to reduction in switches on Hopper."""
+"""Number of channels that NCCL uses for reduction in switches on Hopper."""
 
 
 def class_of(machine: Machine, library: Library) -> str:
-    """The class of GPU whose measured numbers count: by how GPUs are joined, by model, else by generation.
+    """The class of GPU whose measured numbers apply: by GPU interconnect, by model, else by generation.
 
     Raises
     ------
@@ -60,12 +60,12 @@ def class_of(machine: Machine, library: Library) -> str:
 
 
 def fabric_of(machine: Machine, library: Library) -> str:
-    """The fabric whose measured numbers count; empty inside one domain.
+    """The fabric whose measured numbers apply; empty within one domain.
 
     Raises
     ------
     ConfigError
-        When the topology names no fabric, or one for which the library has no numbers.
+        When the topology states no fabric, or one for which the library has no numbers.
     """
     if machine.domains == 1:
         return ""
@@ -77,7 +77,7 @@ def fabric_of(machine: Machine, library: Library) -> str:
 
 
 def measured(machine: Machine, library: Library, environment: Environment = DEFAULT) -> Buses:
-    """Channels as NCCL's search finds them, and the rates that links were measured to reach."""
+    """Channels as NCCL's search finds them, and the measured rates of links."""
     found, s, kind = searched(machine, library), shape(machine), class_of(machine, library)
     gpu = machine.gpu_uBps / 1e15 or inf
     ring, nvls = gpu * library.number(f"{kind}.ring_share"), gpu * library.number(f"{kind}.nvls_share", 0.0)
@@ -119,7 +119,7 @@ def costs(
 
 
 def _started(cost: Cost, machine: Machine, library: Library) -> Cost:
-    """A cost with what starting takes on usual machines beyond NCCL's constants, which are those of a quiet one."""
+    """A cost with the start-up time of typical machines beyond NCCL's constants, which describe an idle one."""
     fabric = fabric_of(machine, library)
     late = library.number(f"{fabric}.launch" if fabric else f"{class_of(machine, library)}.launch", 0.0)
     return replace(cost, latency_us=cost.latency_us + late)
@@ -128,7 +128,7 @@ def _started(cost: Cost, machine: Machine, library: Library) -> Cost:
 def _offered(
     each: Terms, machine: Machine, collective: str, library: Library, fabric: str, environment: Environment
 ) -> bool:
-    """Whether the machine has an algorithm and protocol; what the environment names counts before the fabric's habits."""
+    """Whether the machine offers an algorithm and protocol; the environment's choice takes precedence over the fabric's defaults."""
     if each.protocol == "LL128" and machine.inside in {"pcie", "host"}:
         return False
     protocols, algorithms = library.texts(f"{fabric}.protocols"), library.texts(f"{fabric}.algorithms")
@@ -137,7 +137,7 @@ def _offered(
 
 
 def _ramp(size_bytes: Floats, library: Library) -> Floats:
-    """How far the latency of LL has grown, 0 to 1, by powers of two of the size."""
+    """The growth of LL's latency, from 0 to 1, by powers of two of the size."""
     table = np.array(library.numbers("correction.ll_growth_factor"))
     place = np.floor(np.log2(np.maximum(size_bytes, 1.0))).astype(np.int64)
     return table[np.minimum(place, len(table) - 1)]
@@ -146,7 +146,7 @@ def _ramp(size_bytes: Floats, library: Library) -> Floats:
 def _linked(
     each: Terms, machine: Machine, collective: str, size_bytes: Floats, library: Library, found: Buses, s: Shape
 ) -> Cost:
-    """A ring or a tree over links."""
+    """The cost of a ring or a tree over links."""
     kind, fabric, number = class_of(machine, library), fabric_of(machine, library), library.number
     protocol = PROTOCOLS.index(each.protocol)
     one = np.ones(len(size_bytes))
@@ -192,7 +192,7 @@ def _linked(
 def _filled(
     latency: Floats, each: Terms, machine: Machine, collective: str, size_bytes: Floats, library: Library, s: Shape
 ) -> Floats:
-    """The latency of Simple with the time that its pipeline takes to fill."""
+    """The latency of Simple plus the time that its pipeline needs to fill."""
     number, kind = library.number, class_of(machine, library)
     if s.domains == 1:
         one_way = number("correction.one_way_share") if collective != "all_reduce" else 1.0
@@ -205,7 +205,7 @@ def _filled(
 
 
 def _switched(each: Terms, machine: Machine, size_bytes: Floats, library: Library, found: Buses, s: Shape) -> Cost:
-    """A reduction in the switches of a domain, and over domains a tree of them."""
+    """The cost of a reduction in the switches of a domain and, over domains, a tree of them."""
     number, kind = library.number, class_of(machine, library)
     gpu = machine.gpu_uBps / 1e15
     large = gpu * number(f"{kind}.nvls_large_share", number(f"{kind}.nvls_share"))
@@ -228,20 +228,20 @@ def _switched(each: Terms, machine: Machine, size_bytes: Floats, library: Librar
 
 
 def _grouped(machine: Machine, collective: str, size_bytes: Floats, library: Library) -> Cost:
-    """Sends and receives of all pairs at once."""
+    """The cost of concurrent sends and receives of all pairs."""
     number, s, kind, fabric = library.number, shape(machine), class_of(machine, library), fabric_of(machine, library)
     gpu = (machine.gpu_uBps / 1e15 or inf) * number(f"{kind}.p2p_share")
     peers = 1 if collective == "send_recv" else s.ranks - 1
     start = number("correction.p2p_start") + number("correction.p2p_peer") * peers
     piece = size_bytes / (1 if collective == "send_recv" else s.ranks)
-    sent = 1.0 if collective == "send_recv" else (s.ranks - 1) / s.ranks  # of the size, by one GPU
+    sent = 1.0 if collective == "send_recv" else (s.ranks - 1) / s.ranks  # share of the size sent by one GPU
     seconds_per_GB = sent / gpu
     if s.domains > 1:
         remote = 1 if collective == "send_recv" else s.ranks - s.per_domain
         start += number(f"{fabric}.latency") + number("correction.p2p_net")
         start += number(f"{fabric}.p2p_peer", 0.0) * remote
         nic = machine.nic_uBps / 1e15 * number(f"{fabric}.p2p_share")
-        if collective == "send_recv":  # to the next rank: one rank of a domain sends to the network, by its own NIC
+        if collective == "send_recv":  # to the next rank: one rank of a domain sends over the network, by its own NIC
             seconds_per_GB = max((s.per_domain > 1) / gpu, machine.nics / nic)
         else:
             away = remote / s.ranks * (s.per_domain if collective == "all_to_all" else 1)

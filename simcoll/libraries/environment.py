@@ -1,4 +1,4 @@
-"""NCCL's environment variables, as far as they change what it runs."""
+"""NCCL's environment variables, as far as they affect its choices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ALGORITHMS = {
     "pat": "pat",
 }
 LAUNCHERS = ("process-per-gpu", "one-process", "torch")
-"""Who starts the operation: a process for each GPU, one process for all GPUs of a node, or PyTorch."""
+"""What launches the operation: one process per GPU, one process for all GPUs of a node, or PyTorch."""
 _COLLECTIVES = {
     "allreduce": "all_reduce",
     "allgather": "all_gather",
@@ -35,20 +35,20 @@ _SETTING = re.compile(r"(?:^|[,;\s])\s*([A-Za-z_][A-Za-z0-9_]*)=")
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What the environment leaves to NCCL's choice.
+    """The choices that the environment leaves to NCCL.
 
     Attributes
     ----------
     algorithms, protocols
-        ``((collective, names), ...)``: what a collective may use; ``""`` stands for those not named. Empty: everything.
+        ``((collective, names), ...)``: the permitted names; ``""`` stands for all other collectives. Empty: everything.
     nvls
-        Whether reduction in switches is on.
+        Whether reduction in switches is enabled.
     min_channels, max_channels
-        Limits of the number of channels (CTAs); 0 is none.
+        Limits on the number of channels (CTAs); 0: none.
     launcher
         One of :data:`LAUNCHERS`.
     ignored
-        Settings that change nothing here, as they were given.
+        Settings without effect here, as they were given.
     """
 
     algorithms: tuple[tuple[str, tuple[str, ...]], ...] = ()
@@ -70,11 +70,11 @@ class Environment:
         return _allowed(self.algorithms, collective, algorithm) and _allowed(self.protocols, collective, protocol)
 
     def names_algorithms(self, collective: str) -> bool:
-        """Whether it says which algorithms a collective may use."""
+        """Whether the environment restricts the algorithms of a collective."""
         return bool({"", collective} & dict(self.algorithms).keys())
 
     def names_protocols(self, collective: str) -> bool:
-        """Whether it says which protocols a collective may use."""
+        """Whether the environment restricts the protocols of a collective."""
         return bool({"", collective} & dict(self.protocols).keys())
 
 
@@ -88,14 +88,14 @@ def _allowed(limits: tuple[tuple[str, tuple[str, ...]], ...], collective: str, n
 
 
 def parse_environment(text: str) -> Environment:
-    """Read settings such as ``NCCL_ALGO=Ring,NCCL_PROTO=^LL128``, separated by commas or blanks.
+    """Parse settings such as ``NCCL_ALGO=Ring,NCCL_PROTO=^LL128``, separated by commas or blanks.
 
-    ``LAUNCHER=one-process`` or ``torch`` says who starts the operation. Other variables are kept as ignored.
+    ``LAUNCHER=one-process`` or ``torch`` states what launches the operation. Other variables are kept as ignored.
 
     Raises
     ------
     ConfigError
-        For text that is no settings, and for values that NCCL does not know.
+        For text that is not settings, and for values unknown to NCCL.
 
     Examples
     --------
@@ -113,12 +113,12 @@ def parse_environment(text: str) -> Environment:
 
 
 def from_settings(settings: Mapping[str, str]) -> Environment:
-    """The environment of variables and their values.
+    """The environment from variables and their values.
 
     Raises
     ------
     ConfigError
-        For a value that NCCL does not know.
+        For a value unknown to NCCL.
     """
     known = dict(settings)
     algorithms = _limits(known.pop("NCCL_ALGO", ""), ALGORITHMS, "NCCL_ALGO")

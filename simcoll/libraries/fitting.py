@@ -1,7 +1,7 @@
-"""Fit a calibration to measured rows: few parameters, robust against single rows, the same for the same rows.
+"""Fit a calibration to measured rows: few parameters, robust against outliers, deterministic.
 
-The launch offset of any rate is a weighted median, found without a search. Rate, growth and fabric latency are searched on a lattice, so
-that equal rows give equal bytes. A parameter that needs no more than the rows can tell is taken; the others keep their neutral value.
+The launch offset for any rate is a weighted median, found without a search. Rate, growth and fabric latency are searched on a lattice, so
+that equal rows yield equal bytes. A parameter is fitted only if the rows determine it; others keep their neutral value.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from simcoll.units import format_size, format_time
 __all__ = ["PARAMETERS", "WARM_UP", "LeftOut", "Predictor", "Row", "Series", "fit", "fit_series", "formula", "left_out"]
 
 PARAMETERS = ("launch", "rate", "growth", "fabric_latency")
-"""In the order in which they are taken up."""
+"""In the order in which they are added to a fit."""
 
 Predictor = Callable[[Sequence[int], Calibration], Sequence[int]]
-"""Femtoseconds of sizes in bytes under a calibration; it adds ``launch_fs`` once, and applies the correction."""
+"""Femtoseconds for sizes in bytes under a calibration; adds ``launch_fs`` once, and applies the correction."""
 
 WARM_UP = 1.5
-"""A first row this many times its successor paid for the start of the run."""
+"""A first row that takes this many times its successor's time is considered warm-up."""
 SMALL_BYTES = 2**20
-"""A launch offset shows up to here; in larger rows it would stand for other errors."""
+"""Largest size at which a launch offset is visible; in larger rows it would absorb other errors."""
 ROWS_FOR_MORE = 4
-"""Rows from which growth and fabric latency are tried, too."""
+"""Number of rows from which growth and fabric latency are also tried."""
 ROWS_FOR_CORRECTION = 6
 SHARE_OF_RESIDUAL = 0.8
-"""Part of what is left over that the correction takes: the rest is taken for noise."""
+"""Share of the residual that the correction absorbs; the rest is considered noise."""
 LATENCY_BYTES, EVEN = 2**16, 0.03
-"""Below this size times are mostly latency: a correction between rows follows the predicted time, and this much the size."""
+"""Below this size, time is mostly latency: a correction between rows follows the predicted time, and to this degree the size."""
 GAIN, LEAST_GAIN = 0.2, 0.005
-"""Share of the mean error, and part of the times, by which another parameter must reduce it."""
+"""Least reduction, as a share of the mean error and of the times, for which another parameter is added."""
 MOST_LAUNCH_FS = 100 * 10**9
 LEAST_SHARE = 0.4
-"""At least this part of the library's shortest time is left by a negative launch offset."""
+"""Least share of the library's shortest time that a negative launch offset may leave."""
 FOLDS = 8
 
-# Steps of the search: the coarsest is 128 units, the finest 1. Bounds keep factors within a calibration's limits.
+# Step sizes of the search: the coarsest is 128 units, the finest 1. Bounds keep factors within a calibration's limits.
 _UNITS = {"rate": 0.05 / 32, "growth": 0.35 / 32, "fabric_latency": 156_250_000}
 _BOUNDS = {"rate": 900, "growth": 180, "fabric_latency": 12_800}
 
@@ -60,7 +60,7 @@ class Row(Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """Size as nccl-tests counts it."""
+        """Size as in nccl-tests."""
 
     @property
     def time_fs(self) -> int:
@@ -69,9 +69,9 @@ class Row(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Measured rows of one collective on one number of ranks, with its prediction.
+    """Measured rows of one collective on one number of ranks, with their predictor.
 
-    ``rows`` are sizes in bytes and times in femtoseconds, in order of size; ``aside`` those that the fit leaves out.
+    ``rows`` are sizes in bytes and times in femtoseconds, in order of size; ``aside`` describes the rows that the fit excludes.
     """
 
     collective: str
@@ -86,12 +86,12 @@ class Series:
         return tuple(size for size, _ in self.rows)
 
     def predicted(self, calibration: Calibration) -> Sequence[int]:
-        """Femtoseconds of every row."""
+        """Predicted femtoseconds of every row."""
         return self.predictor(self.sizes, calibration)
 
     @classmethod
     def of(cls, collective: str, nranks: int, rows: Sequence[Row], predictor: Predictor) -> Series:
-        """Rows as they were read: the median of each size, without a first row that is warm-up.
+        """Raw rows condensed: the median of each size, without a first row that is warm-up.
 
         Raises
         ------
@@ -114,7 +114,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A row predicted by a fit that did not see it: relative errors without and with the calibration."""
+    """A row predicted by a fit that excluded it: relative errors without and with the calibration."""
 
     collective: str
     nranks: int
@@ -124,14 +124,14 @@ class LeftOut:
 
 
 class _Rest:
-    """Predicted times without launch offset and correction, remembered."""
+    """Predicted times without launch offset and correction, cached."""
 
     def __init__(self, series: Sequence[Series]) -> None:
         self._series = series
         self._known: dict[tuple[int, ...], list[dict[int, int]]] = {}
 
     def times(self, rows: Sequence[tuple[int, int, int]], calibration: Calibration) -> list[int]:
-        """Of rows ``(series, size, time)``."""
+        """Times of rows ``(series, size, time)``."""
         rate, growth = calibration.rate.as_integer_ratio(), calibration.growth.as_integer_ratio()
         key = (*rate, *growth, calibration.fabric_latency_fs)
         if key not in self._known:
@@ -144,7 +144,7 @@ class _Rest:
 def formula(
     collective: str, topology: Topology, library: str | Library = "nccl", environment: Environment = DEFAULT
 ) -> Predictor:
-    """The predictor of a library's corrected formula, for all sizes at once.
+    """A predictor by a library's corrected formula, for all sizes at once.
 
     Raises
     ------
@@ -177,13 +177,13 @@ def fit(
     Parameters
     ----------
     rows
-        Two suffice for launch offset and rate (8 B and 1 GiB, say), six for a correction by size (also 64 KiB, 1, 8 and 64 MiB).
+        Two suffice for launch offset and rate (for example 8 B and 1 GiB), six for a correction by size (also 64 KiB, 1, 8 and 64 MiB).
     predictor
-        The time of a size under a calibration.
+        Predicts the time of a size under a calibration.
     collective, nranks
-        Those of the rows; a correction by size is for these only.
+        Those of the rows; a correction by size applies only to these.
     parameters
-        Of :data:`PARAMETERS`, what to fit; by default what the rows allow.
+        Names from :data:`PARAMETERS` to fit; default: those that the rows allow.
 
     Raises
     ------
@@ -208,9 +208,9 @@ def fit_series(series: Sequence[Series], parameters: Sequence[str] | None = None
 
 
 def left_out(series: Sequence[Series], parameters: Sequence[str] | None = None) -> tuple[LeftOut, ...]:
-    """Predict each row by a fit without it; of many rows an eighth is left out at a time.
+    """Predict each row by a fit without it; with many rows, an eighth is excluded at a time.
 
-    Empty where a fit without some rows would have too few.
+    Empty if a fit without some rows would have too few.
     """
     rows = [(place, size, time) for place, each in enumerate(series) for size, time in each.rows]
     folds = min(len(rows), FOLDS)
@@ -232,7 +232,7 @@ def left_out(series: Sequence[Series], parameters: Sequence[str] | None = None) 
 
 
 def _wanted(rows: Sequence[tuple[int, int, int]], parameters: Sequence[str] | None) -> tuple[str, ...]:
-    """What to fit; the given parameters, or those that the rows allow."""
+    """The parameters to fit: those given, or those that the rows allow."""
     if not rows:
         raise ConfigError("a fit needs at least one row with a size and a time; two for launch offset and rate")
     if parameters is None:
@@ -288,7 +288,7 @@ def _fitted(rows: Sequence[tuple[int, int, int]], rest: _Rest, wanted: Sequence[
         errors = [
             abs(math.log(max(t + found.launch_fs, row[2] / 20) / row[2])) for t, row in zip(times, rows, strict=True)
         ]
-        # Where rows leave a parameter open, it stays near its neutral value.
+        # A parameter that rows do not determine stays near its neutral value.
         strain = sum(abs(value) / _BOUNDS[name] for name, value in units.items())
         return (sum(errors) + strain / 20) / len(rows), found
 
@@ -309,7 +309,7 @@ def _search(
     best: tuple[float, Calibration],
     tried: Callable[[dict[str, int]], tuple[float, Calibration]],
 ) -> tuple[dict[str, int], tuple[float, Calibration]]:
-    """Walk the lattice downhill, with ever smaller steps."""
+    """Descend on the lattice with decreasing steps."""
     for step in (128, 64, 32, 16, 8, 4, 2, 1):
         for name in (*names, *names):
             for change in (step, -step):
@@ -323,9 +323,9 @@ def _search(
 def _corrections(
     series: Sequence[Series], rows: Sequence[tuple[int, int, int]], rest: _Rest, fitted: Calibration
 ) -> tuple[Correction, ...]:
-    """What is left over by size, for every series with enough rows.
+    """The residual by size, for every series with enough rows.
 
-    The least size keeps all of its deviation: sizes that take as long as it does deviate as it does.
+    The least size keeps its full deviation, since sizes that take as long deviate equally.
     """
     found = []
     bare = replace(fitted, launch_fs=0)
@@ -348,9 +348,9 @@ def _corrections(
 def _finer(
     sizes: Sequence[int], values: Sequence[float], series: Series, fitted: Calibration
 ) -> list[tuple[int, float]]:
-    """The points with doublings of small sizes between them, whose values change as the predicted time does.
+    """The points with doublings of small sizes between them, whose values follow the predicted time.
 
-    From 8 B to some KiB times stay alike and only then grow, so what 64 KiB deviate says little about 1 KiB.
+    From 8 B to some KiB times are nearly constant and only then grow, so the deviation at 64 KiB says little about 1 KiB.
     """
     powers = {1 << power for power in range(LATENCY_BYTES.bit_length()) if sizes[0] < 1 << power < LATENCY_BYTES}
     grid = sorted({*sizes, *(size for size in powers if size < sizes[-1])})

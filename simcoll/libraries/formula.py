@@ -1,4 +1,4 @@
-"""NCCL's cost formula: latency and rate of every algorithm and protocol, as NCCL computes them when it starts.
+"""NCCL's cost formula: latency and rate of every algorithm and protocol, as NCCL computes them at start-up.
 
     time = latency + size / rate        latency = base + hops * hop + nets * net        rate = bus * ratio
 
@@ -34,8 +34,7 @@ ROOTED = ("broadcast", "reduce")
 class Cost:
     """Time of one way to run a collective: latency in microseconds and rate in GB/s, for every size.
 
-    ``hops`` messages inside a domain and ``nets`` over the network are one after the other; each takes ``hop_us`` or ``net_us``, which the
-    latency contains.
+    The latency contains ``hops`` sequential messages within a domain of ``hop_us`` each, and ``nets`` over the network of ``net_us`` each.
     """
 
     algorithm: str
@@ -57,7 +56,7 @@ class Cost:
 class Terms:
     """The parts of the formula for one algorithm and protocol.
 
-    ``floor_us`` is the time that posting a message to the network takes, below which no step of a ring over nodes falls.
+    ``floor_us`` is the time of posting a message to the network, the least duration of a ring's step over nodes.
     """
 
     algorithm: str
@@ -74,7 +73,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Buses:
-    """What the search for channels found: their number, and the rate of all of them by algorithm."""
+    """The result of the channel search: the number of channels, and their total rate by algorithm."""
 
     channels: int
     ring_GBps: float
@@ -85,7 +84,7 @@ class Buses:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Counts that the formula uses: ranks, domains, ranks per domain, and the column of the tables by domains."""
+    """Counts in the formula: ranks, domains, ranks per domain, and the table column for the number of domains."""
 
     ranks: int
     domains: int
@@ -94,7 +93,7 @@ class Shape:
 
 
 def shape(machine: Machine) -> Shape:
-    """Count ranks and domains; the formula knows one, two, or more domains."""
+    """Count ranks and domains; the formula distinguishes one, two, and more domains."""
     ranks, domains = sum(machine.domain_ranks), machine.domains
     return Shape(ranks, domains, max(1, ranks // domains), min(domains, 3) - 1)
 
@@ -119,9 +118,9 @@ def searched(machine: Machine, library: Library) -> Buses:
     nic = machine.nic_uBps / 1e15 / max(machine.nics, 1)
     speed = next((speed for speed in library.numbers(f"{generation}.inter_speeds") if speed <= nic), nic)
     channels = max(machine.ring_nics, 1)
-    # One GPU of a domain in each ring sends to the network and not to its neighbour.
+    # In each ring, one GPU of a domain sends to the network instead of its neighbour.
     net = min(channels * speed, inside * s.per_domain / max(s.per_domain - 1, 1))
-    # Few fast channels are cut in two.
+    # A small number of fast channels is split in two.
     if speed >= 25 and not (machine.generation in {"hopper", "blackwell"} and speed < 50 and channels > 4):
         channels *= 2
     tree = min(2 * net, machine.gpu_uBps / 1e15 or inf) if s.domains == 2 else net
@@ -129,19 +128,19 @@ def searched(machine: Machine, library: Library) -> Buses:
 
 
 def _ratio(algorithm: str, collective: str, n: int, library: Library) -> float:
-    """Bytes of the collective for one byte on the bus."""
+    """Bytes of the collective per byte on the bus."""
     if algorithm == "ring":
         return n / ring_steps(collective, n)
     return library.number("share.nvls") if algorithm.startswith("nvls") else 0.5
 
 
 def ring_steps(collective: str, n: int) -> int:
-    """Steps of a ring, counted as NCCL counts them."""
+    """Number of steps of a ring, as NCCL counts them."""
     return {"all_reduce": 2 * (n - 1), "all_gather": n - 1, "reduce_scatter": n - 1}.get(collective, n)
 
 
 def _bus(algorithm: str, kind: int, machine: Machine, library: Library, found: Buses) -> float:
-    """The rate of all channels together under a protocol."""
+    """The total rate of all channels under a protocol."""
     s, generation = shape(machine), _generation(machine, library)
     share = library.numbers
     if s.domains == 1:
@@ -179,7 +178,7 @@ def algorithms_of(machine: Machine, collective: str) -> tuple[str, ...]:
 
 
 def stated_terms(machine: Machine, collective: str, library: Library, found: Buses) -> list[Terms]:
-    """The parts of the formula for every algorithm and protocol that NCCL has for a collective of its own kernels."""
+    """The parts of the formula for every algorithm and protocol of a collective with its own NCCL kernels."""
     s = shape(machine)
     link = "nvlink" if machine.inside in {"nvlink", "xgmi", ""} else "pcie"
     levels = s.domains.bit_length() - 1
@@ -211,14 +210,14 @@ def stated_terms(machine: Machine, collective: str, library: Library, found: Bus
 
 
 def _ring_counts(collective: str, s: Shape) -> tuple[int, int]:
-    """Steps of a ring one after the other, and how many of them cross the network."""
+    """Number of sequential steps of a ring, and how many of them cross the network."""
     if collective in ROOTED:
         return s.ranks - 1, s.domains - 1
     return ring_steps(collective, s.ranks), (2 if collective == "all_reduce" else 1) * (s.domains - 1)
 
 
 def tree_correction(size_bytes: Floats, protocol: str, library: Library) -> Floats:
-    """NCCL's table of how far trees stay below their rate, by powers of two of the size from 64 B on."""
+    """NCCL's table of the shortfall of trees below their rate, by powers of two of the size from 64 B on."""
     table = np.array(library.numbers(f"tree_correction.{protocol}"))
     place = np.floor(np.log2(np.maximum(size_bytes, 1.0) / 64)).astype(np.int64)
     inside = (place >= 0) & (place < len(table))
@@ -230,7 +229,7 @@ def stated(
 ) -> list[Cost]:
     """NCCL's own estimate of every algorithm and protocol.
 
-    Without ``by_size`` these are the numbers of its tuning log, before corrections for the size.
+    Without ``by_size``, these are the numbers of its tuning log, before corrections for the size.
 
     Raises
     ------

@@ -1,9 +1,8 @@
-"""Library files: the constants of one version of a communication library, each with its unit and its source.
+"""Library files: the constants of one version of a communication library, each with its unit and source.
 
-A leaf of the file is ``{ value = ..., source = "..." }``. Times and rates are text with a unit, or lists of such; inside they are
-microseconds and GB/s (10**9 bytes per second), the units of NCCL's own cost formula. The reader is strict: an unknown key, a
-missing source or a missing unit is an error that names the place.
-A file that ``extends`` another has the values of that one where it gives none.
+A leaf of the file is ``{ value = ..., source = "..." }``. Times and rates are text with a unit, or lists of such text; internally they are
+microseconds and GB/s (10**9 bytes per second), the units of NCCL's own cost formula. The reader is strict: an unknown key, a missing
+source or a missing unit is an error that names the place. A file that ``extends`` another inherits all values that it does not set.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ MAX_FILE_BYTES = 2**20
 
 Value = float | str | tuple[float, ...] | tuple[str, ...]
 
-# Keys by pattern, with the type of the value. "times" is one value for LL, LL128 and Simple each.
+# Keys by pattern, with the type of the value. "times" is one value each for LL, LL128 and Simple.
 _KEYS = {
     "base.*": "times",
     "hop.*.ring": "times",
@@ -78,13 +77,13 @@ class Library:
     Attributes
     ----------
     name, version
-        Such as ``"nccl"`` and ``"2.27"``.
+        For example ``"nccl"`` and ``"2.27"``.
     missing
-        What the file has no numbers for, in words.
+        Subjects for which the file has no numbers, in words.
     values, sources
-        Constants by place, such as ``"fabric.ib.latency"``, and where each comes from.
+        Constants by place, such as ``"fabric.ib.latency"``, and their sources.
     borrowed
-        Places whose constants are those of another library, with its name.
+        Places whose constants are borrowed from another library, with its name.
     """
 
     name: str
@@ -109,7 +108,7 @@ class Library:
         Raises
         ------
         ConfigError
-            When the file does not have it and there is no default.
+            When the file lacks it and there is no default.
         """
         found = self.values.get(place, default)
         if not isinstance(found, (int, float)):
@@ -117,7 +116,7 @@ class Library:
         return float(found)
 
     def numbers(self, place: str) -> tuple[float, ...]:
-        """A list of constants; empty where the file has none."""
+        """A list of constants; empty if the file has none."""
         found = self.values.get(place, ())
         return cast("tuple[float, ...]", found) if isinstance(found, tuple) else (float(found),)
 
@@ -127,11 +126,11 @@ class Library:
         return tuple(str(each) for each in found) if isinstance(found, tuple) else ()
 
     def text(self, place: str) -> str:
-        """A word, such as how a fabric's protocol is chosen; empty where the file has none."""
+        """A word, such as the way a fabric chooses protocols; empty if the file has none."""
         return str(self.values.get(place, ""))
 
     def tables(self, head: str) -> tuple[str, ...]:
-        """Names of the tables below a heading, such as the fabrics, in order of the file."""
+        """Names of the tables below a heading, such as the fabrics, in file order."""
         return _tables(self, head)
 
     def with_values(self, changes: Mapping[str, Value]) -> Library:
@@ -143,13 +142,13 @@ class Library:
 
 @lru_cache(maxsize=4096)
 def _tables(library: Library, head: str) -> tuple[str, ...]:
-    """Asked for again and again by every prediction."""
+    """Cached, because every prediction needs it repeatedly."""
     return tuple(dict.fromkeys(place.split(".")[1] for place in library.values if place.startswith(f"{head}.")))
 
 
 @lru_cache(maxsize=64)
 def _digest(library: Library) -> str:
-    """Made when it is asked for: a fit changes constants thousands of times."""
+    """Computed lazily: a fit changes constants thousands of times."""
     values = sorted((place, repr(value)) for place, value in library.values.items())
     return hashlib.sha256(repr((str(library), values)).encode()).hexdigest()[:16]
 
@@ -160,7 +159,7 @@ def load_library(name: str | Path | Library = "nccl") -> Library:
     Raises
     ------
     ConfigError
-        With the file, the place in it, and the nearest valid choice.
+        States the file, the place in it, and the nearest valid choice.
 
     Examples
     --------
@@ -198,7 +197,7 @@ def parse_library(content: bytes, file: str) -> Library:
     Raises
     ------
     ConfigError
-        With the place in the file.
+        States the place in the file.
     """
     document = parse_toml(content, file)
     heads = {key: document.pop(key, [] if key in {"missing", "extends"} else None) for key in _TEXTS}

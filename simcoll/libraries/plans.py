@@ -1,4 +1,4 @@
-"""What a library runs for a collective of one size, as a plan that the emulator can play beside others."""
+"""A library's choice for a collective of one size, as a plan that the emulator can play alongside others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PLAIN = {
     "all_reduce": "ring", "all_gather": "ring", "reduce_scatter": "ring", "broadcast": "chain", "reduce": "chain",
     "all_to_all": "pairwise", "gather": "direct", "scatter": "direct", "send_recv": "direct", "barrier": "dissemination",
 }  # fmt: skip
-"""What runs where the library's choice cannot be played."""
+"""The algorithms that run if the library's choice cannot be played."""
 
 
 def library_play(
@@ -42,8 +42,8 @@ def library_play(
 ) -> tuple[Schedule, Protocol]:
     """The schedule and protocol that a library would run on all ranks of a topology.
 
-    Where events cannot carry its choice, it is the next best that they can; where the library has no numbers for the machine, a
-    ring, or what is plain for the collective, under the protocol ``ideal``.
+    If the emulator cannot play the library's choice, it is the next best that it can; if the library has no numbers for the machine, a ring
+    or another plain algorithm under the protocol ``ideal``.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def library_play(
 def _offers(
     kind: str, size_bytes: int, topology: Topology, library: Library, environment: Environment
 ) -> Iterator[tuple[Schedule, Protocol]]:
-    """The ways to run it that events can carry, the library's choice first."""
+    """The ways to run it that the emulator can play, the library's choice first."""
     if kind not in COLLECTIVES:
         return
     machine = machine_of(topology)
@@ -90,7 +90,7 @@ def _offers(
     for at in order:
         found = play(judged[at], 0, kind, max(1, size_bytes), topology, machine)
         if not isinstance(found, str):
-            depth = min(found.protocol.fifo_depth, DEEPEST_FIFO)  # so deep a FIFO holds all that flows in a latency
+            depth = min(found.protocol.fifo_depth, DEEPEST_FIFO)  # a FIFO of this depth holds the flow of one latency
             yield found.schedule, replace(found.protocol, fifo_depth=depth)
 
 
@@ -109,7 +109,7 @@ def library_plan(
     Parameters
     ----------
     imbalance
-        Of an all_to_all: what comes to the most loaded rank, over the mean.
+        For an all_to_all, the data of the most loaded rank over the mean.
 
     Raises
     ------
@@ -123,7 +123,7 @@ def library_plan(
 
 
 def bind_size(schedule: Schedule, protocol: Protocol, size_bytes: int, imbalance: float = 1.0) -> Plan:
-    """A schedule bound to a size: equal chunks, but for what takes next to no time; uneven blocks where one rank is loaded more."""
+    """A schedule bound to a size, which is rounded down to equal chunks if large; uneven blocks for an imbalance."""
     n, kind = schedule.nranks, KINDS[schedule.collective.kind]
     slots = max(kind.input_slots(n), kind.output_slots(n), 1)
     count, chunks = max(1, size_bytes // slots), schedule.layout.chunks

@@ -1,8 +1,8 @@
-"""What a library runs, as a proved schedule and the protocol that gives its messages their costs.
+"""A library's choice as a proved schedule, and the protocol that gives its messages their costs.
 
-The formula counts steps one after the other and one rate; a schedule has messages, lanes and links. The protocol made here gives both the
-same latency and the same bytes per second where links are free: then the events take the time of the formula. Where links are
-shared, degraded or oversubscribed, the events take longer, and the formula does not know.
+The formula has sequential steps and one rate; a schedule has messages, lanes and links. The protocol built here matches the formula's
+latency and bytes per second on free links, so the emulated time equals the formula's. On shared, degraded or oversubscribed links the
+emulated time is longer, which the formula cannot predict.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ if TYPE_CHECKING:
 __all__ = ["Play", "play"]
 
 FIFO_SLOTS = 8
-"""Slots of NCCL's buffers between two GPUs (NCCL_STEPS)."""
+"""Number of slots of NCCL's buffers between two GPUs (NCCL_STEPS)."""
 MOST_MESSAGES = 80_000
-"""Messages of schedules that cannot be folded, beyond which the formula's time must do."""
+"""Limit of messages of a schedule that cannot be folded; beyond, the formula's time is used."""
 MOST_OF_A_DOMAIN = 10_000
-"""Messages of a tree for each of its domains: on two of them they take 50 ms."""
+"""Limit of messages of a tree per domain: on two domains these take 50 ms."""
 MOST_ON_A_SWITCH = 32
-"""GPUs of a domain, beyond which a reduction in its switches takes seconds to play."""
+"""Limit of GPUs per domain for playing a reduction in its switches, which would otherwise take seconds."""
 SETTLED = 8
-"""Pieces of a tree from which on the children of a rank send at the same time; of fewer pieces, theirs come one after the other."""
+"""Number of a tree's pieces from which the children of a rank send simultaneously; with fewer, they send one after the other."""
 FREE = 0.98
-"""Share of a link that the rates made here may use, so that a link that is free does not slow them down."""
+"""Share of a link that the rates made here may use, so that a free link does not slow them down."""
 _US = 10**9
 _INSIDE = ("nvlink", "link", "pcie", "cpu")
 
 
 @dataclass(frozen=True, slots=True)
 class Play:
-    """A schedule and the protocol to play it with; ``topology`` has other routes than the machine where NCCL takes others."""
+    """A schedule and its protocol; ``topology`` is set if NCCL's routes differ from those of the machine."""
 
     schedule: Schedule
     protocol: Protocol
@@ -76,7 +76,7 @@ class _Asked:
 
 
 def play(cost: Cost, place: int, collective: str, size_bytes: int, topology: Topology, machine: Machine) -> Play | str:
-    """The schedule and protocol of a candidate at one of its sizes, or the reason why events cannot carry it."""
+    """The schedule and protocol of a candidate at one of its sizes, or the reason why the emulator cannot play it."""
     hop, net = (np.broadcast_to(each, cost.latency_us.shape)[place] for each in (cost.hop_us, cost.net_us))
     latency = float(cost.latency_us[place])
     start = latency - cost.hops * float(hop) - cost.nets * float(net)
@@ -93,7 +93,7 @@ def play(cost: Cost, place: int, collective: str, size_bytes: int, topology: Top
         return _chain(asked)
     try:
         return builders[cost.algorithm](asked)
-    except ConfigError as error:  # the topology has no such rings or nodes, say
+    except ConfigError as error:  # for example, the topology has no such rings or nodes
         return error.message
 
 
@@ -105,7 +105,7 @@ def _schedule(collective: str, algorithm: str, topology: Topology, params: tuple
 
 @lru_cache(maxsize=4)
 def _blocks(schedule: Schedule) -> list[Step | Repeat]:
-    """The steps of a schedule that is being proved and played for the first time, which asks for them six times; none of many rows."""
+    """The materialised steps of a schedule whose first proof and run iterate over them six times; empty for large schedules."""
     kept: list[Step | Repeat] = []
     rows = 0
     for block in schedule.source():
@@ -119,7 +119,7 @@ def _blocks(schedule: Schedule) -> list[Step | Repeat]:
 def _protocol(
     asked: _Asked, hop_us: float, net_us: float, channel_GBps: float, start_us: float | None = None
 ) -> Protocol:
-    """Times and rates as the engine takes them."""
+    """Convert times and rates to the units of the engine."""
     hop, net = round(hop_us * _US), round(net_us * _US)
     return Protocol(
         asked.protocol,
@@ -131,24 +131,24 @@ def _protocol(
 
 
 def _depth(asked: _Asked) -> int:
-    """Slots of one emulated channel, which stands for several of the library's."""
+    """Number of slots of one emulated channel, which stands for several of the library's."""
     return FIFO_SLOTS * max(1, asked.channels // _rails(asked))
 
 
 def _raw(asked: _Asked) -> tuple[float, float]:
-    """What the links of a GPU and the NICs of a domain could carry at most, in GB/s."""
+    """Peak rates of a GPU's links and of a domain's NICs, in GB/s."""
     return asked.machine.gpu_uBps / 1e15 or inf, asked.machine.nic_uBps / 1e15 or inf
 
 
 def _rails(asked: _Asked) -> int:
-    """Channels: over domains one for every NIC, so that all are used."""
+    """Number of channels: over domains one per NIC, so that all are used."""
     if asked.shape.domains == 1:
         return 1
-    return max(asked.machine.nics, asked.shape.per_domain)  # members that share a NIC take turns at the ends
+    return max(asked.machine.nics, asked.shape.per_domain)  # members that share a NIC alternate at the ends
 
 
 def _direct(topology: Topology) -> NDArray[np.bool_]:
-    """Which links join two GPUs."""
+    """Mask of the links that join two GPUs."""
     gpu = np.array([kind == "gpu" for kind in topology.node_kinds])
     both: NDArray[np.bool_] = gpu[topology.link_src] & gpu[topology.link_dst]
     return both
@@ -160,15 +160,15 @@ def _least_direct(topology: Topology) -> float:
 
 
 def _linked(topology: Topology) -> int:
-    """Pairs of GPUs that have links to each other, not to a switch."""
+    """Number of pairs of GPUs with links to each other instead of to a switch."""
     return len(np.unique(np.stack([topology.link_src, topology.link_dst])[:, _direct(topology)], axis=1).T)
 
 
 @lru_cache(maxsize=16)
 def _over_gpus(topology: Topology) -> Topology:
-    """With routes over the links between GPUs and through the memory of GPUs, by width, instead of over the host.
+    """The topology with routes over links between GPUs and the memory of intermediate GPUs, by width, instead of over the host.
 
-    NCCL's ``NVB`` paths: both ends reach a buffer in the GPU between them (a maintainer in github.com/NVIDIA/nccl, issue 819).
+    These are NCCL's ``NVB`` paths: both ends access a buffer in the GPU between them (a maintainer in github.com/NVIDIA/nccl, issue 819).
     """
     src, dst, capacity = topology.link_src, topology.link_dst, topology.link_capacity_uBps
     length = np.where(_direct(topology), capacity.max() // np.maximum(capacity, 1), 10**6)
@@ -178,13 +178,13 @@ def _over_gpus(topology: Topology) -> Topology:
 
 
 def _net_latency(asked: _Asked, hops: int, nets: int) -> float:
-    """Latency of a message over the network, so that so many hops and crossings take what the formula counts."""
+    """Latency of a message over the network such that these hops and crossings take the formula's time."""
     total = asked.hops * asked.hop_us + asked.nets * asked.net_us
     return max(total - hops * asked.hop_us, 0.0) / nets if nets else 0.0
 
 
 def _ring(asked: _Asked) -> Play | str:
-    """A segment goes around the ring, or twice; NCCL counts fewer crossings of the network than a segment sees."""
+    """A segment goes around the ring once or twice; NCCL counts fewer crossings of the network than a segment makes."""
     n, domains, g = asked.shape.ranks, asked.shape.domains, asked.shape.per_domain
     steps = ring_steps(asked.collective, n)
     bus = asked.rate_GBps * steps / n
@@ -204,13 +204,13 @@ def _ring(asked: _Asked) -> Play | str:
 
 
 def _slots(asked: _Asked) -> int:
-    """Most pieces that follow each other at full rate: in the latency of one, a connection's slots must hold what flows meanwhile."""
+    """Most pieces that follow each other at full rate: the slots of a connection must hold the flow during the latency of one piece."""
     latency = max(asked.hop_us, asked.net_us, 1e-3)
     return max(1, int(0.75 * _depth(asked) * asked.size_bytes / (1000 * asked.rate_GBps) / latency))
 
 
 def _round(pieces: int) -> int:
-    """At most so many pieces, of four in every doubling: sizes that are near each other share a schedule and its proof.
+    """Round down to one of four numbers of pieces per doubling, so that similar sizes share a schedule and its proof.
 
     >>> [_round(pieces) for pieces in (7, 9, 71, 211, 256)]
     [7, 8, 64, 192, 256]
@@ -220,20 +220,20 @@ def _round(pieces: int) -> int:
 
 
 def _flowing(asked: _Asked) -> float:
-    """Share of the formula's time in which bytes flow."""
+    """Share of the formula's time during which bytes flow."""
     flowing = asked.size_bytes / (1000 * asked.rate_GBps)
     return flowing / (flowing + asked.start_us + asked.hops * asked.hop_us + asked.nets * asked.net_us)
 
 
 def _too_fast(asked: _Asked, gpu_GBps: float, nic_GBps: float, slack: float = 0.04) -> bool:
-    """Whether links slow down rates that make up for a pipeline's filling, by more than a part of the time."""
+    """Whether links limit rates that compensate for filling a pipeline, by more than a share of the time."""
     gpu, nic = _raw(asked)
     beyond = max(gpu_GBps / (FREE * gpu), nic_GBps / (FREE * nic) if asked.shape.domains > 1 else 0.0) - 1
     return beyond * _flowing(asked) > slack
 
 
 def _chain(asked: _Asked) -> Play | str:
-    """Pieces follow each other along the chain, as few as links allow: the rate makes up for the first and the last ones."""
+    """Pieces follow each other along the chain, as few as links allow; the rate compensates for the first and last pieces."""
     n, domains = asked.shape.ranks, asked.shape.domains
     most = _round(max(1, min((4 if domains == 1 else 16) * n, asked.size_bytes // 4096, _slots(asked))))
     for pieces in (*(few for few in (32, 64, 128) if few < most), most):
@@ -248,14 +248,14 @@ def _chain(asked: _Asked) -> Play | str:
         schedule = _schedule(asked.collective, "nvlink_ring", asked.topology, (("pieces", pieces),))
     else:
         schedule = _schedule(asked.collective, "chain", asked.topology, (("channels", channels), ("pieces", pieces)))
-    # The root starts within its node's part of the ring, which therefore ends where it began.
+    # The root is inside its node's part of the ring, which therefore ends where it began.
     crossings = domains - (asked.shape.per_domain == 1) if domains > 1 else 0
     net_us = _net_latency(asked, n - 1 - crossings, crossings)
     return Play(schedule, _protocol(asked, asked.hop_us, net_us, rate / schedule.nchannels))
 
 
 def _tree(asked: _Asked) -> Play | str:
-    """Up and down the trees in pieces, as few as links allow: the rate makes up for the time in which the pipeline fills."""
+    """Up and down the trees in pieces, as few as links allow; the rate compensates for filling the pipeline."""
     s, slots = asked.shape, _slots(asked)
     depth, fan, stages = _levels(s.domains, s.per_domain)
     crossing = asked.rate_GBps * (1 if s.domains == 2 else 2)
@@ -271,7 +271,7 @@ def _tree(asked: _Asked) -> Play | str:
         asked, 2 * asked.rate_GBps * lead, crossing * lead
     ):
         return "a tree this deep needs more pieces than can be played"
-    node = (("box", s.per_domain),) if s.domains > 1 else ()  # also of one GPU: a chain of all of them would be deeper
+    node = (("box", s.per_domain),) if s.domains > 1 else ()  # even of one GPU: a chain of all would be deeper
     params = (("channels", pairs), ("pieces", pieces), *node)
     schedule = _schedule(asked.collective, "nccl_tree", asked.topology, params)
     net_us = asked.nets * asked.net_us / (2 * depth) if depth else 0.0
@@ -282,7 +282,7 @@ def _tree(asked: _Asked) -> Play | str:
 def _levels(domains: int, per_domain: int) -> tuple[int, int, float]:
     """Levels of the tree over domains, the most children of a rank, and the stages of a piece on its way up.
 
-    The children of a rank share its rate: with as many as any rank has, a message takes a whole stage, alone a part of it.
+    The children of a rank share its rate: with the maximum number of children a message takes a whole stage, alone only a part of it.
     """
     parent = np.array(binary_tree(domains)).tolist()
     level, children = [0] * domains, [int(per_domain > 1)] * domains
@@ -300,12 +300,12 @@ def _levels(domains: int, per_domain: int) -> tuple[int, int, float]:
 
 
 def _switch(asked: _Asked) -> Play | str:
-    """Reduction in the switches of one domain: shares are fetched and sent to all in pieces, both at once."""
+    """Reduction in the switches of one domain: shares are fetched and multicast in pieces, both simultaneously."""
     n, pieces = asked.shape.ranks, 2
     if n > MOST_ON_A_SWITCH:
         return "too many GPUs share a switch to be played share by share"
     schedule = _schedule(asked.collective, "nvls", asked.topology, (("channels", 1), ("pieces", pieces)))
-    # Up: all but the first piece share the links with what is sent to all.
+    # Up: all pieces except the first share the links with the multicast.
     load = ((pieces - 1) * (1 + 1 / n) + 1 + (n - 1) / n) / pieces
     share = min(Fraction(1), Fraction(round(asked.rate_GBps * load / _raw(asked)[0] * 10**6), 10**6))
     start = asked.start_us + asked.hops * asked.hop_us
@@ -314,7 +314,7 @@ def _switch(asked: _Asked) -> Play | str:
 
 
 def _grouped(asked: _Asked) -> Play | str:
-    """All sends at once, each GPU and each NIC at the rate that grouped sends reach."""
+    """All sends at once, each GPU and each NIC at the measured rate of grouped sends."""
     n, domains = asked.shape.ranks, asked.shape.domains
     if n * n > MOST_MESSAGES:
         return "too many pairs of ranks"

@@ -1,4 +1,4 @@
-"""Predict what a communication library takes: choose what it would run, then time that."""
+"""Predict the time of a communication library: choose what it would run, then time that."""
 
 from __future__ import annotations
 
@@ -34,38 +34,38 @@ __all__ = ["COLLECTIVES", "Prediction", "chosen", "formula_time", "predict"]
 COLLECTIVES = (
     "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "gather", "scatter", "send_recv",
 )  # fmt: skip
-"""What a library runs by itself."""
+"""The collectives that a library offers."""
 SLIGHT = 0.001
-"""Part of the time that bytes more or less may take, where that makes all chunks equal."""
+"""Change of time accepted for rounding the bytes so that all chunks are equal."""
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a library would run for a collective of one size, and how long it takes.
+    """A library's choice for a collective of one size, and its predicted time.
 
     Attributes
     ----------
     collective, size_bytes
-        What was asked; the size as nccl-tests counts it.
+        The requested collective; the size as in nccl-tests.
     time_fs
         The predicted time.
     algorithm, protocol, channels
-        What the library chooses.
+        The library's choice.
     schedule
-        Title of the schedule that was played; empty where there is none.
+        Title of the schedule that was played; empty if none was.
     timed_by
-        ``"events"`` when the emulator played the schedule, ``"formula"`` when the corrected formula gave the time.
+        ``"events"`` if the emulator played the schedule, ``"formula"`` if the time is that of the corrected formula.
     library
         Name and version, such as ``"nccl 2.27"``.
     bound_fs, bottleneck
-        The lower bound of this collective on the raw capacities of the machine, and what sets it.
+        The lower bound of this collective on the raw capacities of the machine, and its bottleneck.
     calibration
         Hash of the calibration; empty without one.
     note
-        Why events could not carry it, where the formula gave the time.
+        Why the emulator could not play it, if the time is the formula's.
     assumed
-        What stands in for numbers that the library does not have; empty where nothing does.
+        Substitutes for numbers that the library lacks; empty if there are none.
     """
 
     collective: str
@@ -100,10 +100,10 @@ def chosen(
     environment: Environment = DEFAULT,
     calibration: Calibration | None = None,
 ) -> tuple[list[Cost], Ints]:
-    """The corrected costs of what the environment allows, and which of them runs at every size.
+    """The corrected costs of the permitted candidates, and the index of the choice for every size.
 
-    It is the fastest; on fabrics where NCCL is known to keep to its own estimates, and under a calibration with a tuning table, it is the
-    one that those prefer.
+    The choice is the fastest candidate; on fabrics where NCCL is known to follow its own estimates, and under a calibration with a tuning
+    table, it is the one preferred by those.
 
     Raises
     ------
@@ -126,7 +126,7 @@ def chosen(
 def _preferred(
     machine: Machine, collective: str, size_bytes: Floats, library: Library, calibration: Calibration | None
 ) -> dict[tuple[str, str], Cost]:
-    """NCCL's own estimates, where they decide: empty elsewhere."""
+    """NCCL's own estimates, where they decide; empty elsewhere."""
     if collective in corrected.P2P:
         return {}
     fabric = corrected.fabric_of(machine, library)
@@ -145,7 +145,7 @@ def _preferred(
     found = {}
     for cost in plain:
         key = (cost.algorithm, cost.protocol)
-        if key in read:  # what the size does to NCCL's numbers, on those of the log
+        if key in read:  # apply NCCL's dependence on the size to the numbers of the log
             latency, rate = read[key]
             scale = own[key].latency_us / cost.latency_us, own[key].rate_GBps / cost.rate_GBps
             found[key] = replace(cost, latency_us=latency * scale[0], rate_GBps=rate * scale[1])
@@ -185,7 +185,7 @@ def _formula(
     calibration: Calibration | None,
     environment: Environment,
 ) -> Prediction:
-    """What runs, with the formula's time of it, before what the launch and a calibration add."""
+    """The choice with the formula's time, without launch and calibration."""
     time_fs = in_time(float(best.time_us(np.array([float(size_bytes)]))[0]))
     channels = channels_for(best, size_bytes, sum(machine.domain_ranks), environment)
     return Prediction(
@@ -197,7 +197,7 @@ def _formula(
 def _finished_fs(
     made: Prediction, machine: Machine, library: Library, calibration: Calibration | None, environment: Environment
 ) -> int:
-    """The time with the launch of the run and what a calibration says."""
+    """The time including the launch and the calibration."""
     late = made.time_fs + in_time(launch_us(machine, library, environment))
     if not calibration:
         return late
@@ -206,14 +206,14 @@ def _finished_fs(
 
 
 def in_time(time_us: float) -> int:
-    """Femtoseconds of a time in microseconds, if the clock can hold it."""
+    """Femtoseconds of a time in microseconds, if within the range of the clock."""
     if not time_us * 1e9 <= MAX_TIME_FS:
         raise ConfigError(f"the predicted time is {time_us / 1e6:.6g} s; the clock ends at {MAX_TIME_FS / 1e15:.6g} s")
     return round(time_us * 1e9)
 
 
 def launch_us(machine: Machine, library: Library, environment: Environment) -> float:
-    """Time that starting the operation takes beyond what the formula has, by who starts it."""
+    """Time of launching the operation beyond the formula, by launcher."""
     if environment.launcher == "one-process":
         return library.number("launcher.one_process") * max(machine.domain_ranks)
     return library.number("launcher.torch") if environment.launcher == "torch" else 0.0
@@ -223,7 +223,7 @@ _THREADS_TIMES_BYTES = {"LL": 512 * 8, "LL128": 640 * 8, "Simple": 512 * 64}
 
 
 def channels_for(cost: Cost, size_bytes: int, ranks: int, environment: Environment) -> int:
-    """Channels that a message of this size uses: NCCL leaves out those that would have too little to do."""
+    """Number of channels for a message of this size: NCCL omits channels with too little work."""
     most = min(2 * cost.channels, environment.max_channels or 2 * cost.channels)
     most = max(most, environment.min_channels)
     least = _THREADS_TIMES_BYTES[cost.protocol] * (ranks if (cost.algorithm, cost.protocol) == ("ring", "LL") else 1)
@@ -232,7 +232,7 @@ def channels_for(cost: Cost, size_bytes: int, ranks: int, environment: Environme
 
 @lru_cache(maxsize=256)
 def calibrated(library: Library, machine: Machine, calibration: Calibration | None) -> Library:
-    """The library with its rates, fabric latency and growth as a calibration has them."""
+    """The library with its rates, fabric latency and growth adjusted by a calibration."""
     if calibration is None:
         return library
     kind, fabric = corrected.class_of(machine, library), corrected.fabric_of(machine, library)
@@ -264,7 +264,7 @@ def _machine(topology: Topology) -> Machine:
 def _asked(
     collective: str, size_bytes: int, topology: Topology, ranks: int | None, library: str | Library
 ) -> tuple[Machine, Library]:
-    """The machine and the library of a request that makes sense."""
+    """The machine and the library of a checked request."""
     if collective not in COLLECTIVES:
         raise ConfigError(f"no library model for collective {collective!r}; {nearest(str(collective), COLLECTIVES)}")
     if type(size_bytes) is not int or size_bytes < 1:
@@ -285,27 +285,27 @@ def predict(
     calibration: Calibration | None = None,
     environment: Environment = DEFAULT,
 ) -> Prediction:
-    """Predict what a communication library takes for a collective.
+    """Predict the time of a collective in a communication library.
 
     Parameters
     ----------
     collective, size_bytes
-        What runs, and its size as nccl-tests counts it: the larger of a rank's input and output.
+        The collective, and its size as in nccl-tests: the larger of a rank's input and output.
     topology
-        The machine, with the trait ``generation`` and, over several nodes, ``fabric``.
+        The machine, with the trait ``generation`` and, for several nodes, ``fabric``.
     ranks
-        Take only the first so many ranks of the topology.
+        Use only the first ``ranks`` ranks of the topology.
     library
         A shipped library (:func:`~simcoll.libraries.library.shipped_libraries`), a file, or a :class:`Library`.
     calibration
-        What measurements say about this machine.
+        A calibration from measurements of this machine.
     environment
-        What NCCL's environment variables leave to its choice.
+        The settings of NCCL's environment variables.
 
     Raises
     ------
     ConfigError
-        For a request that makes no sense, or a machine for which the library has no numbers.
+        For an invalid request, or a machine for which the library has no numbers.
 
     Examples
     --------
@@ -335,7 +335,7 @@ def _predicted(
     calibration: Calibration | None,
     environment: Environment,
 ) -> Prediction:
-    """A prediction that this process has not made yet: from the disk, or new."""
+    """A prediction that is new to this process: recalled from disk, or computed."""
     machine, _ = _asked(collective, size_bytes, topology, ranks, library)
     placed = _placed(topology, ranks)
     told = (library.name, library.version, library.digest, calibration.hash if calibration else "", environment)
@@ -354,7 +354,7 @@ def _predicted(
 
 
 def _timed(made: Prediction, best: Cost, topology: Topology, machine: Machine) -> Prediction:
-    """The prediction with the time of its events, where they can carry it, and its bound."""
+    """The prediction with the emulated time, if the emulator can play it, and the bound."""
     from simcoll.binding import bind
     from simcoll.bounds import lower_bound
     from simcoll.emulator import emulate
@@ -369,7 +369,7 @@ def _timed(made: Prediction, best: Cost, topology: Topology, machine: Machine) -
         return replace(made, time_fs=max(made.time_fs, bound.time_fs), note=f"timed by the formula: {found}")
     slots = max(KINDS[collective].input_slots(topology.nranks), KINDS[collective].output_slots(topology.nranks))
     count, chunks = max(1, size // slots), found.schedule.layout.chunks
-    even = max(chunks, count - count % chunks)  # equal chunks behave alike and are played once
+    even = max(chunks, count - count % chunks)  # equal chunks are symmetric and are played once
     if abs(even - count) * slots * 10**6 < best.rate_GBps[0] * made.time_fs * SLIGHT or count >= 64 * chunks:
         count = even
     plan = bind(found.schedule, count, "uint8", protocol=found.protocol)
@@ -381,7 +381,7 @@ def _timed(made: Prediction, best: Cost, topology: Topology, machine: Machine) -
 
 @cache
 def _compiled() -> bool:
-    """Whether the compiled engine is there."""
+    """Whether the compiled engine is available."""
     return find_spec("numba") is not None
 
 

@@ -1,8 +1,8 @@
-"""Predictions remembered on disk, so that a planner that asks again in another process does not wait.
+"""Predictions cached on disk, so that a planner does not recompute them in another process.
 
 A key is a hash of everything that a prediction depends on: the request, the library's numbers, the calibration, the environment, the
-topology with its routes, and the code. A file that is damaged, of another form or unreadable counts as absent, and a
-folder that cannot be written to is left alone.
+topology with its routes, and the code. A file that is damaged, unreadable or of another form counts as absent, and an unwritable folder
+is not used.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 __all__ = ["VARIABLE", "cache_folder", "key_of", "recall", "remember", "topology_digest"]
 
 VARIABLE = "SIMCOLL_CACHE_DIR"
-"""Where predictions are kept; empty: nowhere. Default is the folder for caches of the user."""
+"""Folder of cached predictions; empty: no cache. Default: the user's cache folder."""
 MAX_BYTES = 4096
 
 
 def cache_folder() -> Path | None:
-    """Folder of the remembered predictions; None where nothing is kept."""
+    """Folder of the cached predictions; None if the cache is off."""
     named = os.environ.get(VARIABLE)
     if named is not None:
         return Path(named) / "predictions" if named else None
@@ -46,7 +46,7 @@ def cache_folder() -> Path | None:
 
 @cache
 def _code() -> str:
-    """Hash of the version, and of when simcoll's files were written: a source checkout changes without a version."""
+    """Hash of the version and of the modification times of simcoll's files: a source checkout changes without a version."""
     package = Path(__file__).resolve().parents[1]
     stamps = [(str(path), path.stat().st_mtime_ns) for path in sorted(package.rglob("*.py"))]
     return hashlib.sha256(repr((__version__, stamps)).encode()).hexdigest()
@@ -72,19 +72,19 @@ def topology_digest(topology: Topology) -> str:
 
 
 def key_of(*parts: object) -> str:
-    """Hash of a request and of the code that answers it."""
+    """Hash of a request and of the code that computes the result."""
     return hashlib.sha256(repr((_code(), *parts)).encode()).hexdigest()
 
 
 def recall(key: str, form: Mapping[str, type]) -> dict[str, object] | None:
-    """The fields kept under a key, if they are there and of the right types."""
+    """The fields cached under a key, if they exist and have the right types."""
     folder = cache_folder()
     if folder is None:
         return None
     path = folder / key[:2] / f"{key}.json"
     try:
         if not path.is_file():
-            return None  # a pipe would be waited for
+            return None  # reading a pipe would block
         with path.open("rb") as stream:
             found = json.loads(stream.read(MAX_BYTES))
     except (OSError, ValueError, RecursionError):
@@ -95,7 +95,7 @@ def recall(key: str, form: Mapping[str, type]) -> dict[str, object] | None:
 
 
 def remember(key: str, fields: Mapping[str, object]) -> None:
-    """Keep the fields under a key, or not: a full or read-only disk is no reason to fail."""
+    """Cache the fields under a key, if possible: a full or read-only disk is no reason to fail."""
     folder = cache_folder()
     if folder is None:
         return

@@ -1,1 +1,1 @@
-"""Bounds on what input may cost, before it costs it: memory, and the size and shape of files."""
+"""Limits on the cost of input, checked in advance: memory, and the size and shape of files."""

@@ -1,4 +1,4 @@
-"""Memory, needed and available: whatever allocates by a number from outside asks here before its first allocation."""
+"""Required and available memory: code that allocates by an external number checks here first."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["VARIABLE", "available_bytes", "check_room", "in_words", "largest_aut
 
 VARIABLE = "SIMCOLL_MAX_BYTES"
 AUTOMATIC_BYTES = 2 << 30
-"""Fixed, so that a run does not depend on the machine."""
+"""Constant, so that a run does not depend on the machine."""
 UNQUESTIONED = 64 << 20
-"""Up to here the system is not asked, which would take longer than a small run."""
+"""Up to this size the system is not queried, which would take longer than a small run."""
 UNLIMITED = 1 << 60
-"""Control groups write a number of about 2**63 where there is no limit."""
+"""Control groups report a number of about 2**63 if there is no limit."""
 
 
 def largest_automatic() -> int:
-    """Most bytes that ``data="auto"`` moves.
+    """Limit of bytes that ``data="auto"`` moves.
 
     Raises
     ------
@@ -34,19 +34,19 @@ def largest_automatic() -> int:
 
 
 def check_room(wanted: int, what: str, remedy: str) -> None:
-    """Refuse work that the machine has no room for.
+    """Refuse work that does not fit in memory.
 
     Parameters
     ----------
     wanted
-        Most bytes that it holds at a time, as an estimate.
+        Estimated peak memory of the work in bytes.
     what, remedy
-        The work and a way around it, as the message has them.
+        The work and an alternative, in the words of the message.
 
     Raises
     ------
     ConfigError
-        With both sizes and the remedy.
+        States both sizes and the remedy.
 
     Examples
     --------
@@ -62,7 +62,7 @@ def check_room(wanted: int, what: str, remedy: str) -> None:
 
 
 def in_words(size: int) -> str:
-    """A size with three digits: binary, as everywhere.
+    """A size with three digits and binary prefixes.
 
     >>> in_words(3 << 40), in_words(1_500_000_000), in_words(12)
     ('3 TiB', '1.4 GiB', '12 B')
@@ -74,7 +74,7 @@ def in_words(size: int) -> str:
 
 
 def available_bytes() -> int | None:
-    """Bytes that this process can still get from machine, control group and limits; ``None`` where none is stated."""
+    """Bytes that this process can still allocate by machine, control group and limits; ``None`` if unknown."""
     return min((free for free in (_machine(), *_control_groups(), *_limits()) if free is not None), default=None)
 
 
@@ -82,13 +82,13 @@ def _machine() -> int | None:
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         return 1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1])
-    with contextlib.suppress(AttributeError, OSError, ValueError):  # macOS: all there is; Windows: not known
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # macOS: total memory; Windows: unknown
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return None
 
 
 def _control_groups(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> list[int]:
-    """Memory left in this process's control group and those above it, for both versions of cgroups."""
+    """Memory left in this process's control group and its ancestors, for both versions of cgroups."""
     found = []
     with contextlib.suppress(OSError):
         for line in own.read_text(encoding="utf-8").splitlines():
@@ -113,7 +113,7 @@ def _control_groups(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc
 
 
 def _reclaimable(group: Path) -> int:
-    """File pages that a control group counts and the system takes back when it needs them."""
+    """File pages charged to a control group that the system can reclaim."""
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = (group / "memory.stat").read_text(encoding="ascii").splitlines()
         return int(

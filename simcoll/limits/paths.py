@@ -1,4 +1,4 @@
-"""Names of files: those from outside, which may be no names at all, and those that come with simcoll."""
+"""File names: external ones, which may be invalid, and those of files shipped with simcoll."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["data_folder", "exists", "is_file", "shipped_files"]
 
 
 def is_file(path: str | Path) -> bool:
-    r"""Whether there is a file of this name; there is none of a name that is too long or has a zero byte.
+    r"""Whether a file of this name exists; False for a name that is too long or has a zero byte.
 
     >>> is_file("a" * 10_000), is_file("a\0b")
     (False, False)
@@ -18,7 +18,7 @@ def is_file(path: str | Path) -> bool:
 
 
 def exists(path: str | Path) -> bool:
-    """Whether there is a file or folder of this name.
+    """Whether a file or folder of this name exists.
 
     >>> exists("a" * 10_000), exists(".")
     (False, True)
@@ -27,7 +27,7 @@ def exists(path: str | Path) -> bool:
 
 
 def data_folder(name: str) -> Path:
-    """A folder of data that comes with simcoll: package data in a wheel, beside the package in a source checkout.
+    """A folder of data shipped with simcoll: package data in a wheel, beside the package in a source checkout.
 
     >>> sorted(path.stem for path in data_folder("libraries").iterdir())
     ['mpi', 'nccl-2.27', 'rccl-2.22']
@@ -38,7 +38,7 @@ def data_folder(name: str) -> Path:
 
 
 def shipped_files(folder: str) -> dict[str, Path]:
-    """The TOML files of such a folder by name.
+    """The TOML files of a data folder by name.
 
     >>> list(shipped_files("libraries"))
     ['nccl-2.27', 'rccl-2.22']

@@ -1,4 +1,4 @@
-"""TOML and JSON from outside: what the standard readers would let cost gigabytes, crash on, or pass over in silence."""
+"""External TOML and JSON: guards against input on which the standard readers use gigabytes, crash, or ignore errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simcoll.errors import ConfigError, shown
 __all__ = ["parse_toml", "refuse_repeated_keys"]
 
 MOST_PARTS = 32
-"""Parts of a dotted key: Python's reader keeps a tuple for each, as long as the path so far."""
+"""Limit of parts of a dotted key: Python's reader keeps a tuple for each, as long as the path so far."""
 
 _PART = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')"""
 _LONG_KEY = re.compile(rf"(?<![A-Za-z0-9_-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{MOST_PARTS}}}")
@@ -21,12 +21,12 @@ _TOKEN = re.compile(rb'"([^"\\]*+(?:\\.[^"\\]*+)*+)"(\s*+:)?|[{}]', re.DOTALL)
 
 
 def parse_toml(data: bytes, file: str | None = None) -> dict[str, Any]:
-    r"""The tables of a TOML file, as :mod:`tomllib` has them.
+    r"""The tables of a TOML file, as :mod:`tomllib` returns them.
 
     Raises
     ------
     ConfigError
-        When it is no TOML, or has keys of more than 32 parts.
+        When it is not TOML, or has keys of more than 32 parts.
 
     Examples
     --------
@@ -45,7 +45,7 @@ def parse_toml(data: bytes, file: str | None = None) -> dict[str, Any]:
 
 
 def refuse_repeated_keys(data: bytes, file: str | None = None) -> None:
-    """Refuse JSON, already known to be well-formed, with an object that has one key twice: readers differ in which counts.
+    """Refuse well-formed JSON with a repeated key in one object, since readers differ in which value counts.
 
     >>> refuse_repeated_keys(b'{"a": {"b": 1}, "b": "a:"}')
     >>> refuse_repeated_keys(b'{"a": 1, "a": 2}')

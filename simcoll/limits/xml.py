@@ -1,7 +1,7 @@
-"""XML from outside: no DTD, and limits on tokens, depth, elements and attributes, checked while it is read.
+"""External XML: no DTD, and limits on tokens, depth, elements and attributes, checked during parsing.
 
-Expat before 2.6 reads an unfinished token anew with every piece it is fed, which takes hours for one of 60 MiB. So it is fed
-small pieces, and no token may be longer than a few of them.
+Expat before 2.6 rescans an unfinished token with every piece that it is fed, which takes hours for one of 60 MiB. So it is fed small
+pieces, and no token may be longer than a few of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SHOWN_LEVELS = 8
 
 @dataclass(frozen=True, slots=True)
 class XmlLimits:
-    """Most levels and elements of a file, and most attributes of an element with most characters of each."""
+    """Limits of levels and elements of a file, of attributes of an element, and of characters of each attribute."""
 
     depth: int
     elements: int
@@ -33,7 +33,7 @@ class XmlLimits:
 
 
 class _Builder(TreeBuilder):
-    """Builds the tree while it is within the limits."""
+    """Builds the tree within the limits."""
 
     def __init__(self, limits: XmlLimits, file: str | None) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def parse_xml(data: bytes, limits: XmlLimits, file: str | None = None) -> Elemen
     Raises
     ------
     ConfigError
-        When it is not well-formed, has a DTD, or passes a limit.
+        When it is not well-formed, has a DTD, or exceeds a limit.
 
     Examples
     --------

@@ -1,6 +1,6 @@
-"""Tools to test your own algorithms: Hypothesis strategies, :func:`assert_implements`, and a pytest fixture ``emulator``.
+"""Tools for testing your own algorithms: Hypothesis strategies, :func:`assert_implements`, and a pytest fixture ``emulator``.
 
-Needs the extra ``test`` (``pip install simcoll[test]``); loaded when first used.
+Needs the extra ``test`` (``pip install simcoll[test]``); loaded on first use.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["assert_implements", "collectives", "groups", "schedules", "sizes", "
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'simcoll.testing' has no attribute {name!r}")
-    # pytest loads this package in every run, for its plugin, so Hypothesis must wait.
+    # pytest loads this package in every run, for its plugin, so Hypothesis is imported late.
     home = "checks" if name == "assert_implements" else "strategies"
     try:
         module = importlib.import_module(f"simcoll.testing.{home}")

@@ -1,4 +1,4 @@
-"""Check a schedule in every way there is: proof, lowering, and runs on exact data."""
+"""Check a schedule in every available way: proof, lowering, and runs on exact data."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def default_counts(schedule: Schedule) -> tuple[int, ...]:
 def checked_run(plan: Plan, topology: Topology | None, seed: int = 0) -> Result:
     """Emulate a plan on exact data and compare with the definition.
 
-    Without a topology it runs on a crossbar that can play it.
+    Without a topology it runs on a crossbar that supports it.
 
     Raises
     ------
@@ -64,26 +64,26 @@ def assert_implements(
 ) -> None:
     """Assert that a schedule implements its collective.
 
-    It is proved. For each count and dtype it is bound, its lowering is checked for races and deadlock, and it is emulated on data
-    whose result is exact in any order of reduction.
+    The schedule is proved. For each count and dtype it is bound, its lowering is checked for races and deadlock, and it is emulated on
+    data whose result is exact in any order of reduction.
 
     Parameters
     ----------
     schedule
         Any schedule.
     counts
-        Elements per block, as for :func:`simcoll.bind`, one or more; default some awkward counts.
+        Elements per block, as for :func:`simcoll.bind`, one or more; default: some awkward counts.
     dtypes
         As for ``bind``, one or more.
     op
         As for ``bind``.
     topology
-        The machine to emulate; default a crossbar, whose switch reduces and multicasts if the schedule needs it.
+        The topology for the emulation; default: a crossbar, whose switch reduces and multicasts if the schedule needs it.
 
     Raises
     ------
     AssertionError
-        With the message of the verifier, and a line that replays the failing check.
+        With the verifier's message, and a line that replays the failing check.
     ConfigError
         For a schedule, counts, dtypes or topology of the wrong kind.
 
@@ -118,7 +118,7 @@ def assert_implements(
 
 
 def several(name: str, given: Any, example: str) -> list[Any]:
-    """The choices given, as a list, because they are iterated more than once."""
+    """The given choices as a list, because they are iterated more than once."""
     if not isinstance(given, Iterable) or isinstance(given, str):
         raise ConfigError(f"{name} must be a list such as {example}, got {given!r:.60}; did you mean [{given!r:.60}]?")
     found = list(given)

@@ -38,7 +38,7 @@ def _emulated(
     protocol: Any = "ideal",
     seed: int = 0,
 ) -> Result:
-    # Every pytest run loads the plugin, and few need the emulator.
+    # Every pytest run loads the plugin, but few need the emulator.
     from simcoll.testing.checks import checked_run
 
     return checked_run(bind(schedule, count, dtype, op, ranks=ranks, protocol=protocol), topology, seed)

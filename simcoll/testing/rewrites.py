@@ -1,4 +1,4 @@
-"""Rewrites that keep the meaning of a schedule and change its form."""
+"""Rewrites that preserve the meaning of a schedule and change its form."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def relabelled(schedule: Schedule, permutation: Sequence[int]) -> Schedule:
         region = layout.region(chunk)
         slot, piece = (chunk - layout.bases()[region]) // chunks, chunk % chunks
         slots = np.array([old.input_slots, old.output_slots, 0])[region]
-        # A buffer with a slot for each rank has them in the order of the ranks.
+        # A buffer with a slot per rank is ordered by rank.
         renamed = layout.bases()[region] + new[np.minimum(slot, n - 1)] * chunks + piece
         return np.where((slots == n) & (n > 1), renamed, chunk)
 
@@ -113,7 +113,7 @@ def merged(schedule: Schedule, at: int) -> Schedule:
     now, later = steps[at], steps[at + 1]
     needed = np.concatenate([_reads(layout, later), _writes(layout, later)])
     dependent = np.isin(_writes(layout, now), needed).any()
-    # A barrier consists of the order of its messages; a switch joins operations that share a step.
+    # The meaning of a barrier is the order of its messages; a switch joins operations that share a step.
     if dependent or (now.op >= SYNC).any() or (later.op >= SYNC).any():
         return _like(schedule, steps)
     return _like(schedule, [*steps[:at], joined([now, later]), *steps[at + 2 :]])
@@ -122,7 +122,7 @@ def merged(schedule: Schedule, at: int) -> Schedule:
 def detoured(schedule: Schedule, at: int, row: int) -> Schedule:
     """Send a transfer of step ``at`` through a new scratch slot at its destination, one step earlier.
 
-    ``row`` selects the transfer, modulo their number: in place, some transfers of the step may have been dropped.
+    ``row`` selects the transfer, modulo the number of transfers: in place, some transfers of the step may have been dropped.
     """
     steps, old = _steps(schedule), schedule.layout
     step = steps[at]
@@ -157,7 +157,7 @@ def detoured(schedule: Schedule, at: int, row: int) -> Schedule:
 
 
 def tree_schedule(collective: Collective, parents: Sequence[int], order: Sequence[int]) -> Schedule:
-    """Broadcast, reduce or all_reduce over any tree, with one message in each step.
+    """Broadcast, reduce or all_reduce over any tree, with one message per step.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Hypothesis strategies, which shrink towards few ranks, small counts and plain schedules."""
+"""Hypothesis strategies that shrink towards few ranks, small counts and plain schedules."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ def collectives(
     nranks: SearchStrategy[int] | None = None,
     in_place: SearchStrategy[bool] | None = None,
 ) -> SearchStrategy[Collective]:
-    """Collectives of the given kinds, with every root, any pairs, in place or not.
+    """Collectives of the given kinds, with any root, any pairs, in place or not.
 
     Parameters
     ----------
     kinds
-        Names, such as ``["all_reduce"]``; default all.
+        Names, such as ``["all_reduce"]``; default: all.
     nranks
-        World sizes; default 1 to 9.
+        World sizes; default: 1 to 9.
     in_place
-        Default both.
+        Default: both.
 
     Raises
     ------
     ConfigError
-        For kinds that are not a list or unknown, and for arguments that should be strategies and are not.
+        For kinds that are unknown or not a list, and for arguments that are not strategies.
     """
     chosen = several("kinds", kinds, "['all_reduce', 'broadcast']")
     for kind in chosen:
@@ -142,14 +142,14 @@ def schedules(
     Parameters
     ----------
     wanted
-        Collectives; default all.
+        Collectives; default: all.
     rewritten
-        How many rewrites: ranks or channels renamed, steps split or merged, detours through scratch. Default 0 to 4.
+        Number of rewrites: ranks or channels renamed, steps split or merged, detours through scratch. Default: 0 to 4.
 
     Raises
     ------
     ConfigError
-        For arguments that should be strategies and are not.
+        For arguments that are not strategies.
     """
     return _schedules(_strategy("wanted", wanted, collectives()), _strategy("rewritten", rewritten, st.integers(0, 4)))
 
