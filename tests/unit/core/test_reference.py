@@ -26,6 +26,14 @@ def plan_of(collective, count, dtype="float32", op="sum"):
     return bind(Schedule("none", Layout(collective), lambda: iter(())), count, dtype, op, unproved=True)
 
 
+def combined(op, parts, rng):
+    """The parts as one by a random tree: any two in each turn, in either order."""
+    while len(parts) > 1:
+        taken = parts.pop(rng.randrange(len(parts)))
+        combine(op, rng.choice(parts), taken)
+    return parts[0]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("op", REDUCTIONS)
@@ -40,14 +48,10 @@ def test_any_order_and_any_tree_gives_the_same_bits(dtype, op, n):
     assert expected.dtype == plan.dtype
     rng = random.Random(n)
     for _ in range(4):
-        parts = [part.copy() for part in inputs]
-        while len(parts) > 1:  # a random tree: combine two parts, in either order
-            rng.shuffle(parts)
-            last = parts.pop()
-            combine(op, parts[0], last)
-        assert np.array_equal(parts[0], expected)
+        found = combined(op, [part.copy() for part in inputs], rng)
+        assert np.array_equal(found, expected)
         if not (op == "product" and plan.dtype.kind == "c"):  # there the sign of an imaginary zero depends on the order
-            assert parts[0].tobytes() == expected.tobytes()
+            assert found.tobytes() == expected.tobytes()
     # Some order-free data proves nothing: the result must depend on what ranks give.
     assert len({part.tobytes() for part in inputs[:2]}) == 2
 
@@ -84,11 +88,7 @@ def test_scaled_sums_are_exact_in_any_order(dtype, factor, n):
     assert [Fraction(complex(value).real) for value in expected] == true
     rng = random.Random(n)
     for _ in range(4):
-        parts = [plan.reduction.prepared(part) for part in inputs]
-        while len(parts) > 1:
-            rng.shuffle(parts)
-            combine("sum", parts[0], parts.pop())
-        assert np.array_equal(parts[0], expected)
+        assert np.array_equal(combined("sum", [plan.reduction.prepared(part) for part in inputs], rng), expected)
     # The contribution of no rank may be left out unseen, unless the dtype makes the factor 0.
     if kept:
         assert all(not np.array_equal(expected, expected - plan.reduction.prepared(part)) for part in inputs)
