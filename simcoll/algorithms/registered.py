@@ -69,6 +69,7 @@ class Algorithm:
             made = self.shared(made, **{name: value for name, value in params.items() if name not in own})
         shown = ((name, getattr(value, "name", value)) for name, value in (self.params | params).items())
         named: Schedule = replace(made, name=self.name, params=tuple(shown))
+        named.known.keeps = True
         return named
 
     def __call__(self, collective: Collective, **params: Any) -> Schedule:

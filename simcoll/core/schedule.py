@@ -59,16 +59,23 @@ __all__ = [
 ]
 
 
+KEPT = 1 << 12
+"""So many transfers of a pass over the steps are kept: in a small run most of the time would go into making them again."""
+
+
 @dataclass(slots=True, eq=False)
 class Known:
     """Derived facts about a schedule, each computed once.
 
-    ``digests``: of the blocks that the source has yielded so far; ``complete``: these are all. ``again``: the number of protocols under
-    which each size is expected to run. ``switched``: whether a step reduces in a switch.
+    ``digests``: of the blocks that the source has yielded so far; ``complete``: these are all. ``keeps``: whether a short pass is
+    ``kept``. ``again``: the number of protocols under which each size is expected to run. ``switched``: whether a step reduces in a
+    switch.
     """
 
     digests: list[int] = field(default_factory=list)
     complete: bool = False
+    keeps: bool = False
+    kept: tuple[Step | Repeat, ...] | None = None
     checked: bool = False
     content_hash: str = ""
     folds: bool | None = None
@@ -93,7 +100,7 @@ class Schedule:
     layout
         Chunk addresses, including the collective.
     source
-        A function that yields the steps (and repeats) afresh at each call; they are not held in memory.
+        A function that yields the steps (and repeats) afresh at each call; only short passes of named algorithms are held in memory.
     nchannels
         Channels are ``0 .. nchannels - 1``.
     params
@@ -147,10 +154,15 @@ class Schedule:
         ScheduleError
             When it yields different steps than the first time: the schedule that runs would not be the proved one.
         """
+        if self.known.kept is not None:
+            yield from self.known.kept
+            return
         blocks = self.source()
         if not isinstance(blocks, Iterable):
             raise ConfigError(f"{self.title}: its source returns {blocks!r:.60}; expected steps, yielded one by one")
         known, number = self.known, 0
+        kept: list[Step | Repeat] = []
+        room = KEPT if known.keeps else -1
         for number, block in enumerate(blocks, 1):
             if not isinstance(block, (Step, Repeat)):
                 raise ConfigError(f"{self.title}: its source yields {block!r:.60}; expected steps, made by transfers()")
@@ -161,10 +173,14 @@ class Schedule:
                 raise self._changed(number - 1)
             moving = moving_part(block)
             if moving is not None:
+                room -= sum(map(len, moving.steps)) if isinstance(moving, Repeat) else len(moving)
+                if room >= 0:
+                    kept.append(moving)
                 yield moving
         if number < len(known.digests):
             raise self._changed(number)
         known.complete = True
+        known.kept = tuple(kept) if room >= 0 else None
 
     def _changed(self, block: int) -> ScheduleError:
         return ScheduleError(
@@ -266,7 +282,7 @@ class Schedule:
             (step.dst_rank, n, f"destination rank {{}} does not exist; ranks are 0..{n - 1}"),
             (step.channel, self.nchannels, f"channel {{}} does not exist; channels are 0..{self.nchannels - 1}"),
         ):
-            if len(column) and (column.min() < 0 or column.max() >= limit):
+            if len(column) and int(column.astype(np.uint64).max()) >= limit:  # negative ones are huge there
                 row = int(np.flatnonzero((column < 0) | (column >= limit))[0])
                 self._refuse(number, step, row, wrong.format(column[row]))
         if self.collective.kind == "barrier" and (step.op != SYNC).any():
@@ -276,12 +292,13 @@ class Schedule:
         self._check_chunks(number, step, step.dst_rank, step.dst_chunk, "destination")
 
     def _check_chunks(self, number: int, step: Step, rank: Ints, chunk: Ints, end: str) -> None:
-        size, bases = self.layout.size, self.layout.bases()
+        size = self.layout.size
+        if (step.count == 1).all() and int(chunk.astype(np.uint64).max(initial=0)) < size:  # the common case
+            return
         data = step.op != SYNC
         if not data.any():
             return
-        if (step.count == 1).all() and chunk.min() >= 0 and chunk.max() < size:  # the common case
-            return
+        bases = self.layout.bases()
         if (data & (step.count < 1)).any():
             row = int(np.flatnonzero(data & (step.count < 1))[0])
             self._refuse(number, step, row, f"count must be at least 1, got {step.count[row]}")

@@ -48,6 +48,8 @@ sources in unspecified order; the old content of dst does not count).
 
 _FACTORS = token_at(np.arange(1 << 13), 0).view(np.int64)
 """Random words for a checksum that costs a third of CRC-32."""
+FEW = 256
+"""So many transfers are compared as bytes, which is quicker."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,13 +127,13 @@ def transfers(
         given["op"] = OP_NAMES.index(op.lower())
     arrays = [whole_numbers(name, values) for name, values in given.items()]
     ops = arrays[-1]
-    if ops.size and not (ops.min() >= 0 and ops.max() < len(OP_NAMES)):
+    if ops.size and int(ops.view(np.uint64).max()) >= len(OP_NAMES):  # negative ones are huge there
         raise ConfigError(
             f"op {ops[(ops < 0) | (ops >= len(OP_NAMES))][0]} is unknown; use {', '.join(OP_NAMES).upper()}"
         )
     arrays[-1] = ops.astype(np.int8)
     try:
-        shape = np.broadcast_shapes(*(array.shape for array in arrays))
+        shape = np.broadcast(*arrays).shape
     except ValueError:
         shapes = ", ".join(f"{name} {array.shape}" for name, array in zip(given, arrays, strict=True) if array.ndim)
         raise ConfigError(f"the columns of a step must broadcast together; got shapes {shapes}") from None
@@ -282,6 +284,8 @@ def digest(block: Step | Repeat) -> int:
     """
     if isinstance(block, Repeat):
         return hash((block.count, block.stride, block.base, block.modulus, *map(digest, block.steps)))
+    if len(block) <= FEW:
+        return hash(tuple(column.tobytes() for column in block.columns))
     return hash((len(block), *(part for column in block.columns for part in _checksums(column))))
 
 

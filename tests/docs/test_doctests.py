@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import linecache
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,9 @@ MODULES = sorted(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODULES)
-def test_docstring_examples(name):
+def test_docstring_examples(name, monkeypatch):
+    # Before each docstring doctest resets a debugger, which looks at every file that the process has read lines of.
+    monkeypatch.setattr(linecache, "checkcache", lambda *_: None)
     # What drives hardware, or PyTorch, needs packages that not every machine has.
     if name.startswith("simcoll.torch"):
         pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'simcoll[torch]'")
