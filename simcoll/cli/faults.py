@@ -67,10 +67,11 @@ def play_faults(
     output
         Folder for faults.csv and faults.svg; default out/<scenario>-faults.
     """
+    from simcoll.core.numbers import check_seed
     from simcoll.formats.output import open_folder, write_files
     from simcoll.planning import fault_report as report
     from simcoll.planning import scenario as scenarios
-    from simcoll.planning.faults import KINDS, Chances, check_flaps, check_seed, wrong_elements
+    from simcoll.planning.faults import KINDS, MOST_SEED, Chances, check_flaps, wrong_elements
     from simcoll.topology.values import factor
     from simcoll.units import format_size, format_time, parse_time
 
@@ -80,7 +81,7 @@ def play_faults(
     if not 1 <= seeds <= MOST_SEEDS:
         raise ConfigError(f"--seeds {seeds}: expected 1 to {MOST_SEEDS}")
     for number in (first, first + seeds - 1, seed or 0):
-        check_seed(number)
+        check_seed(number, MOST_SEED)
     times = {"timeout": timeout, "late": late, "jitter": jitter, "mtbf": mtbf, "mttr": mttr}
     chances = Chances(
         sigma_ppm=int(factor(sigma, "--sigma") * 1_000_000),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -90,11 +91,13 @@ def print_sweep(
     if stopped and not rows:
         print(f"# stopped before the first of {len(sweep.sizes)} sizes was done; nothing is kept", flush=True)
         return Table(sweep, topology.name, (), tuple(played)), proofs, stopped
-    for line in (*foot_lines(rows), *engine_lines(rows), *_summary(rows)):
+    checks = {row.choice: row.checked.wrong for row in rows if row.checked and row.checked.wrong is not None}
+    moved = [row.result.wrong for row in rows if row.result.wrong is not None]
+    wrong = sum(moved) + sum(checks.values())
+    for line in (*foot_lines(rows), *engine_lines(rows), _summary(rows, len(checks), len(moved), wrong)):
         print(line)
     if stopped:
         print(f"# stopped after {len(best_rows(rows))} of {len(sweep.sizes)} sizes; these are kept", flush=True)
-    wrong = sum({row.choice: row.wrong or 0 for row in rows}.values())
     if wrong:
         raise InternalError(f"{wrong} wrong elements in a proved schedule")
     return Table(sweep, topology.name, tuple(rows), tuple(played)), proofs, stopped
@@ -109,16 +112,16 @@ def _left_out(sweep: Sweep, schedules: Sequence[Schedule]) -> Iterator[str]:
         yield f"{names}: not under {' and '.join(left)}, whose flags a switch that reduces would reduce, too"
 
 
-def _summary(rows: Sequence[Row]) -> Iterator[str]:
+def _summary(rows: Sequence[Row], checked: int, moved: int, wrong: int) -> str:
     from simcoll.planning.report import sweep_hash
 
-    moved = [row.result.wrong for row in rows if row.result.wrong is not None]
-    checks = {row.choice: row.checked.wrong for row in rows if row.checked and row.checked.wrong is not None}
-    wrong = sum(moved) + sum(checks.values())
     found = sweep_hash(rows)
-    every = f" and in {len(moved)} runs" if moved else ""
-    yield (
-        f"# {len(rows)} run{'s' * (len(rows) != 1)}, data checked in {len(checks)} schedule{'s' * (len(checks) != 1)}{every}: "
+    cut = "".join(
+        f", {many} {kind}" for kind, many in Counter(row.result.cut.kind for row in rows if row.result.cut).items()
+    )
+    every = f" and in {moved} runs" if moved else ""
+    return (
+        f"# {len(rows)} run{'s' * (len(rows) != 1)}{cut}, data checked in {checked} schedule{'s' * (checked != 1)}{every}: "
         f"{wrong} wrong. {f'trace hash {found}' if found else 'no trace hash'}"
     )
 

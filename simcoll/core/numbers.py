@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from simcoll.arrays import Ints
-from simcoll.errors import ConfigError
+from simcoll.errors import ConfigError, shown
+from simcoll.units import MAX_INT64
 
-__all__ = ["LARGEST", "whole_number", "whole_numbers"]
+__all__ = ["LARGEST", "check_seed", "whole_number", "whole_numbers"]
 
 LARGEST = 2**40
 """Largest number of chunks, channels or turns."""
@@ -19,8 +20,18 @@ LARGEST = 2**40
 def whole_number(name: str, value: Any, least: int, most: int = LARGEST) -> int:
     """A number as a Python int; refuses fractions, text and numbers out of range."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not least <= value <= most:
-        raise ConfigError(f"{name} must be a whole number from {least} to {most}, got {value!r:.60}")
+        raise ConfigError(f"{name} must be a whole number from {least} to {most}, got {shown(value)}")
     return int(value)
+
+
+def check_seed(seed: Any, most: int = MAX_INT64) -> int:
+    """A seed as a Python int; refuses what draws the same as another one would.
+
+    >>> check_seed(2**64)
+    Traceback (most recent call last):
+    simcoll.errors.ConfigError: seed must be a whole number from 0 to 9223372036854775807, got 18446744073709551616
+    """
+    return whole_number("seed", seed, 0, most)
 
 
 def whole_numbers(name: str, values: ArrayLike, kinds: str = "iub") -> Ints:

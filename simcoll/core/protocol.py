@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any
 
-from simcoll.errors import ConfigError, nearest
+from simcoll.errors import ConfigError, nearest, shown
 from simcoll.units import MAX_INT64, format_rate, format_time
 
 __all__ = ["GENERATIONS", "IDEAL", "PROTOCOL_NAMES", "Protocol", "ideal", "nccl", "protocol"]
@@ -96,9 +96,11 @@ class Protocol:
         whole |= {f"hop_latency_fs of {kind}": latency for kind, latency in self.hop_latency_fs}
         for name, value in whole.items():
             if type(value) is not int or value < 0:
-                raise ConfigError(f"{name} of protocol {self.name!r} must be a whole number, at least 0; got {value!r}")
-            if value > MAX_INT64 and name != "seed":
-                raise ConfigError(f"{name} of protocol {self.name!r} must be at most {MAX_INT64}, got {value}")
+                raise ConfigError(
+                    f"{name} of protocol {self.name!r} must be a whole number, at least 0; got {shown(value)}"
+                )
+            if value > MAX_INT64:
+                raise ConfigError(f"{name} of protocol {self.name!r} must be at most {MAX_INT64}, got {shown(value)}")
 
     @property
     def summary(self) -> str:

@@ -32,7 +32,7 @@ _EXACT_TO = {
 def _hashed(seed: int, rank: int, count: int) -> Words:
     """64 pseudo-random bits as a function of (seed, rank, index)."""
     with np.errstate(over="ignore"):
-        begin = np.uint64((seed * 0x1000193 + rank + 1) % 2**32) * np.uint64(0x9E3779B97F4A7C15)
+        begin = np.uint64((seed * 0x1000193 + rank + 1) % 2**64) * np.uint64(0x9E3779B97F4A7C15)
         return mix(np.arange(count, dtype=np.uint64) + begin)
 
 

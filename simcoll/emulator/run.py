@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from simcoll.arrays import Array
-from simcoll.core.numbers import whole_number
+from simcoll.core.numbers import check_seed
 from simcoll.core.plan import Plan
 from simcoll.emulator.budget import check_exact, exact_bytes
 from simcoll.emulator.dataplane import Storage
@@ -133,7 +133,7 @@ def emulate(
     >>> emulate(plan, crossbar(4, "50 GB/s", "1 us"), events=["t=30us gpu0 -> switch = 0 for 1ms"]).time_us
     1131.82912
     """
-    seed = whole_number("seed", seed, -(2**63), 2**64 - 1)
+    seed = check_seed(seed)
     if not isinstance(plan, Plan):
         from simcoll.emulator.programs import Program, emulate_program
 

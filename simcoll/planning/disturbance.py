@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from simcoll.core.numbers import check_seed
 from simcoll.emulator.events import Background, Event, LinkShare, Slow, parse_event, parse_policy, timeline_of
 from simcoll.errors import ConfigError, shown
 from simcoll.topology import Topology
@@ -139,10 +140,8 @@ def disturbance(
             )
         if share:
             taken.append((found[1], str(share)))
-    if not 0 <= seed < 2**63:
-        raise ConfigError(f"seed {seed}: expected 0 to 2**63 - 1")
     events, rule = tuple(str(parse_event(text)) for text in faults), str(parse_policy(policy))
-    return Disturbance(tuple(slow), tuple(taken), parse_time(jitter, what="jitter"), seed, events, rule)
+    return Disturbance(tuple(slow), tuple(taken), parse_time(jitter, what="jitter"), check_seed(seed), events, rule)
 
 
 def parse_ranks(text: str) -> list[int]:

@@ -14,10 +14,11 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pkgutil import resolve_name
 from threading import Thread, local
+from traceback import format_exception_only
 from typing import Any, TypeVar, cast
 
 from simcoll import __version__
-from simcoll.errors import ConfigError, nearest
+from simcoll.errors import ConfigError, InternalError, nearest
 
 __all__ = ["Pool", "open_pool"]
 
@@ -171,8 +172,19 @@ def _serve(pipe: Connection) -> None:
             function, arguments, options = pickle.loads(call)  # noqa: S301 - of our parent
             answer = pickle.dumps((True, function(*arguments, **options)))
         except Exception as error:  # noqa: BLE001 - whoever asks for the result gets it
-            answer = pickle.dumps((False, error))
+            answer = _failure(error)
         pipe.send_bytes(answer)
+
+
+def _failure(error: Exception) -> bytes:
+    """The answer with an error, or with its words where that cannot be sent."""
+    try:
+        answer = pickle.dumps((False, error))
+        pickle.loads(answer)  # noqa: S301 - our own
+    except Exception:  # noqa: BLE001 - its class may do anything then
+        said = "".join(format_exception_only(error)).strip()
+        return pickle.dumps((False, InternalError(f"a process that plays points: {said}")))
+    return answer
 
 
 @contextmanager

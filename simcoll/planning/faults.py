@@ -12,6 +12,7 @@ from itertools import islice
 import numpy as np
 
 from simcoll.binding import bind
+from simcoll.core.numbers import check_seed
 from simcoll.core.plan import Plan
 from simcoll.emulator import emulate
 from simcoll.emulator.events import Background, Event, LinkShare, Slow, Stop
@@ -29,7 +30,6 @@ __all__ = [
     "Outcome",
     "Replanned",
     "check_flaps",
-    "check_seed",
     "draw",
     "outcomes",
     "percentile",
@@ -50,7 +50,7 @@ KINDS = {
     "stop": "a rank stops",
 }
 
-MOST_SEED = 1 << 24
+MOST_SEED = (1 << 24) - 1
 MOST_SIGMA_PPM = 10 * PPM
 MOST_FLAPS, MOST_FLAPS_IN_ALL = 100_000, 1_000_000
 """Failures in a run, about, and in all runs, which take minutes; each changes the rates of flows twice."""
@@ -117,18 +117,6 @@ def _used(plan: Plan, topology: Topology) -> list[int]:
     return [int(link) for link in np.unique(links[links >= 0])]
 
 
-def check_seed(seed: int) -> None:
-    """Refuse a seed that hashes have no room for.
-
-    Raises
-    ------
-    ConfigError
-        With the range.
-    """
-    if not 0 <= seed < MOST_SEED:
-        raise ConfigError(f"seed {seed}: expected 0 to {MOST_SEED - 1}")
-
-
 def _nics(topology: Topology) -> list[str]:
     """NICs that have a link."""
     linked = np.unique(np.concatenate([topology.link_src, topology.link_dst])).tolist()
@@ -143,7 +131,7 @@ def draw(kind: str, seed: int, plan: Plan, topology: Topology, whole_fs: int, ch
     ConfigError
         When the machine has nothing that could fail so, or too much would; for a seed that is out of range.
     """
-    check_seed(seed)
+    check_seed(seed, MOST_SEED)
     if chances.sigma_ppm > MOST_SIGMA_PPM:
         raise ConfigError(f"sigma {chances.sigma_ppm / PPM:g}: expected at most {MOST_SIGMA_PPM // PPM}")
     n, drawn = plan.nranks, list(islice(words(seed, list(KINDS).index(kind)), plan.nranks + 4))

@@ -123,7 +123,9 @@ class Row:
 
     @property
     def wrong(self) -> int | None:
-        """Wrong elements of this run if it moved data, else of the check of its schedule; ``None`` without either."""
+        """Wrong elements of this run if it moved data, else of the check of its schedule; ``None`` without either, or when cut off."""
+        if self.result.cut:
+            return None
         checked = self.checked.wrong if self.checked else None
         return checked if self.result.wrong is None else self.result.wrong + (checked or 0)
 

@@ -16,6 +16,7 @@ from simcoll.algorithms import ALGORITHMS
 from simcoll.algorithms.imported import file_schedule, imported_algorithm, is_file_name
 from simcoll.binding import bind
 from simcoll.core.collective import KINDS
+from simcoll.core.numbers import check_seed
 from simcoll.core.protocol import PROTOCOL_NAMES
 from simcoll.core.reduction import parse_dtype, parse_reduction
 from simcoll.core.schedule import Schedule
@@ -189,8 +190,8 @@ def _axes(sweep: SweepFile, path: Path) -> dict[str, Sequence[Any]]:
         with blamed_on(file, "$.sizes"):
             sizes = list(size_ladder(begin, end, sweep.sizes.factor))
     for at, seed in enumerate(sweep.seeds):
-        if seed < 0:
-            raise ConfigError(f"expected a seed of 0 or more, got {seed}", file=file, path=f"$.seeds[{at}]")
+        with blamed_on(file, f"$.seeds[{at}]"):
+            check_seed(seed)
     for at, name in enumerate(sweep.protocols):
         if name not in PROTOCOL_NAMES:
             told = f"unknown protocol {name!r}; {nearest(name, PROTOCOL_NAMES)}"

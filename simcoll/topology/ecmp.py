@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 
 from simcoll.arrays import Ints, Shorts
 from simcoll.core.hashing import SALTS, mix
+from simcoll.core.numbers import check_seed
 from simcoll.errors import ConfigError, nearest
 from simcoll.topology.detours import DetourRouter
 from simcoll.topology.families import fat_tree
 from simcoll.topology.graph import Topology
 from simcoll.topology.links import LinkTable, room_for_links, switched
 from simcoll.topology.routing import Router
-from simcoll.topology.values import Quantity, count, duration_fs, halves_fs, parse_capacity, whole
+from simcoll.topology.values import Quantity, count, duration_fs, halves_fs, parse_capacity
 
 __all__ = ["ECMP", "ClosRouter", "clos", "hashed", "rehashed"]
 
@@ -30,7 +31,7 @@ PLANE, SPINE, AGAIN = 1, 2, 3
 
 def hashed(seed: int, purpose: int, src: Ints, dst: Ints) -> Ints:
     """Non-negative pseudo-random numbers, as a function of (seed, purpose, source, destination) only."""
-    word = np.full(src.shape, np.uint64(seed % 2**64))
+    word = np.full(src.shape, np.uint64(seed))
     for part in (np.uint64(purpose), src.astype(np.uint64), dst.astype(np.uint64)):
         with np.errstate(over="ignore"):
             word = mix((word + part) * SALTS[0] + np.uint64(1))
@@ -122,7 +123,7 @@ def rehashed(topology: Topology, seed: int) -> Topology:
         raise ConfigError(
             f"topology {topology.name!r}: no hash chooses its routes; expected family 'clos' with ecmp 'hash'"
         )
-    other: Router = replace(chooser, seed=whole(seed, "seed"))
+    other: Router = replace(chooser, seed=check_seed(seed))
     return replace(topology, router=replace(router, whole=other) if isinstance(router, DetourRouter) else other)
 
 
@@ -165,7 +166,7 @@ def clos(
     """
     if ecmp not in ECMP:
         raise ConfigError(f"ecmp: unknown {ecmp!r}; {nearest(ecmp, ECMP)}")
-    seed = whole(seed, "seed")
+    seed = check_seed(seed)
     p, roots, hosts = count(planes, "planes"), count(spines, "spines"), count(hosts_per_leaf, "hosts_per_leaf")
     below = count(leaves, "leaves")
     n = count(below * hosts, "number of ranks", most=2**20)

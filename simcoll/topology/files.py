@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from simcoll.core.numbers import check_seed
 from simcoll.errors import ConfigError, blamed_on, nearest, shown
 from simcoll.topology import direct, ecmp, families
 from simcoll.topology.cluster import Tier
@@ -342,7 +343,7 @@ def _typed(value: Any, kind: str, path: str, file: str | None, sources: dict[str
     if kind == "count":
         return count(value, what, least=0 if path in {"nic.count", "nvlink.count"} else 1)
     if kind == "seed":
-        return count(value, what, least=0)
+        return check_seed(value)
     if kind == "numbers":
         return [count(item, what, least=0) for item in _expect(value, list, what, "a list of GPU numbers")]
     if kind == "rate":

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from simcoll.arrays import Ints
+from simcoll.core.numbers import check_seed
 from simcoll.errors import ConfigError, nearest
 from simcoll.topology.ecmp import hashed
 from simcoll.topology.graph import Topology
-from simcoll.topology.values import count, whole
+from simcoll.topology.values import count
 
 __all__ = ["ORDERS", "place"]
 
@@ -59,7 +60,7 @@ def place(
     if gpus is not None:
         chosen = _listed(gpus, n)
     elif order == "random":
-        shuffle = whole(seed, "placement: seed")
+        shuffle = check_seed(seed)
         chosen = np.argsort(hashed(shuffle, PLACEMENT, np.arange(n), np.zeros(n, np.int64)), kind="stable")
     elif order == "round_robin":
         ids = topology.groups.get(str(level or next(iter(topology.groups), "")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 
 import pytest
@@ -94,7 +95,7 @@ def test_files_say_the_same(folder, capsys):
         (lambda: disturbance(["3 +10 %"]), "straggler '3 .10 %': expected a rank and how much longer"),
         (lambda: disturbance([], ["leaf: 100 %"]), "background 'leaf: 100 %': expected a link and the share"),
         (lambda: disturbance([], [], "fast"), "jitter"),
-        (lambda: disturbance([], [], "0", -1), "seed -1"),
+        (lambda: disturbance([], [], "0", -1), "seed must be a whole number from 0 to 9223372036854775807, got -1"),
         (lambda: parse_ranks("3-1"), "ranks '3-1': expected numbers and rising ranges"),
         (lambda: disturbance(["rank 3: +1 %", "3: +2 %"]), "rank 3 is already slow"),
         (lambda: crossbar(4, "1 GB/s").with_ranks(range(5)), "may use ranks 0 to 3 of topology 'crossbar', not 4"),
@@ -165,6 +166,17 @@ def test_faults_happen_in_every_run(folder, capsys):
     out = capsys.readouterr().out
     assert " one_shot ideal " in out
     assert "# ring ideal, 1 MiB: stuck at" in out
+    assert "# 2 runs, 2 stuck, data checked in 2 schedules: 0 wrong." in out
+
+
+def test_a_table_of_runs_that_are_stuck_says_so_and_calls_nothing_right(folder, capsys):
+    asked = ["-t", "pair.toml", "-b", "1M", "-e", "1M", "-a", "ring", "-p", "ideal", "--csv", "a.csv"]
+    assert main(["perf", "all_reduce", *asked, "--fault", "t=1us rank 2 stops"]) == 0
+    out = capsys.readouterr().out
+    assert " stuck    0.00    0.00      -  ring ideal " in out
+    assert "# 1 run, 1 stuck, data checked in 1 schedule: 0 wrong." in out
+    (row,) = csv.DictReader((folder / "a.csv").read_text().splitlines())
+    assert (row["wrong"], row["cut"][:5]) == ("", "stuck")
 
 
 @pytest.mark.parametrize(

@@ -115,11 +115,11 @@ def test_the_rest_of_the_machine_is_planned_anew():
 
 @pytest.mark.parametrize("seed", [-1, 1 << 24, 10**30])
 def test_seeds_out_of_range_are_refused(seed, capsys):
-    with pytest.raises(ConfigError, match=f"seed {seed}: expected 0 to 16777215"):
+    with pytest.raises(ConfigError, match=f"seed must be a whole number from 0 to 16777215, got {seed}"):
         draw("late", seed, MESSAGE, PAIR, WHOLE_FS)
     for option in ("--first", "--seed"):
         assert main(["faults", "first-look", "--kind", "late", option, str(seed)]) == 2
-        assert "expected 0 to 16777215" in capsys.readouterr().err
+        assert "from 0 to 16777215, got" in capsys.readouterr().err
     assert draw("late", (1 << 24) - 1, MESSAGE, PAIR, WHOLE_FS).text
 
 

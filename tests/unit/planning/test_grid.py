@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
 from importlib.util import find_spec
@@ -216,6 +217,39 @@ def test_a_dead_worker_is_said(tmp_path):
         played(tmp_path, pool=Pool(Stopping(BrokenExecutor(), 5), lambda: 1))
     assert 0 < len(read_rows(tmp_path)) < 40
     assert played(tmp_path, resume=True).played > 0
+
+
+class OddError(Exception):
+    """Cannot be made again from its arguments, as every other error can."""
+
+    def __init__(self, a, b):
+        super().__init__(f"{a} and {b}")
+
+
+class LockedError(Exception):
+    """Holds what cannot be sent."""
+
+    def __init__(self, said):
+        super().__init__(said, threading.Lock())
+
+
+def fails(error, *arguments):
+    raise error(*arguments)
+
+
+@pytest.mark.slow
+def test_an_error_that_cannot_be_sent_arrives_in_words():
+    with open_pool(jobs=2) as pool:
+        odd, locked, plain = (
+            pool.executor.submit(fails, *call)
+            for call in ((OddError, "this", "that"), (LockedError, "held"), (ConfigError, "mine"))
+        )
+        with pytest.raises(InternalError, match=r"a process that plays points: .*OddError: this and that"):
+            odd.result()
+        with pytest.raises(InternalError, match=r"a process that plays points: .*LockedError: \('held', <unlocked"):
+            locked.result()
+        with pytest.raises(ConfigError, match="mine"):
+            plain.result()
 
 
 class Elsewhere(Executor):

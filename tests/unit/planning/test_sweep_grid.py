@@ -60,7 +60,7 @@ def test_a_changed_topology_file_makes_other_points(tmp_path):
         ("title", "nodess = [2]\ntitle", r"unknown key; did you mean 'nodes'"),
         ("title", 'op = "summ"\ntitle', "unknown reduction 'summ'; did you mean 'sum'"),
         ("title", 'protocols = ["LL", "Simpel"]\ntitle', r"\$\.protocols\[1\]: unknown protocol 'Simpel'; did you mean 'Simple'"),
-        ("title", "seeds = [-1]\ntitle", r"\$\.seeds\[0\]: expected a seed of 0 or more, got -1"),
+        ("title", "seeds = [-1]\ntitle", r"\$\.seeds\[0\]: seed must be a whole number from 0 to 9223372036854775807, got -1"),
         ("title", "protocols = []\ntitle", r"\$\.protocols: an empty list"),
     ],
 )  # fmt: skip
