@@ -98,14 +98,14 @@ def _message(name: str, error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "stopped"
     if _is_full(error):
-        return "no space is left where the output goes"
+        return "no space is left for the output"
     if os.environ.get(TRACEBACK):
         traceback.print_exception(error)
     last = traceback.extract_tb(error.__traceback__)[-1]
     said = " ".join(str(error).split())[:200]
     return (
-        f"unexpected {type(error).__name__}: {said} ({Path(last.filename).name}, line {last.lineno}). This is a fault of {name}, not of "
-        f"your input: please report it with your command and what it prints with {TRACEBACK}=1 set"
+        f"unexpected {type(error).__name__}: {said} ({Path(last.filename).name}, line {last.lineno}). This is a bug in {name}, not in "
+        f"your input: please report it with your command and its output with {TRACEBACK}=1 set"
     )
 
 

@@ -108,7 +108,7 @@ class InternalError(SimcollError):
 
     def __init__(self, message: str) -> None:
         super().__init__(
-            f"{message}\nThis is a fault of simcoll, not of your input: please report it with the lines above."
+            f"{message}\nThis is a bug in simcoll, not in your input: please report it with the lines above."
         )
 
 

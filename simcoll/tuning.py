@@ -273,7 +273,9 @@ def candidates(
         if found.collective != collective.kind:
             continue
         if slow := _slow(found.name, collective, topology):
-            left_out.append(f"{found.name}: {slow} takes long for {topology.nranks} ranks; -a {found.name} does it")
+            left_out.append(
+                f"{found.name}: {slow} takes long for {topology.nranks} ranks; request it with -a {found.name}"
+            )
             continue
         try:
             made = schedule_on(collective, found.name, topology)
@@ -338,7 +340,7 @@ def costs(given: str | Protocol, topology: Topology, schedule: Schedule | None =
         return protocol(given, generation=generation)
     if not carries(given, schedule):
         raise ConfigError(
-            f"protocol {given!r} keeps flags among the data, which a switch would add up: {schedule.name} takes Simple or ideal"
+            f"protocol {given!r} mixes flags with the data, which a switch would add up: {schedule.name} runs under Simple or ideal"
         )
     found = _registered(schedule)
     return protocol(given, pattern=found.pattern if found else "ring", generation=generation)

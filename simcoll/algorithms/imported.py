@@ -152,12 +152,12 @@ def _of_function(kind: str, name: str, found: Callable[..., Any]) -> Algorithm:
                 if made is not None:
                     return _checked(name, made)
             raise UnservedError(
-                f"{name}({collective}): expected a schedule; got None, which says that it is not for this collective"
+                f"{name}({collective}): expected a schedule; got None, which means that it does not serve this collective"
             )
         except ConfigError as error:
             if not _OF_COLLECTIVE.search(error.message):
                 raise
-            told = f"{error.message}; {name} gets a Collective, whose number of ranks is its nranks"
+            told = f"{error.message}; {name} receives a Collective, whose attribute nranks is the number of ranks"
             raise ConfigError(told, file=error.file, path=error.path) from error
 
     built.__signature__ = _signature(name, found)  # type: ignore[attr-defined]

@@ -184,8 +184,8 @@ class Schedule:
 
     def _changed(self, block: int) -> ScheduleError:
         return ScheduleError(
-            f"{self}: asked again, its source yields other steps than the first time, from step or repeat number {block} on; "
-            "it must be a function that starts anew and always yields the same"
+            f"{self}: when called again, its source yields other steps, from step or repeat number {block} on; "
+            "it must be a function that yields the same steps at every call"
         )
 
     def steps(self) -> Iterator[Step]:

@@ -14,7 +14,7 @@ GENERATED_WHOLE, GENERATED_REAL = 24, 48
 
 def check_exact(wanted: int) -> None:
     """Refuse exact data that does not fit in memory, with a ConfigError that states both sizes."""
-    check_room(wanted, "moving exact data", "data='none' gives the time alone, a smaller count needs less")
+    check_room(wanted, "moving exact data", "data='none' gives only the time, a smaller count needs less")
 
 
 def exact_bytes(plan: Plan, *, given: bool = False) -> int:

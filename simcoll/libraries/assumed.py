@@ -31,7 +31,7 @@ def assumed(cost: Cost, collective: str, machine: Machine, library: Library) -> 
         if lender:
             lent.setdefault(lender, []).append(place)
         elif place not in library.values:
-            found.append(f"{place} counts nothing, for want of a number")
+            found.append(f"{place} is taken as 0, because the number is unknown")
         elif any(word in library.sources[place] for word in _GUESSES):
             found.append(f"{place} is {library.sources[place].replace(';', ',')}")
     found += [
@@ -39,7 +39,7 @@ def assumed(cost: Cost, collective: str, machine: Machine, library: Library) -> 
         for lender, places in lent.items()
     ]
     if machine.network_reduces and machine.domains > 1 and collective == "all_reduce":
-        found.append(f"reduction in the network (CollNet) is left out, for want of numbers in {library}")
+        found.append(f"reduction in the network (CollNet) is left out, because there are no numbers in {library}")
     return "; ".join(found)
 
 

@@ -88,7 +88,7 @@ def play(cost: Cost, place: int, collective: str, size_bytes: int, topology: Top
         return "domains of different sizes"
     builders = {"ring": _ring, "tree": _tree, "nvls": _switch, "grouped": _grouped}
     if cost.algorithm not in builders:
-        return f"{cost.algorithm} over domains has no rate and start of its own in the events"
+        return f"{cost.algorithm} over domains has no rate and start-up time that the emulator could use"
     if collective in {"broadcast", "reduce"}:
         return _chain(asked)
     try:
@@ -243,7 +243,7 @@ def _chain(asked: _Asked) -> Play | str:
             break
     channels = _rails(asked)
     if n * pieces * channels > MOST_MESSAGES or fast:
-        return "a chain of so many ranks needs more pieces than can be played"
+        return "a chain of this many ranks needs more pieces than can be played"
     if asked.shape.per_domain > 1 and _linked(asked.topology):
         schedule = _schedule(asked.collective, "nvlink_ring", asked.topology, (("pieces", pieces),))
     else:

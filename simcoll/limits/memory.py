@@ -52,13 +52,13 @@ def check_room(wanted: int, what: str, remedy: str) -> None:
     --------
     >>> check_room(1 << 49, "proving this schedule", "fewer chunks need less")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    simcoll.errors.ConfigError: proving this schedule takes 512 TiB, and this machine can give ...; fewer chunks need less
+    simcoll.errors.ConfigError: proving this schedule takes 512 TiB, but only ... is available; fewer chunks need less
     """
     if wanted <= UNQUESTIONED:
         return
     free = available_bytes()
     if free is not None and wanted > free:
-        raise ConfigError(f"{what} takes {in_words(wanted)}, and this machine can give {in_words(free)}; {remedy}")
+        raise ConfigError(f"{what} takes {in_words(wanted)}, but only {in_words(free)} is available; {remedy}")
 
 
 def in_words(size: int) -> str:

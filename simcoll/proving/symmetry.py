@@ -122,7 +122,7 @@ def _refuse(schedule: Schedule, reason: str, **where: int) -> ScheduleError:
 
 def _check_served(schedule: Schedule) -> None:
     if schedule.collective.kind != "all_reduce":
-        raise _refuse(schedule, f"the ranks or blocks of {schedule.collective.kind} are not alike")
+        raise _refuse(schedule, f"the ranks or blocks of {schedule.collective.kind} are not symmetric")
     if schedule.layout.scratch.size:
         raise _refuse(schedule, "it uses scratch")
 
@@ -148,7 +148,7 @@ def _windows(schedule: Schedule, number: int, repeat: Repeat, step: Step) -> Int
         or ((src - dst) % chunks != 0).any()
         or (step.count != 1).any()
     ):
-        raise _refuse(schedule, f"step {number}: the repeat does not shift all chunks alike", step=number)
+        raise _refuse(schedule, f"step {number}: the repeat does not shift all chunks equally", step=number)
     return np.unique(dst % chunks)
 
 
@@ -195,7 +195,7 @@ def _ring(schedule: Schedule) -> Ints:
             if at == 0:
                 break
         if seen != n or at != 0:
-            raise _refuse(schedule, "the first messages form no ring")
+            raise _refuse(schedule, "the first messages do not form a ring")
     return found
 
 
@@ -210,13 +210,13 @@ def certify(schedule: Schedule, symmetry: Symmetry) -> None:
     _check_served(schedule)
     for permutation in (*symmetry.rank, symmetry.piece):
         if not np.array_equal(np.sort(permutation), np.arange(len(permutation))):
-            raise _refuse(schedule, "the candidate is no permutation")
+            raise _refuse(schedule, "the candidate is not a permutation")
     if not np.array_equal(symmetry.lane, symmetry.lane[symmetry.piece]):
         raise _refuse(schedule, "the candidate mixes channels")
     for number, steps, repeat in _blocks(schedule):
         for inner, step in enumerate(steps, number):
             if not np.isin(step.op, (COPY, REDUCE)).all():
-                raise _refuse(schedule, f"step {inner}: switches do a part of it", step=inner)
+                raise _refuse(schedule, f"step {inner}: it has switch operations", step=inner)
             if repeat:
                 _check_repeat(schedule, symmetry, inner, repeat, step)
             _check_step(schedule, symmetry, inner, step)
@@ -230,7 +230,7 @@ def _check_repeat(schedule: Schedule, symmetry: Symmetry, number: int, repeat: R
     after[piece] = shifted
     same_lane = np.array_equal(symmetry.lane[piece], symmetry.lane[shifted])
     if not same_lane or not np.array_equal(after[symmetry.piece[piece]], symmetry.piece[shifted]):
-        raise _refuse(schedule, f"step {number}: the repeat does not shift all chunks alike", step=number)
+        raise _refuse(schedule, f"step {number}: the repeat does not shift all chunks equally", step=number)
 
 
 def _check_step(schedule: Schedule, symmetry: Symmetry, number: int, step: Step) -> None:
@@ -255,7 +255,7 @@ def _check_step(schedule: Schedule, symmetry: Symmetry, number: int, step: Step)
         row = int(here[np.flatnonzero(differs)[0]])
         rank, chunk = int(step.src_rank[row]), int(step.src_chunk[row])
         where = f"rank {rank} {schedule.layout.name(chunk)} to rank {step.dst_rank[row]}"
-        reason = f"step {number}: not every transfer like that of {where} is there"
+        reason = f"step {number}: some transfer like that of {where} has no image"
         raise _refuse(schedule, reason, step=number, rank=rank, chunk=chunk, channel=int(step.channel[row]))
 
 

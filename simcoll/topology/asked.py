@@ -48,7 +48,7 @@ def asked(source: str, file: str, rates: Sequence[Rate]) -> list[int]:
         *others, last = (rate.what for rate in missing)
         what = f"{', '.join(others)} and {last}" if others else last
         raise ConfigError(
-            f"{source} does not say how fast {what} are; give {'them' if others else 'it'}: -t '{file}{values}', or in a file that "
+            f"{source} does not state the speed of {what}; set {'them' if others else 'it'}: -t '{file}{values}', or in a file that "
             "extends it",
             file=file,
             path=f"$.{missing[0].name}",

@@ -229,7 +229,7 @@ def _routed(zone: Element, hosts: list[str], file: str) -> Topology:
         tail, arrow, head = link.get("id", "").partition(" -> ")
         if not arrow or graph.has_edge(tail, head):
             raise ConfigError(
-                f"link {link.get('id', '')[:60]!r}: what it joins is not known; expected names such as 'gpu0 -> switch'",
+                f"link {link.get('id', '')[:60]!r}: its ends are unknown; expected a name such as 'gpu0 -> switch'",
                 file=file,
             )
         numbers = {key: _quantity(link.get(key, ""), key, file) for key in ("bandwidth", "latency")}

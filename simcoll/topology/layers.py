@@ -175,7 +175,7 @@ def _parsed(content: bytes, file: str) -> Layer:
         if file.endswith(".toml"):
             raise
         raise ConfigError(
-            "no topology: expected TOML, an NCCL topology dump, the output of nvidia-smi topo -m, ibnetdiscover or iblinkinfo, GraphML, a "
-            "SimGrid platform, or a network.yml of ASTRA-sim",
+            "not a topology: expected TOML, an NCCL topology dump, the output of nvidia-smi topo -m, ibnetdiscover or iblinkinfo, GraphML, "
+            "a SimGrid platform, or a network.yml of ASTRA-sim",
             file=file,
         ) from None

@@ -67,7 +67,7 @@ def complete(root: Element, facts: Facts) -> None:
         _add_ports(_of_class(devices, "0x02"), facts)
     elif facts.sm is not None or facts.nic_uBps is not None:
         key = "gpu.sm" if facts.sm is not None else "nic.bandwidth"
-        raise ConfigError("a full dump says this; only files without <gpu> elements leave it out", path=f"$.{key}")
+        raise ConfigError("a full dump states this; only files without <gpu> elements omit it", path=f"$.{key}")
     if facts.nvlinks is not None or facts.links is not None:
         _replace_links(gpus, facts)
 
@@ -79,7 +79,7 @@ def _of_class(devices: Sequence[Element], prefix: str) -> list[Element]:
 def _add_ports(devices: Sequence[Element], facts: Facts) -> None:
     if devices and facts.nic_uBps is None:
         raise ConfigError(
-            f"missing: the file has {len(devices)} network devices and does not say how fast they are, such as '25 GB/s'",
+            f"missing: the file has {len(devices)} network devices but not their speed, such as '25 GB/s'",
             path="$.nic.bandwidth",
         )
     for number, device in enumerate(devices):

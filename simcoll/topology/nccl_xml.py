@@ -224,7 +224,9 @@ def _read_gpu(dump: _Dump, element: Element, vertex: int, busid: str) -> None:
             raise ConfigError(f"GPU {busid}: {number} links to {target!r}; expected 1 to 1000")
     rank = _integer(element, "rank", _integer(element, "dev", len(dump.gpus)))
     if rank < 0 or len(dump.gpus) == MAX_GPUS:
-        wrong = f"rank='{rank}' is none" if rank < 0 else f"more than {MAX_GPUS} GPUs; is this the dump of one node?"
+        wrong = (
+            f"rank='{rank}' is not a rank" if rank < 0 else f"more than {MAX_GPUS} GPUs; is this the dump of one node?"
+        )
         raise ConfigError(f"<gpu> of <pci busid={busid!r}>: {wrong}")
     dump.gpus.append(
         _Gpu(
@@ -247,7 +249,7 @@ def _compute_capability(element: Element, busid: str) -> int:
     if "sm" not in element.attrib:
         raise ConfigError(f"<gpu> of <pci busid={busid!r}> has no sm; {expected}")
     if not 10 <= sm <= 999:
-        raise ConfigError(f"<gpu> of <pci busid={busid!r}>: sm='{sm}' is no GPU; {expected}")
+        raise ConfigError(f"<gpu> of <pci busid={busid!r}>: sm='{sm}' is not a GPU; {expected}")
     return sm
 
 

@@ -114,7 +114,7 @@ class _Writer:
             yield "  </cpu>"
         missing = set(self.rank_of) - placed
         if missing:
-            self.refuse(f"{topology.node_names[min(missing)]} hangs from no CPU by PCIe")
+            self.refuse(f"{topology.node_names[min(missing)]} is attached to no CPU by PCIe")
 
     def _below(self) -> dict[int, list[tuple[int, int]]]:
         """For each vertex, its PCIe neighbours and the capacity of the links."""
@@ -150,7 +150,7 @@ class _Writer:
                 if rate == pcie_rate(width, name) or abs(rate / line - 1) < Fraction(3, 100):
                     return name, width
         names = " and ".join(self.topology.node_names[each] for each in (a, b))
-        return self.refuse(f"{float(rate):g} GB/s between {names} is no generation and width of PCIe")
+        return self.refuse(f"{float(rate):g} GB/s between {names} matches no generation and width of PCIe")
 
     def _bus(self, rank: int | None = None) -> str:
         if rank is not None:
@@ -169,7 +169,7 @@ class _Writer:
             count = Fraction(capacity, GBps) / self.one
             if count.denominator != 1:
                 self.refuse(
-                    f"{float(count * self.one):g} GB/s from {tail} to {head} is no number of links of {float(self.one):g} GB/s"
+                    f"{float(count * self.one):g} GB/s from {tail} to {head} is not a whole number of links of {float(self.one):g} GB/s"
                 )
             target, kind = (NVSWITCH, "0x068000") if head == "switch" else (self._bus(int(head[3:])), "0x030200")
             word = "xgmi" if self.amd else "nvlink"

@@ -132,13 +132,13 @@ def _parse(content: bytes, file: str) -> _Matrix:
     lines = text.split("\n")
     start = next((i for i, line in enumerate(lines) if line.split()[:1] == ["GPU0"] and " X " not in f" {line} "), None)
     if start is None:
-        refuse("no line of titles that begins with GPU0; is this the output of nvidia-smi topo -m?")
+        refuse("no header line that begins with GPU0; is this the output of nvidia-smi topo -m?")
     titles = re.split(r"\s+", lines[start].strip())
     devices = [title for title in titles if re.fullmatch(r"GPU[0-9]{1,3}|NIC[0-9]{1,3}|mlx[0-9a-z_]{1,12}", title)]
     gpus = sum(device.startswith("GPU") for device in devices)
     if not 1 <= len(devices) <= MAX_DEVICES or devices[:gpus] != [f"GPU{gpu}" for gpu in range(gpus)]:
         refuse(
-            f"expected titles GPU0, GPU1, ... and NICs after them, at most {MAX_DEVICES}; got {' '.join(devices)[:80]}",
+            f"expected column headers GPU0, GPU1, ... and NICs after them, at most {MAX_DEVICES}; got {' '.join(devices)[:80]}",
             start + 1,
         )
     words: dict[str, list[str]] = {}

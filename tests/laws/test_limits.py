@@ -240,7 +240,7 @@ GPU = '<pci busid="g{0}" link_width="{2}" link_speed="16.0 GT/s PCIe"><gpu dev="
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        (GPU.format(0, -5, 16, ""), "rank='-5' is none"),
+        (GPU.format(0, -5, 16, ""), "rank='-5' is not a rank"),
         (GPU.format(0, "٣", 16, ""), "rank='٣' is not a whole number"),
         (GPU.format(0, 0, "1_6", ""), "link_width='1_6' is not a whole number"),
         (GPU.format(0, "9" * 30, 16, ""), "is not a whole number"),
@@ -361,7 +361,7 @@ def emulated():
     ],
 )
 def test_memory_is_asked_for_before_it_is_taken(small_machine, work, says):
-    with pytest.raises(ConfigError, match=f"{says}.*and this machine can give 1 MiB; "):
+    with pytest.raises(ConfigError, match=f"{says}.*but only 1 MiB is available; "):
         work()
 
 

@@ -29,7 +29,7 @@ def _check_window(at_fs: int, for_fs: int | None) -> None:
     if for_fs is not None:
         _check_time(for_fs, "duration")
         if not for_fs:
-            raise ConfigError("duration of an event: expected more than 0; leave it out for one that lasts to the end")
+            raise ConfigError("duration of an event: expected more than 0; omit it for an event that lasts to the end")
 
 
 def _share(value: Any, what: str) -> Fraction:

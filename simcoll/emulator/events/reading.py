@@ -83,7 +83,7 @@ def parse_events(given: Sequence[Event | str]) -> tuple[Event, ...]:
         When an item is neither, or there are more than 100,000.
     """
     if isinstance(given, (str, LinkShare, Background, Slow, Stop)):
-        raise ConfigError(f"events: expected a list, got {shown(given)} alone; put it into brackets")
+        raise ConfigError(f"events: expected a list, got {shown(given)} alone; put it in brackets")
     found: list[Event] = []
     for each in given:
         found.append(each if isinstance(each, (LinkShare, Background, Slow, Stop)) else parse_event(each))

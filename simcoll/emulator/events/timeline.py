@@ -70,7 +70,7 @@ class Timeline:
         found = int(whole_uBps * left)
         if left and not found:
             raise ConfigError(
-                f"link {self.topology.link_name(link)}: a share of {left} of {whole_uBps} micro-bytes per second is nothing; "
+                f"link {self.topology.link_name(link)}: a share of {left} of {whole_uBps} micro-bytes per second rounds to nothing; "
                 "a link that is down has the share 0"
             )
         return found
@@ -120,6 +120,6 @@ def _left(topology: Topology, link: int, time: int, active: Sequence[LinkShare |
     if taken >= 1:
         raise ConfigError(
             f"link {topology.link_name(link)}: from {exact_time(time)} on background traffic takes {taken} of it; "
-            "expected less than 1 in sum"
+            "expected a total below 1"
         )
     return share * (1 - taken)

@@ -64,7 +64,7 @@ def _after(given: After) -> tuple[int | str, ...]:
 
 def _text(what: str, given: object) -> None:
     if not isinstance(given, str):
-        raise ConfigError(f"the {what} of an operation must be a text, got {given!r:.60}")
+        raise ConfigError(f"the {what} of an operation must be text, got {given!r:.60}")
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -240,7 +240,7 @@ class Send:
             different, times = np.unique(ranks, return_counts=True)
             if (times > 1).any():
                 raise ConfigError(
-                    f"rank {different[times > 1][0]} is the {end} of two pairs of a Send; expected of one"
+                    f"rank {different[times > 1][0]} is the {end} of two pairs of a Send; expected at most one"
                 )
         own = self.pairs[self.pairs[:, 0] == self.pairs[:, 1]]
         if len(own):

@@ -75,8 +75,14 @@ def test_a_function_takes_parameters_and_fits_any_collective(folder):
             "star_module:fails",
             r"star_module:fails\(all_reduce n=2\) raised ValueError: not today \(star_module.py, line",
         ),
-        ("star_module:counts", "'Collective' object .* gets a Collective, whose number of ranks is its nranks"),
-        ("star_module:nested", "star_module:nested gets a Collective, whose number of ranks is its nranks"),
+        (
+            "star_module:counts",
+            "'Collective' object .* receives a Collective, whose attribute nranks is the number of ranks",
+        ),
+        (
+            "star_module:nested",
+            "star_module:nested receives a Collective, whose attribute nranks is the number of ranks",
+        ),
         ("star_module:pair", r"a function of one collective and keyword-only parameters; got pair\(n, m\)"),
         ("all_reduce", "'all_reduce' is a collective; expected an algorithm for all_reduce: bfb"),
         ("star_module:sta", "module 'star_module' has no 'sta'; did you mean 'star'"),

@@ -346,7 +346,7 @@ def test_a_fraction_is_refused_where_a_whole_number_is_meant(arguments, option, 
         ("step model.toml", "$.model: missing key 'sequence'; needed are sequence, global_batch"),
         ("flight tuner.csv", "this is a configuration of NCCL's tuner plugin (CSV); expected a flight record"),
         ("graph tuner.csv -t dgx-h100", "this is a configuration of NCCL's tuner plugin (CSV); expected a dump of NCCL's graphs"),
-        ("perf all_reduce -t tuner.csv", "tuner.csv: no topology: expected TOML, an NCCL topology dump"),
+        ("perf all_reduce -t tuner.csv", "tuner.csv: not a topology: expected TOML, an NCCL topology dump"),
         ("verify tuner.csv", "this is a configuration of NCCL's tuner plugin (CSV); expected an algorithm"),
     ],
 )  # fmt: skip

@@ -99,7 +99,7 @@ def test_a_full_disk_is_not_called_a_fault_of_ours():
             stderr=subprocess.PIPE,
             text=True,
         )
-    assert (ended.returncode, ended.stderr) == (2, "simcoll: no space is left where the output goes\n")
+    assert (ended.returncode, ended.stderr) == (2, "simcoll: no space is left for the output\n")
 
 
 def test_a_folder_that_may_not_be_looked_into_is_named(tmp_path, monkeypatch):

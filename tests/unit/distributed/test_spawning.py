@@ -149,7 +149,7 @@ def test_an_algorithm_that_is_not_shipped_runs_where_it_serves(tmp_path, monkeyp
     assert ran(algorithm="star.xml") == ["star.xml", usual[1]]
     with pytest.raises(ConfigError, match="stars:wrong has 2 ranks; got 4 endpoints"):
         ran(algorithm="stars:wrong")
-    with pytest.raises(ConfigError, match="got None, which says that it is not for this collective"):
+    with pytest.raises(ConfigError, match="got None, which means that it does not serve this collective"):
         dist.spawn(lambda *_: dist.barrier(algorithm="stars:star"), 4)
 
 

@@ -72,13 +72,13 @@ def test_a_limit_that_is_no_size_is_refused(monkeypatch, text):
 
 
 def test_exact_data_that_does_not_fit_is_refused_before_it_is_made(untouched):
-    with pytest.raises(ConfigError, match=r"takes 4\d\.?\d* TiB, and this machine can give [\d.]+ [MG]iB; data='none'"):
+    with pytest.raises(ConfigError, match=r"takes 4\d\.?\d* TiB, but only [\d.]+ [MG]iB is available; data='none'"):
         emulate(ring(64, 1 << 36), crossbar(64, "50 GB/s"), data="exact")
 
 
 def test_data_of_the_callers_own_must_fit_as_well(untouched, monkeypatch):
     monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
-    with pytest.raises(ConfigError, match="this machine can give 1000 B"):
+    with pytest.raises(ConfigError, match="only 1000 B is available"):
         emulate(ring(count=1 << 24), crossbar(4, "50 GB/s"), data=[np.zeros(1 << 24, np.float32)] * 4)
 
 

@@ -282,7 +282,7 @@ def test_wrong_events_are_explained(by_hand, event, message):
 def test_wrong_lists_and_policies_are_explained(by_hand):
     plan = by_hand(4, [[(0, 1, 1)]])
     for how, message in (
-        ({"events": "t=1ms rank 1 stops"}, "put it into brackets"),
+        ({"events": "t=1ms rank 1 stops"}, "put it in brackets"),
         ({"events": [Background("gpu0 -> switch", "1/2")] * 2}, "background traffic takes 1 of it"),
         ({"policy": "stal"}, "did you mean 'stall'"),
         ({"policy": "stal 1ms"}, "did you mean 'stall'"),

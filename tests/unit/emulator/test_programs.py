@@ -181,7 +181,7 @@ TWO = [Compute([0, 1], 5, name="a"), Compute([0, 1], 5, name="a")]
         (lambda: Compute([0, 1], [1]), "one time, or one for each of 2 ranks; got 1"),
         (lambda: Compute([0, 1], [1, -1]), "at least 0, got -1"),
         (lambda: Compute([0], 1.5), "duration_fs must be whole numbers"),
-        (lambda: Compute([0], 1, stream=3), "the stream of an operation must be a text"),
+        (lambda: Compute([0], 1, stream=3), "the stream of an operation must be text"),
         (lambda: Program(2, [3]), "operation 0 must be a Compute, Call or Send"),
         (lambda: Program(2, 3), "operations of a Program must be a list"),
         (lambda: Program(0, []), "nranks of a Program must be a whole number"),

@@ -85,7 +85,7 @@ def test_an_all_reduce_of_two():
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (both_ways(start=()), r"race on rank 1 output\[0\]: nothing orders them\n.*the caller, who"),
+        (both_ways(start=()), r"race on rank 1 output\[0\]: nothing orders them\n.*the caller, which"),
         (both_ways(end=()), r"race on rank . output\[.\]: nothing orders them"),
         (both_ways(before_end=()), r"nothing orders them"),
         (both_ways(end=("rlxsignal", "rlxwait")), "only relaxed signals lie between them"),

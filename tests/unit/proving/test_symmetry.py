@@ -110,7 +110,7 @@ def test_one_wrong_transfer_far_from_the_followed_chunk_of_a_large_ring():
     steps = list(reduce.unrolled())
     assert verify_by_symmetry(with_steps(schedule, [first, *steps, copy])).kind == "by symmetry"
     steps[300] = changed(steps[300], 77, op=0)
-    with pytest.raises(ScheduleError, match=r"step 301: not every transfer like that of rank \d+"):
+    with pytest.raises(ScheduleError, match=r"step 301: some transfer like that of rank \d+"):
         verify_by_symmetry(with_steps(schedule, [first, *steps, copy]))
     block = replace(reduce, steps=(changed(reduce.steps[0], 200, dst_rank=5),))
     with pytest.raises(ScheduleError, match="no proof by symmetry"):
@@ -146,9 +146,9 @@ def test_without_a_known_symmetry_it_says_so(name):
     params = {"box": 4, "channels": 2} if name == "hierarchical" else {}
     with pytest.raises(ScheduleError, match="no proof by symmetry"):
         verify_by_symmetry(simcoll.schedule("all_reduce", name, nranks=8, **params))
-    with pytest.raises(ScheduleError, match="not alike"):
+    with pytest.raises(ScheduleError, match="not symmetric"):
         verify_by_symmetry(simcoll.schedule("broadcast", "chain", nranks=4))
-    with pytest.raises(ScheduleError, match="not alike"):
+    with pytest.raises(ScheduleError, match="not symmetric"):
         verify_by_symmetry(simcoll.schedule("all_gather", "ring", nranks=4))
 
 

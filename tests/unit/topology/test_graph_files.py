@@ -78,7 +78,7 @@ GRAPH = graphml_text(crossbar(2, "8 Gbps", "1 us"))
         (parse_graphml, GRAPH.replace(b">link<", b">wire<"), "unknown kind 'wire'"),
         (parse_graphml, b"<!DOCTYPE a [<!ENTITY b 'c'>]>" + GRAPH[39:], "document type|DTD|entities"),
         (parse_simgrid, PLATFORM.replace(b"Full", b"Floyd"), 'expected one <zone routing="Full">'),
-        (parse_simgrid, PLATFORM.replace(b" -&gt; ", b"_"), "what it joins is not known"),
+        (parse_simgrid, PLATFORM.replace(b" -&gt; ", b"_"), "its ends are unknown"),
         (
             parse_simgrid,
             PLATFORM.replace(b"1000000000Bps", b"fast"),

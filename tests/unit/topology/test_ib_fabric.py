@@ -63,7 +63,7 @@ def test_files_extend_a_listing(tmp_path):
     assert (machine.nranks, machine.ranks_per_node) == (4, 2)
     with pytest.raises(
         ConfigError,
-        match=r"fabric.txt: \$.pcie.bandwidth: the listing does not say how fast links from GPUs to adapters",
+        match=r"fabric.txt: \$.pcie.bandwidth: the listing does not state the speed of links from GPUs to adapters",
     ):
         load_topology(tmp_path / "fabric.txt")
 

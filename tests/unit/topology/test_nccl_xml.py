@@ -280,7 +280,7 @@ def test_dumps_load_by_path_and_refuse_other_changes(tmp_path):
     assert load_topology(path).name == "node"
     assert load_topology(path, nodes=2, placement__order="round_robin").groups["box"].tolist() == [0, 1] * 4
     assert load_topology(path, traits__fabric="roce").traits["fabric"] == "roce"
-    with pytest.raises(ConfigError, match=r"node\.xml: \$\.nic\.bandwidth: a full dump says this"):
+    with pytest.raises(ConfigError, match=r"node\.xml: \$\.nic\.bandwidth: a full dump states this"):
         load_topology(path, nic__bandwidth="3 GB/s")
     with pytest.raises(ConfigError, match="nodes: 0 is out of range"):
         load_topology(path, nodes=0)
@@ -319,7 +319,7 @@ def two(first, second):
     ("content", "message"),
     [
         (two_socket_hopper().replace(b' sm="90"', b"", 1), "<gpu> of <pci busid='0000:00:01.0'> has no sm"),
-        (two(gpu("0:1.0", 0, sm=-1), gpu("0:2.0", 1)), "<gpu> of <pci busid='0:1.0'>: sm='-1' is no GPU"),
+        (two(gpu("0:1.0", 0, sm=-1), gpu("0:2.0", 1)), "<gpu> of <pci busid='0:1.0'>: sm='-1' is not a GPU"),
         (two(gpu("0:1.0", 0, sm=90), gpu("0:2.0", 1, sm=80)), "0:1.0 has sm='90', 0:2.0 has sm='80'"),
         (
             two(gpu("0:1.0", 0, extra='gcn="gfx942"'), gpu("0:2.0", 1, extra='gcn="gfx90a"')),

@@ -61,7 +61,7 @@ def test_what_is_not_known_is_asked_for(name):
     given = {key: value for key, value in RATES.items() if not key.startswith(name)}
     with pytest.raises(
         ConfigError,
-        match=rf"\$.{name}.bandwidth: the matrix does not say how fast .* are; give it: -t 'matrix:nvlink.bandwidth=",
+        match=rf"\$.{name}.bandwidth: the matrix does not state the speed of .*; set it: -t 'matrix:nvlink.bandwidth=",
     ):
         parse_smi_matrix(PAIRS, **given)
 
@@ -71,7 +71,7 @@ def test_all_that_is_not_known_is_asked_for_at_once_with_a_name_that_works(tmp_p
     (tmp_path / "pairs.txt").write_bytes(PAIRS)
     for start in ("pairs.txt", "pairs.txt:pcie.bandwidth=16 GB/s"):
         with pytest.raises(
-            ConfigError, match=r"does not say how fast NVLinks.* NICs and links between sockets are; give them"
+            ConfigError, match=r"does not state the speed of NVLinks.* NICs and links between sockets; set them"
         ) as caught:
             load_topology(start)
         named = re.search("-t '(.*?)'", caught.value.message)[1]
@@ -91,8 +91,8 @@ def test_a_topology_file_gives_the_rates(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        (b"GPU0\tGPU1", b"GPU\tGPU1", "no line of titles that begins with GPU0"),
-        (b"GPU1\tGPU2", b"GPU9\tGPU2", "line 1: expected titles GPU0, GPU1"),
+        (b"GPU0\tGPU1", b"GPU\tGPU1", "no header line that begins with GPU0"),
+        (b"GPU1\tGPU2", b"GPU9\tGPU2", "line 1: expected column headers GPU0, GPU1"),
         (b"NV4\tSYS\tSYS\tPIX", b"NVX\tSYS\tSYS\tPIX", "line 2: unknown word 'NVX'"),
         (b"GPU3\tSYS", b"GPU2\tSYS", "line 5: two rows of GPU2"),
         (b"NIC1\tSYS\tSYS\tPIX", b"NIC1\tSYS\tSYS\tPXB", "GPU2 to NIC1 is PIX, and back PXB"),

@@ -90,7 +90,7 @@ def test_a_file_of_pcie_devices_gets_what_nccl_adds(cloud):
         (":gpu.sm=80:nvlink.count=2", r"\$\.nic\.bandwidth: missing: the file has 1 network devices"),
         (":gpu.sm=80:gpu.links=[[0, 2, 1]]:nic.bandwidth=1 GB/s", r"\$\.gpu\.links: \[0, 2, 1\]: expected two GPUs of 0 to 1"),
         (":gpu.sm=80:gpu.links=[[0, 0, 1]]:nic.bandwidth=1 GB/s", r"\$\.gpu\.links: \[0, 0, 1\]: expected two GPUs"),
-        (":gpu.sm=8:nvlink.count=0:nic.bandwidth=1 GB/s", "sm='8' is no GPU"),
+        (":gpu.sm=8:nvlink.count=0:nic.bandwidth=1 GB/s", "sm='8' is not a GPU"),
     ],
 )  # fmt: skip
 def test_what_is_missing_is_asked_for(cloud, values, said):
@@ -116,6 +116,6 @@ def test_what_is_no_topology_is_told_so(tmp_path):
     path = tmp_path / "tuner.csv"
     path.write_text("allreduce,0,1024,ring,ll,2,1,8\n")
     with pytest.raises(
-        ConfigError, match="no topology: expected TOML, an NCCL topology dump, the output of nvidia-smi"
+        ConfigError, match="not a topology: expected TOML, an NCCL topology dump, the output of nvidia-smi"
     ):
         load_topology(path)

@@ -65,7 +65,7 @@ def test_switches_are_left_out_only_where_every_rank_has_an_operation_of_many():
             collective_on(kind, topology.nranks, 0 if kind == "broadcast" else None), topology
         )
         assert ("switch" in {choice.algorithm for choice, _ in fitting}) is not slow
-        line = "switch: joining the links of its operations takes long for 136 ranks; -a switch does it"
+        line = "switch: joining the links of its operations takes long for 136 ranks; request it with -a switch"
         assert [each for each in left_out if each.startswith("switch")] == [line] * slow
 
 
@@ -94,13 +94,13 @@ def test_flags_do_not_pass_a_switch_that_reduces():
     machine = load_topology("dgx-h100")
     reduced = schedule_on(Collective("all_reduce", 8), "nvls", machine)
     for name in ("LL", "LL128"):
-        with pytest.raises(ConfigError, match=f"'{name}' keeps flags among the data.*nvls takes Simple or ideal"):
+        with pytest.raises(ConfigError, match=f"'{name}' mixes flags with the data.*nvls runs under Simple or ideal"):
             costs(name, machine, reduced)
     assert costs("Simple", machine, reduced).name == "Simple"
     assert costs("LL", machine, schedule_on(Collective("broadcast", 8, root=0), "switch", machine)).name == "LL"
     fitting, left_out = candidates(Collective("all_reduce", 8), machine, ("LL",))
     assert {"ring", "switch", "nvls"} & {choice.algorithm for choice, _ in fitting} == {"ring"}
-    assert any(line.startswith("switch: protocol 'LL' keeps flags") for line in left_out)
+    assert any(line.startswith("switch: protocol 'LL' mixes flags") for line in left_out)
 
 
 def test_a_table_leaves_out_what_protocols_cannot_carry():
@@ -114,5 +114,5 @@ def test_a_table_leaves_out_what_protocols_cannot_carry():
         ("nvls", "Simple"),
     ]
     alone = Sweep("all_reduce", (2**20,), choices, ("LL",))
-    with pytest.raises(ConfigError, match="nvls takes Simple or ideal"):
+    with pytest.raises(ConfigError, match="nvls runs under Simple or ideal"):
         prepare(alone, machine)
