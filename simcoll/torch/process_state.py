@@ -1,7 +1,7 @@
 """What a program expects its process to have for itself, and ranks in threads of one process would share.
 
 * Environment variables, the working folder and the default data type: exchanged when another rank runs, if a rank has changed them.
-* Operators of DTensor that ``loss_parallel`` replaces: exchanged.
+* Operators of DTensor that ``loss_parallel`` and ``context_parallel`` replace, and filters of warnings: exchanged.
 * Loggers and their handlers: exchanged likewise; those that were there before the run stay shared.
 * The generators of ``random`` and ``numpy.random``: in the threads of ranks, the functions of these modules use the rank's own, which
   start from the state of the caller's.
@@ -15,6 +15,7 @@ import copy
 import logging
 import os
 import random
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -52,6 +53,7 @@ class OwnState:
             "_cache": {},
         }
         made._handlers = dict(self._handlers)
+        made._filters = self._filters[:]
         made.changed_folder = False
         return made
 
@@ -62,6 +64,8 @@ class OwnState:
             self._folder = os.getcwd()  # noqa: PTH109  # of which there may be no Path
         self._dtype = torch.get_default_dtype()
         self._handlers: dict[Any, Any] = _DISPATCHER._custom_op_handlers
+        self._attention = torch.nn.functional.scaled_dot_product_attention
+        self._filters = warnings.filters
         self._root: dict[str, Any] = {name: getattr(logging.root, name) for name in _ROOT_FIELDS}
 
     def enter(self) -> None:
@@ -72,6 +76,8 @@ class OwnState:
         if torch.get_default_dtype() is not self._dtype:
             torch.set_default_dtype(self._dtype)
         _DISPATCHER._custom_op_handlers = self._handlers
+        torch.nn.functional.scaled_dot_product_attention = self._attention
+        warnings.filters = self._filters
         logging.root.manager.loggerDict = self._loggers
         for name, value in self._root.items():
             setattr(logging.root, name, value)

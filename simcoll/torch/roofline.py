@@ -46,13 +46,14 @@ _FREE = {
     "lift_fresh",
     "is_same_size",
     "_unsafe_view",
+    "resize_",
 }
 """Operators that launch no kernel, besides views and those that answer questions."""
 _MOVES = (
     "_adaptive_avg", "_embedding_bag", "_foreach_", "_fused_", "_log_softmax", "_pad", "_softmax", "_to_copy", "arange", "avg_pool",
     "bernoulli", "bucketize", "cat", "clone", "col2im", "constant_pad", "copy", "cum", "dot", "embedding", "eye", "fill", "flip",
-    "full", "gather", "im2col", "index", "linspace", "log_normal", "masked_", "max_pool", "multinomial", "mv", "native_", "new_",
-    "nll_loss", "nonzero", "normal", "one_hot", "ones", "pad", "rand", "reflection_pad", "repeat", "roll", "scalar_tensor", "scatter",
+    "full", "gather", "im2col", "index", "linspace", "log_", "masked_", "max_pool", "multinomial", "mv", "native_", "new_", "nll_loss",
+    "nonzero", "normal", "one_hot", "ones", "pad", "rand", "reflection_pad", "repeat", "roll", "scalar_tensor", "scatter",
     "select_backward", "select_scatter", "slice_backward", "slice_scatter", "split_with_sizes_copy", "stack", "tril", "triu",
     "unfold", "uniform", "upsample", "zero",
 )  # fmt: skip

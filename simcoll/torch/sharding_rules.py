@@ -1,6 +1,7 @@
-"""A rule that DTensor lacks: attention on the CPU, where CUDA devices are mapped to it.
+"""Rules that DTensor lacks: attention on the CPU, where CUDA devices are mapped to it.
 
-A GPU would take the flash or the efficient kernel, for which DTensor has rules; on the CPU PyTorch takes another one.
+A GPU would take the flash or the efficient kernel, for which DTensor has rules, and ``context_parallel`` a ring of ranks; on the CPU
+PyTorch takes another one.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
+from torch.distributed.tensor.experimental._context_parallel import _attention as context_parallel
 
 __all__ = ["add_sharding_rules"]
 
@@ -39,10 +41,33 @@ def _attention(*given: Any, attn_mask: Any = None, scale: Any = None) -> list[tu
     return rules
 
 
+def _in_ring(operator: Any, args: Any, kwargs: Any) -> list[DTensor]:
+    """Attention of a sequence that the ranks of a mesh share: their keys and values go round, in PyTorch's own order."""
+    if kwargs.get("attn_mask") is not None:
+        raise NotImplementedError("context_parallel takes no attention masks but is_causal=True")
+    mesh, sequence, scale = args[0].device_mesh, 2, kwargs.get("scale")
+    tensors = [each.to_local() for each in args if isinstance(each, DTensor)]
+    dropout, causal = (*args[len(tensors) :], 0.0, False)[:2]
+    if operator is _ATTENTION:
+        results = context_parallel._templated_ring_attention(
+            mesh.get_group(), sequence, operator, *tensors, is_causal=causal, dropout_p=dropout, scale=scale
+        )
+    else:
+        gradient, *tensors = tensors
+        results = context_parallel._templated_ring_attention_backward(
+            mesh.get_group(), sequence, operator, gradient, "grad_out", *tensors,
+            is_causal=causal, dropout_p=dropout, scale=scale,
+        )  # fmt: skip
+    return [DTensor.from_local(each, mesh, [Shard(sequence)], run_check=False) for each in results]
+
+
 def add_sharding_rules(undo: contextlib.ExitStack) -> None:
-    """Give DTensor the rule until the end, unless it has one."""
+    """Give DTensor the rules until the end, unless it has them."""
     known = DTensor._op_dispatcher.sharding_propagator
     for operator in (_ATTENTION, _BACKWARD):
+        if operator not in context_parallel.custom_ops:
+            context_parallel.custom_ops[operator] = _in_ring
+            undo.callback(context_parallel.custom_ops.pop, operator, None)
         if operator not in known.op_strategy_funcs:
             register_sharding(operator)(_attention)
             undo.callback(known.op_strategy_funcs.pop, operator, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,7 @@ def spawn(
     >>> result.returns[3], result.time
     ([6.0, 10.0], 2.00032e-06)
     """
-    costs = read_costs(compute, gpu)
+    costs, filters = read_costs(compute, gpu), warnings.filters
     if isinstance(own_modules, OwnModules) or own_modules is False:
         modules = own_modules or None
     else:
@@ -118,6 +119,7 @@ def spawn(
                 end_threads(thread.process, failed=True)
                 raise
             end_threads(thread.process, failed=False)
+            warnings.filters = filters  # findings are warnings of the run, not of a rank
             return value
 
         watching = contextlib.nullcontext() if costs is None or not costs.modules else modules_watched()

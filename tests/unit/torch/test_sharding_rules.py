@@ -45,6 +45,45 @@ def test_attention_is_sharded_by_batches_and_heads(dimension, mask_shape):
         assert max(differences) < 1e-5
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("rotation", ["allgather", "alltoall"])
+def test_context_parallel_attention_is_that_of_the_whole_sequence(ranks, rotation):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.experimental import _attention as experimental
+    from torch.nn import functional
+
+    import simcoll.torch
+
+    standard, causal = functional.scaled_dot_product_attention, {"is_causal": True}
+
+    def program(rank, world_size):
+        mesh = init_device_mesh("cpu", (world_size,))
+        experimental.set_rotate_method(rotation)
+        torch.manual_seed(0)
+        whole = [torch.randn(2, 3, 4 * world_size, 8) for _ in range(4)]
+        gradient, *tensors = parts = [each.clone() for each in whole]
+        with experimental.context_parallel(mesh, buffers=parts, buffer_seq_dims=[2] * 4, no_restore_buffers=set(parts)):
+            for each in tensors:
+                each.requires_grad_()
+            part = functional.scaled_dot_product_attention(*tensors, **causal)
+            part.backward(gradient)
+        assert functional.scaled_dot_product_attention is standard  # of this rank; others may still be inside
+        mine = [part.detach(), *(each.grad for each in tensors)]
+        got = experimental.context_parallel_unshard(mesh, mine, [2] * 4)
+        for each in whole[1:]:
+            each.requires_grad_()
+        expected = standard(*whole[1:], **causal)
+        wanted = torch.autograd.grad(expected, whole[1:], whole[0])
+        return [float((one - two).abs().max()) for one, two in zip(got, (expected.detach(), *wanted), strict=True)]
+
+    try:
+        for differences in simcoll.torch.spawn(program, ranks).returns:
+            assert max(differences) < 1e-5
+    finally:
+        experimental.set_rotate_method("allgather")
+
+
 def test_the_rule_ends_with_the_run():
     from torch.distributed.tensor import DTensor
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 
 from tests.support.deferred import Deferred, needs_torch
@@ -48,6 +50,26 @@ def test_a_full_state_dict_on_the_cpu_of_one_rank():
         return rank != 0 or all(torch.equal(found[name], before[name]) for name in before)
 
     assert backend.spawn(program, 2).returns == (True, True)
+
+
+def test_filters_of_warnings_are_those_of_a_rank():
+    """Rank 1 warns while rank 0 takes warnings for errors, and the run's own findings are warnings all the same."""
+
+    def program(rank, world_size):
+        dist.init_process_group()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore" if rank else "error")
+            dist.barrier()
+            if rank:
+                warnings.warn("heard by nobody", stacklevel=1)
+            dist.barrier()
+        warnings.simplefilter("error")
+        dist.all_reduce(torch.ones(1), async_op=True)
+
+    before = warnings.filters[:]
+    with pytest.warns(UserWarning, match="was never waited for"):
+        backend.spawn(program, 2)
+    assert warnings.filters == before
 
 
 def test_loss_parallel_is_that_of_a_rank():
