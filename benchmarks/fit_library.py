@@ -2,7 +2,8 @@
 
 ``python benchmarks/fit_library.py`` fits all of them to all tables, writes them into ``libraries/*.toml``, and then fits once
 more without each system (a publisher's machine) and writes what changes to ``measurements/left_out.csv``, which ``simcoll
-accuracy`` uses. It takes some minutes on one core; ``--dry`` writes nothing.
+accuracy`` uses. It takes some minutes on one core; ``--dry`` writes nothing. ``--only p2p`` fits the numbers whose names have this
+word, to the tables that depend on them, and keeps all others, which takes seconds.
 
 The loss is the sum over rows of a robust function of log(predicted / measured), where every size band of a table counts the
 fourth root of its rows, plus a penalty for the distance of each number from its prior. Priors are NCCL's own numbers, data
@@ -58,6 +59,8 @@ def priors() -> dict[str, tuple[float, float]]:
             found[place + "ll128_factor"] = (1.0, 0.1)
             found[place + "ll128_hop_factor"] = (1.0, 0.25)
             found[place + "simple_start"] = (15.0, 0.6)
+        if kind in {"ampere", "hopper", "blackwell"}:
+            found[place + "p2p_channel_rate"] = (20.0, 0.3)
         if kind in {"hopper", "blackwell"}:
             found[place + "nvls_share"] = (1.0, 0.15)
             found[place + "nvls_start"] = (40.0, 0.6)
@@ -94,6 +97,8 @@ def priors() -> dict[str, tuple[float, float]]:
         "correction.p2p_simple_start": (5.0, 0.5),
         "correction.p2p_peer": (0.3, 0.6),
         "correction.p2p_net": (14.0, 0.6),
+        "correction.p2p_ll_rate": (5.0, 0.3),
+        "correction.p2p_net_rate": (20.0, 0.3),
     }
     return found
 
@@ -134,12 +139,12 @@ class Rows:
     def depends_on(self, place: str) -> bool:
         """Whether a number can matter here."""
         head, key, *_ = place.split(".")
+        if "p2p" in place and self.table.collective not in corrected.P2P:
+            return False
         if head == "class":
             return key == self.kind
         if head == "fabric":
             return key == self.machine.fabric and self.machine.domains > 1
-        if "p2p" in key:
-            return self.table.collective in corrected.P2P
         if "nvls" in key:
             return self.machine.switch_reduce and self.table.collective == "all_reduce"
         return self.machine.domains > 1 if "net" in key else True
@@ -167,8 +172,8 @@ def libraries(numbers: dict[str, float]) -> dict[str, Library]:
 class Fit:
     """Levenberg-Marquardt on the logarithms of the numbers."""
 
-    def __init__(self, tables: list[Rows]) -> None:
-        self.tables, self.priors = tables, priors()
+    def __init__(self, tables: list[Rows], only: str = "") -> None:
+        self.tables, self.priors = tables, {name: prior for name, prior in priors().items() if only in name}
         self.names = list(self.priors)
         self.prior = np.log([value for value, _ in self.priors.values()])
         self.spread = np.array([spread for _, spread in self.priors.values()])
@@ -298,27 +303,35 @@ def start_of(place: str) -> float:
 def main() -> None:
     """Fit, write, and fit again without each system."""
     began = perf_counter()
+    only = sys.argv[sys.argv.index("--only") + 1] if "--only" in sys.argv else ""
+    wanted = [name for name in priors() if only in name]
     tables = [Rows(table) for table in published_tables(added=True)]
+    tables = [rows for rows in tables if not only or any(rows.depends_on(name) for name in wanted)]
     for rows in tables:
         rows.share_system(sum(other.table.system == rows.table.system for other in tables))
-    fit = Fit(tables)
-    known = [start_of(name) for name in fit.names]
-    x = fit.run(np.log(known))
+    fit = Fit(tables, only)
+    x = fit.run(np.log([start_of(name) for name in fit.names]))
     slopes = fit.slopes(x, fit.residuals(x))
-    whole = fit.numbers(x)
-    whole |= starts(tables, whole)
-    whole |= launchers(tables, whole)
+
+    def finished(found: dict[str, float], seen: list[Rows]) -> dict[str, float]:
+        if not only:  # what starting takes follows from all the others
+            found |= starts(seen, found)
+            found |= launchers(seen, found)
+        return found
+
+    whole = finished(fit.numbers(x), tables)
     print(
         f"{len(tables)} tables, {len(fit.weight)} rows, {len(whole)} numbers: loss {fit.loss(fit.residuals(x), x):.4f}"
     )
     lines = [["system", "place", "value"]]
+    if only:
+        with (data_folder("measurements") / "left_out.csv").open(newline="") as stream:
+            lines = [line for line in csv.reader(stream) if only not in line[1]]
     for system in dict.fromkeys(rows.table.system for rows in tables):
         others = [rows for rows in tables if rows.table.system != system]
-        without = Fit(others)
+        without = Fit(others, only)
         kept = np.concatenate([np.full(len(rows.size), rows.table.system != system) for rows in tables])
-        numbers = without.numbers(without.run(x, 1, slopes[kept]))
-        numbers |= starts(others, numbers)
-        numbers |= launchers(others, numbers)
+        numbers = finished(without.numbers(without.run(x, 1, slopes[kept])), others)
         lines += [
             [system, place, f"{value:.5g}"]
             for place, value in numbers.items()

@@ -81,7 +81,11 @@ REASONS = """
   (B200, 10 nodes of H100); the cause was not found.
 * **GPU and NIC, or two GPUs, at different sockets** (A100 PCIe): the model does not know the limit of the socket; such tables are not
   fitted.
-* **send_recv inside a node** up to 256 MiB: measured times are up to 5 times the bytes over the peak rate, on H100 and B200.
+* **send_recv inside a node**, up to 256 MiB, took up to 5 times the bytes over the peak rate on A100, H100 and B200, and blind
+  predictions were as much too fast. The cause is NCCL's number of channels for a message, now taken from its source (`addP2pToPlan`):
+  32 channels of about 20 GB/s are shared by the messages to all ranks, so one message among 8 GPUs has 4 of them up to 64 MiB, 8 up to
+  128, 16 up to 256, and 32 beyond; B200 took 792, 799 and 808 us at these three sizes. Over nodes it has 2, from some ranks on 1: ten
+  H100 nodes reach 25 GB/s of NICs of 50. That 10 nodes of 8 reach only 15 is not explained.
 * **20 racks of GB200**: the measured rate is half of that of two racks.
 
 Not mapped to a machine, so neither predicted nor fitted: T4 and RTX PRO 6000 on EFA without GPUDirect, H20, A800, H200 NVL, H100 NVL and

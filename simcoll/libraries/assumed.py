@@ -49,8 +49,7 @@ def _places(cost: Cost, collective: str, machine: Machine, library: Library) -> 
     if collective in P2P:
         yield f"{kind}.p2p_share"
         yield "correction.p2p_start"
-        if fabric:
-            yield f"{fabric}.p2p_share"
+        yield f"{fabric}.p2p_share" if fabric else f"{kind}.p2p_channel_rate"
         return
     if cost.algorithm.startswith("nvls"):
         yield from (f"{kind}.nvls_share", f"{kind}.nvls_start")

@@ -12,6 +12,7 @@ from math import inf, log2
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simcoll.arrays import Floats
 from simcoll.errors import ConfigError, nearest
@@ -105,7 +106,7 @@ def costs(
         When the library has no numbers for the GPUs or the fabric of the machine.
     """
     if collective in P2P:
-        return [_started(_grouped(machine, collective, size_bytes, library), machine, library)]
+        return [_started(_grouped(machine, collective, size_bytes, library, environment), machine, library)]
     found, s, fabric = measured(machine, library, environment), shape(machine), fabric_of(machine, library)
     found_costs = []
     for each in stated_terms(machine, collective, library, found):
@@ -227,7 +228,7 @@ def _switched(each: Terms, machine: Machine, size_bytes: Floats, library: Librar
     return Cost(each.algorithm, each.protocol, found.channels, latency + 0 * size_bytes, rate)
 
 
-def _grouped(machine: Machine, collective: str, size_bytes: Floats, library: Library) -> Cost:
+def _grouped(machine: Machine, collective: str, size_bytes: Floats, library: Library, environment: Environment) -> Cost:
     """The cost of concurrent sends and receives of all pairs."""
     number, s, kind, fabric = library.number, shape(machine), class_of(machine, library), fabric_of(machine, library)
     gpu = (machine.gpu_uBps / 1e15 or inf) * number(f"{kind}.p2p_share")
@@ -235,20 +236,51 @@ def _grouped(machine: Machine, collective: str, size_bytes: Floats, library: Lib
     start = number("correction.p2p_start") + number("correction.p2p_peer") * peers
     piece = size_bytes / (1 if collective == "send_recv" else s.ranks)
     sent = 1.0 if collective == "send_recv" else (s.ranks - 1) / s.ranks  # share of the size sent by one GPU
-    seconds_per_GB = sent / gpu
+    channels, short = _sending(machine, piece, peers, library, environment)
+    if s.domains > 1:
+        each = np.full(len(piece), number("correction.p2p_net_rate"))
+    else:
+        one = number(f"{kind}.p2p_channel_rate", inf)
+        each = np.where(short & (one < inf), number("correction.p2p_ll_rate"), one)
+    near = (s.per_domain - 1) / s.ranks if collective == "all_to_all" else sent
+    seconds_per_GB = np.maximum(near / gpu, sent / (channels * each))
+    latency = start + np.where(short, 0.0, number("correction.p2p_simple_start"))
     if s.domains > 1:
         remote = 1 if collective == "send_recv" else s.ranks - s.per_domain
-        start += number(f"{fabric}.latency") + number("correction.p2p_net")
-        start += number(f"{fabric}.p2p_peer", 0.0) * remote
+        latency = latency + number(f"{fabric}.latency") + number("correction.p2p_net")
+        latency = latency + number(f"{fabric}.p2p_peer", 0.0) * remote
         nic = machine.nic_uBps / 1e15 * number(f"{fabric}.p2p_share")
         if collective == "send_recv":  # to the next rank: one rank of a domain sends over the network, by its own NIC
-            seconds_per_GB = max((s.per_domain > 1) / gpu, machine.nics / nic)
+            net = machine.nics / nic
         else:
-            away = remote / s.ranks * (s.per_domain if collective == "all_to_all" else 1)
-            # A root reaches all NICs over its own links.
-            near = (s.per_domain - 1) / s.ranks if collective == "all_to_all" else sent
-            seconds_per_GB = max(near / gpu, away / nic)
-    simple = piece > number("correction.p2p_ll_bytes")
-    latency = start + np.where(simple, number("correction.p2p_simple_start"), 0.0)
-    rate = np.full(len(size_bytes), 1 / seconds_per_GB)
-    return Cost("grouped", "Simple", searched(machine, library).channels, latency, rate)
+            net = remote / s.ranks * (s.per_domain if collective == "all_to_all" else 1) / nic
+        seconds_per_GB = np.maximum(seconds_per_GB, net)
+    return Cost("grouped", "Simple", searched(machine, library).channels, latency, 1 / seconds_per_GB)
+
+
+def _sending(
+    machine: Machine, piece: Floats, peers: int, library: Library, environment: Environment
+) -> tuple[Floats, NDArray[np.bool_]]:
+    """Channels in which a GPU sends pieces to its peers, and where they go by LL.
+
+    As in ``ncclTopoComputeP2pChannels`` and ``addP2pToPlan`` of NCCL, a message has few channels, so that messages to all ranks
+    have channels of their own, and twice as many as long as the part of a channel is too long.
+    """
+    s = shape(machine)
+    found = 2 * searched(machine, library).channels
+    found = max(min(found, environment.max_channels or found), environment.min_channels)
+    total = 1 << (found - 1).bit_length()
+    links = machine.peer_uBps / 1e15 / library.number(f"generation.{machine.generation}.link_rate", inf)
+    most = 2 * max(1, int(links)) if s.per_domain > 1 else total
+    if s.domains > 1:
+        most = min(most, 1 if 2 * s.ranks > 4 * total else 2)
+    most = min(1 << (most - 1).bit_length(), total)
+    few = max(1, min(most, 1 << max(0, (total // s.ranks).bit_length() - 1)))
+    long = library.number(f"correction.{'p2p_net_slot' if s.domains > 1 or not links else 'p2p_slot'}_bytes")
+    short = piece <= most * library.number("correction.p2p_ll_bytes") if s.domains == 1 else piece < 0
+    slot = np.where(short, library.number("correction.p2p_ll_slot_bytes"), long)
+    least, longest = (slot / 2, slot) if s.domains > 1 else (slot / 8, slot * 32)
+    channels = np.minimum(few, np.ceil(piece / least))
+    while (more := (np.ceil(piece / channels) > longest) & (channels <= most // 2)).any():
+        channels = np.where(more, 2 * channels, channels)
+    return np.minimum(total, peers * channels), short

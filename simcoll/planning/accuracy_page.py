@@ -197,6 +197,10 @@ _TAKEN: dict[str, Callable[[Library], Library]] = {
     "measured rates (0.8 of every NVLink, 0.96 of every NIC)": lambda library: _neutral(
         library, {"ring_share": 0.8, ".share": 0.96, "nvls_share": 1.04, "nvls_large_share": 1.04, "p2p_share": 0.8}
     ),
+    "few channels of grouped sends, and their LL": lambda library: replace(
+        library,
+        values={place: value for place, value in library.values.items() if not place.endswith("p2p_channel_rate")},
+    ),
     "the copy of the own block": lambda library: _neutral(library, {"copy_share": 0.0}),
     "NCCL's own choice on Slingshot, and its lack of LL128": lambda library: replace(
         library,

@@ -65,6 +65,9 @@ class Machine:
         Their total capacity per direction; the minimum over all domains. Both are 0 if there is only one domain.
     network_reduces
         Whether switches between domains reduce as well (InfiniBand SHARP).
+    peer_uBps
+        Capacity of the NVLinks from one GPU to one other of its domain, behind switches of all its links; the least of all pairs, so 0
+        where two GPUs have no link to each other.
     """
 
     generation: str
@@ -78,6 +81,7 @@ class Machine:
     nics: int
     nic_uBps: int
     network_reduces: bool = False
+    peer_uBps: int = 0
 
     @property
     def domains(self) -> int:
@@ -124,6 +128,7 @@ def machine(topology: Topology) -> Machine:
         nics=nics,
         nic_uBps=nic_uBps,
         network_reduces="sharp" in reducing,
+        peer_uBps=_between(topology, domain, gpu_uBps) if inside == "nvlink" else 0,
     )
 
 
@@ -161,6 +166,23 @@ def _inside(topology: Topology, domain: Ints) -> tuple[str, int]:
     elif kind == _NVLINK and topology.traits.get("generation", "").startswith("mi"):
         name = "xgmi"
     return name, int(capacity[topology.rank_nodes].min())
+
+
+def _between(topology: Topology, domain: Ints, gpu_uBps: int) -> int:
+    """What the NVLinks between two GPUs of a domain carry, the least of all pairs; behind switches, all links of a GPU."""
+    rank = np.full(len(topology.node_names), -1, dtype=np.int64)
+    rank[topology.rank_nodes] = np.arange(topology.nranks)
+    src, dst = rank[topology.link_src], rank[topology.link_dst]
+    direct = (topology.link_kind == _NVLINK) & (src >= 0) & (dst >= 0)
+    if not direct.any():
+        return gpu_uBps
+    pairs, at = np.unique(src[direct] * topology.nranks + dst[direct], return_inverse=True)
+    sizes = np.bincount(domain)
+    if len(pairs) < (sizes * (sizes - 1)).sum():
+        return 0
+    sums = np.zeros(len(pairs), dtype=np.int64)
+    np.add.at(sums, at, topology.link_capacity_uBps[direct])
+    return int(sums.min())
 
 
 def _joined(topology: Topology, links: NDArray[np.bool_], first: Ints) -> bool:

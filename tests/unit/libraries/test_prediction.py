@@ -37,7 +37,9 @@ def test_the_environment_decides():
 def test_more_bytes_never_take_less_time(collective):
     for topology in (H100, TWO):
         times = [formula_time(collective, 2**power, topology).time_fs for power in range(3, 35)]
-        assert np.all(np.diff(times) > -0.02 * np.array(times[1:]))
+        shorter = np.flatnonzero(np.diff(times) <= -0.02 * np.array(times[1:])) + 4
+        # NCCL leaves LL where messages have 16 KiB for each of 32 channels, though Simple is faster; published times fall there, too.
+        assert shorter.tolist() == ([20] if (collective, topology) == ("send_recv", H100) else [])
 
 
 def test_one_process_for_all_gpus_launches_later():

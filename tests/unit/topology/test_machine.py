@@ -78,6 +78,21 @@ def test_domains_of_a_free_graph_end_at_the_network():
     assert seen(from_networkx(graph)) == ((2, 2), "nvlink", 300, 2, 50)
 
 
+@pytest.mark.parametrize(
+    ("name", "ranks", "expected"),
+    [
+        ("dgx-h100", range(8), 450),  # behind switches, all links of a GPU
+        ("dgx-1v", range(8), 0),  # GPUs 0 and 5 have no link
+        ("dgx-1v", range(4), 25),  # one or two links
+        ("dgx-1v", (0, 3), 50),
+        ("perlmutter-a100", range(4), 100),  # 12 links of 25 GB/s to three GPUs
+        ("rtx-pro-6000", range(2), 0),
+    ],
+)
+def test_links_between_two_gpus(name, ranks, expected):
+    assert machine(load_topology(name, nodes=1).with_ranks(list(ranks))).peer_uBps == expected * GBps
+
+
 def test_traits_that_a_topology_does_not_name_are_empty():
     assert machine(crossbar(2, "1 GB/s")) == Machine("", "", "", "", False, (2,), "link", 10**15, 0, 0)
     full = machine(load_topology("aws-p5", nodes=3))
