@@ -90,9 +90,10 @@ def tune_library(
         error = "-" if row.error is None else f"{100 * row.error:.0f} %"
         usual = "-" if row.default_fs is None else microseconds(row.default_fs / 1e9)
         gain = "-" if row.gain is None else f"{row.gain:.2f}x"
+        other = f"  {row.estimated}: {row.estimated_fs / row.time_fs:.2f}x" if row.estimated else ""
         print(
             f"  {row.collective:<14} {row.size_bytes:>11}  {choice:<{width}} {microseconds(row.time_fs / 1e9):>10}  "
-            f"{row.default:<{wide}} {usual:>10}  {gain:>6}  {error:>5}{' *' * row.certain}",
+            f"{row.default:<{wide}} {usual:>10}  {gain:>6}  {error:>5}{' *' * row.certain}{other}",
             flush=True,
         )
         picked.append(row)
@@ -100,7 +101,12 @@ def tune_library(
     rules = rules_of(picked, machine, exact=of_nccl, blocks=blocks)
     write_file(output, chosen.dump(rules))
     if of_nccl:
+        print(
+            "# default: the fastest by the formula, to which published tables are nearer than to NCCL's own estimates"
+        )
         print("# error: median error of predictions of this collective and size; * the gain exceeds it on both sides")
+        if any(row.estimated for row in picked):
+            print("# last column: what NCCL's own estimates prefer instead, and the gain over that")
     else:
         model = load_mpi_library(format)
         print(

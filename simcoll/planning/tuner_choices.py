@@ -14,6 +14,7 @@ from simcoll.emulator import emulate
 from simcoll.errors import ConfigError
 from simcoll.formats.tuner_rules import NO_LIMIT, Rule
 from simcoll.libraries.environment import DEFAULT, Environment
+from simcoll.libraries.formula import stated
 from simcoll.libraries.library import load_library
 from simcoll.libraries.plans import bind_size
 from simcoll.libraries.prediction import chosen, predict
@@ -47,6 +48,8 @@ class Picked:
         What runs when nothing is said, and its time; None where it is no schedule here.
     error
         Median error of predictions of this collective and size against published tables; None where nothing was measured.
+    estimated, estimated_fs
+        What NCCL's own estimates prefer, and its time, where that is another choice than the default.
     """
 
     collective: str
@@ -58,6 +61,8 @@ class Picked:
     default: str
     default_fs: int | None
     error: float | None
+    estimated: str = ""
+    estimated_fs: int = 0
 
     @property
     def gain(self) -> float | None:
@@ -85,24 +90,34 @@ def nccl_choices(
 ) -> Iterator[Picked]:
     """The fastest of NCCL's algorithms and protocols for each size.
 
-    The choices that the corrected formula finds fastest are played, and NCCL's own.
+    The choices that the corrected formula finds fastest are played. The first of them is the default: published tables are nearer to it
+    than to what NCCL's own estimates prefer, which is told beside it.
     """
     model, machine = load_library(library), machine_of(topology)
     for collective in collectives:
-        offered, _ = chosen(machine, collective, np.array(sizes, float), model)
-        every = {(cost.algorithm, cost.protocol): cost.time_us(np.array(sizes, float)) for cost in offered}
+        bytes_ = np.array(sizes, float)
+        offered, _ = chosen(machine, collective, bytes_, model)
+        every = {(cost.algorithm, cost.protocol): cost.time_us(bytes_) for cost in offered}
+        estimates = {
+            (cost.algorithm, cost.protocol): cost.time_us(bytes_) for cost in stated(machine, collective, bytes_, model)
+        }
         for place, size in enumerate(sizes):
             own = predict(collective, size, topology, library=model)
-            near = sorted(every, key=lambda key: (float(np.broadcast_to(every[key], len(sizes))[place]), key))[:PLAYED]
-            found = [own]
-            for algorithm, protocol in near:
-                if (algorithm, protocol) != (own.algorithm, own.protocol):
+            near, prefers = (
+                sorted(known, key=lambda key: (float(np.broadcast_to(known[key], len(sizes))[place]), key))
+                for known in (every, estimates)
+            )
+            found = {(own.algorithm, own.protocol): own}
+            for algorithm, protocol in [*near[:PLAYED], *(key for key in prefers[:1] if key in every)]:
+                if (algorithm, protocol) not in found:
                     only = Environment(((collective, (algorithm,)),), ((collective, (protocol,)),), nvls=DEFAULT.nvls)
-                    found.append(predict(collective, size, topology, library=model, environment=only))
-            best = min(found, key=lambda each: each.time_fs)
+                    found[algorithm, protocol] = predict(collective, size, topology, library=model, environment=only)
+            best = min(found.values(), key=lambda each: each.time_fs)
+            other = found.get(prefers[0], own) if prefers else own
             yield Picked(
                 collective, size, best.algorithm, best.protocol.lower(), best.channels, best.time_fs,
                 f"{own.algorithm} {own.protocol}", own.time_fs, _errors(collective).get(band_of(size)),
+                *((f"{other.algorithm} {other.protocol}", other.time_fs) if other is not own else ()),
             )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from simcoll.formats.tuner_files import Rule, tuner_format
 from simcoll.limits.paths import data_folder
 from simcoll.planning.leaders import time_through_leaders
 from simcoll.planning.mpi_libraries import load_mpi_library
-from simcoll.planning.tuner_choices import Picked, played_choices, rules_of
+from simcoll.planning.tuner_choices import Picked, nccl_choices, played_choices, rules_of
 from simcoll.topology import crossbar, load_topology
 
 
@@ -53,6 +53,14 @@ def test_a_tuner_file_for_nccl(tmp_path, monkeypatch, capsys, nodes):
     # -1 would mean one channel to the plugin.
     assert all(rule.channels > 0 for rule in rules)
     assert (rules[0].min_bytes, rules[-1].max_bytes) == (0, -1)
+
+
+def test_what_estimates_of_nccl_prefer_stands_beside_the_default():
+    """NCCL's estimates of a tree over NVLink switches leave out most of what it costs to start."""
+    small, large = nccl_choices(load_topology("dgx-h100", nodes=2), ["all_reduce"], [8, 1 << 21])
+    assert (small.default, small.estimated, small.estimated_fs) == ("tree LL", "", 0)
+    assert (large.default, large.estimated) == ("tree LL128", "nvls_tree Simple")
+    assert large.estimated_fs > large.default_fs >= large.time_fs
 
 
 @pytest.mark.slow
