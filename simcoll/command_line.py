@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -74,7 +75,8 @@ def run_app(
         return 0
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - no traceback reaches a user
         if speaks or not isinstance(error, _ALIKE):
-            print(f"{name}: {_message(name, error)}", file=sys.stderr)
+            with contextlib.suppress(OSError):  # the status says it even where nothing can be written
+                print(f"{name}: {_message(name, error)}", file=sys.stderr)
         if _is_full(error):
             return 2
         known = {**_STATUSES, **(statuses or {})}
@@ -83,7 +85,7 @@ def run_app(
 
 
 def _is_full(error: BaseException) -> bool:
-    return isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}
+    return isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def _message(name: str, error: BaseException) -> str:

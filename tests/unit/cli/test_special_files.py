@@ -102,6 +102,21 @@ def test_a_full_disk_is_not_called_a_fault_of_ours():
     assert (ended.returncode, ended.stderr) == (2, "simcoll: no space is left for the output\n")
 
 
+def test_a_limit_of_file_sizes_is_not_called_a_fault_of_ours(tmp_path):
+    command = f"ulimit -f 1; exec {sys.executable} -m simcoll perf all_reduce -t dgx-h100 > {tmp_path}/table"
+    ended = subprocess.run(["bash", "-c", command], check=False, stderr=subprocess.PIPE, text=True)
+    assert (ended.returncode, ended.stderr) == (2, "simcoll: no space is left where the output goes\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="no device that is always full")
+def test_an_error_that_cannot_be_printed_keeps_its_status():
+    with Path("/dev/full").open("w") as full:
+        assert (
+            subprocess.run([sys.executable, "-m", "simcoll", "list", "nothing"], check=False, stderr=full).returncode
+            == 2
+        )
+
+
 def test_a_folder_that_may_not_be_looked_into_is_named(tmp_path, monkeypatch):
     def refused(self):
         raise PermissionError(13, "Permission denied", str(self))
