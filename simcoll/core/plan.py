@@ -94,6 +94,7 @@ class Known:
     positions: Ints | None = None
     waits: Mapping[int, tuple[int, ...]] | None = None
     wait_pairs: tuple[Ints, Ints] | None = None
+    views: dict[int, Ints] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -338,18 +339,24 @@ class Plan:
 
     def view(self, rank: int, which: int) -> tuple[int, int, int]:
         """Place of a rank's visible input (0) or output (1) in storage: ``(buffer, offset, elements)``."""
+        if which not in self.known.views:
+            self.known.views[which] = self._views(which)
+        buffer, offset, elements = self.known.views[which][:, rank].tolist()
+        return buffer, offset, elements
+
+    def _views(self, which: int) -> Ints:
+        """The places of the visible inputs or outputs of all ranks: ``[3, nranks]``."""
         collective, layout = self.collective, self.schedule.layout
         slots = (collective.input_slots, collective.output_slots)[which]
-        if slots == 0 or not self.has(rank, which):
-            return which, 0, 0
-        at = np.array([rank], np.int64)
-        first = np.array([layout.input() if which == INPUT else layout.output()], np.int64)
-        region = np.array([which], np.int64)
-        own = self._address(at, first, region)
-        elements = int((self._address(at, first + slots * layout.chunks, region) - own)[0])
-        place = layout.canonical(at, first)
+        rank, region = np.arange(self.nranks, dtype=np.int64), np.full(self.nranks, which, np.int64)
+        has = collective.has_input(rank) if which == INPUT else collective.has_output(rank)
+        if slots == 0 or not has.any():
+            return np.stack([region, 0 * region, 0 * region])
+        first = np.full(self.nranks, layout.input() if which == INPUT else layout.output(), np.int64)
+        elements = self._address(rank, first + slots * layout.chunks, region) - self._address(rank, first, region)
+        place = layout.canonical(rank, first)
         stored = layout.region(place)
-        return int(stored[0]), int(self._address(at, place, stored)[0]), elements
+        return np.stack([np.where(has, stored, which), has * self._address(rank, place, stored), has * elements])
 
     @property
     def total_bytes(self) -> int:
