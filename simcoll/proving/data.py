@@ -26,6 +26,7 @@ from simcoll.errors import ConfigError, ScheduleError, expect
 from simcoll.proving import explain
 from simcoll.proving.barrier import check_barrier
 from simcoll.proving.memory import PART, Memory, in_groups, start
+from simcoll.proving.parts import parts
 from simcoll.proving.symmetry import verify_by_symmetry
 
 __all__ = ["verify"]
@@ -245,8 +246,8 @@ def _counted(schedule: Schedule, source: Ints, chunk: Ints) -> Words:
     return wanted
 
 
-def _check_outputs(schedule: Schedule, memory: Memory, *, exact: bool) -> str:
-    """Compare every output with the required contributions; return the level of the reduction order."""
+def _check_outputs(schedule: Schedule, memory: Memory, *, exact: bool) -> tuple[Words, bool]:
+    """Compare every output with the required contributions; return trees of reductions, and whether those of a chunk are alike."""
     collective, per_rank = schedule.collective, schedule.layout.output_base
     sums = None if exact else _sums(schedule)
     wrong = [np.zeros((2, 0), np.int64)]
@@ -272,10 +273,14 @@ def _check_outputs(schedule: Schedule, memory: Memory, *, exact: bool) -> str:
     faults = np.concatenate(wrong, axis=1)
     if faults.size:
         explain.wrong_outputs(schedule, *faults)
-    made = first[first != 0]
+    return first[first != 0], alike
+
+
+def _level(made: Words, *, alike: bool, switched: bool) -> str:
+    """The level of the reduction order, from a tree of each reduced chunk."""
     if not len(made):
         return ""
-    if not alike or memory.switched:
+    if not alike or switched:
         return LEVELS[1] if alike else LEVELS[0]
     return LEVELS[3] if (made == made[0]).all() else LEVELS[2]
 
@@ -348,9 +353,21 @@ def _proved(schedule: Schedule, *, exact: bool) -> Proof:
             f"exact proof of {schedule} would count {n * layout.output_base} contributions in {n * layout.size} chunks; use fingerprints"
         )
     if not exact:
-        proof = _by_symmetry(schedule)
+        proof = _by_symmetry(schedule) or _by_parts(schedule)
         if proof is not None:
             return proof
+    memory, steps, count = _followed(schedule, exact=exact)
+    made, alike = _check_outputs(schedule, memory, exact=exact)
+    order = _level(made, alike=alike, switched=memory.switched)
+    schedule.known.folds = memory.folds
+    shared = memory.mixed and _shares_chunks(schedule)
+    if shared and memory.beside:
+        check_orderable(schedule)
+    return Proof("full", "exact" if exact else "fingerprint", order, steps, count, shared)
+
+
+def _followed(schedule: Schedule, *, exact: bool) -> tuple[Memory, int, int]:
+    """The memory after the last step; steps and transfers."""
     memory = start(schedule, exact=exact)
     count = steps = 0
     for number, step in lowered(schedule, as_given=True):
@@ -359,9 +376,25 @@ def _proved(schedule: Schedule, *, exact: bool) -> Proof:
             explain.refuse(schedule, number, step, row, "only a barrier has sync transfers", at_source=True)
         _play(schedule, memory, number, step)
         count, steps = count + len(step), number + 1
-    order = _check_outputs(schedule, memory, exact=exact)
-    schedule.known.folds = memory.folds
-    shared = memory.mixed and _shares_chunks(schedule)
-    if shared and memory.beside:
-        check_orderable(schedule)
-    return Proof("full", "exact" if exact else "fingerprint", order, steps, count, shared)
+    return memory, steps, count
+
+
+def _by_parts(schedule: Schedule) -> Proof | None:
+    """A proof of a long vector part by part; None where it has none, or the full proof must decide or explain."""
+    some, sizes = parts(schedule)
+    if not some:
+        return None
+    trees, alike, folds = [], True, False
+    for part in some:
+        try:
+            memory = _followed(part, exact=False)[0]
+            made, same = _check_outputs(part, memory, exact=False)
+        except ScheduleError:
+            return None
+        if memory.mixed:
+            return None
+        trees.append(made)
+        alike, folds = alike and same, folds or memory.folds
+    schedule.known.folds = folds
+    order = _level(np.concatenate(trees), alike=alike, switched=False)
+    return Proof("full", "fingerprint", order, len(sizes), sum(sizes), shared_chunks=False)

@@ -1,0 +1,52 @@
+"""A long vector proved a part at a time: of a schedule whose transfers keep their place in it, each part is a schedule of its own.
+
+What a chunk holds then depends on chunks of its own place only, so a proof takes the memory of one part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+
+from simcoll.core.schedule import SYNC, Schedule, Step, lowered
+
+__all__ = ["parts"]
+
+CELLS = 2**22
+"""So many chunks of all ranks are followed at a time: 64 MiB, and half as much again for a step."""
+
+
+def parts(schedule: Schedule) -> tuple[list[Schedule], list[int]]:
+    """The parts of a schedule, and the transfers of each of its steps; none where chunks are few, or a transfer leaves its part."""
+    layout = schedule.layout
+    number = min(-(-schedule.nranks * layout.size // CELLS), layout.chunks)
+    if number < 2 or layout.collective.nblocks != 1 or layout.scratch.size:
+        return [], []
+    sizes = []
+    for _, step in lowered(schedule, as_given=True):
+        if ((step.src_chunk - step.dst_chunk) % layout.chunks != 0).any() or (step.op >= SYNC).any():
+            return [], []
+        sizes.append(len(step))
+    edges = np.linspace(0, layout.chunks, number + 1).astype(np.int64)
+    return [_part(schedule, *ends) for ends in pairwise(edges.tolist())], sizes
+
+
+def _part(schedule: Schedule, first: int, last: int) -> Schedule:
+    """What a schedule does with the chunks from ``first`` to ``last`` of each vector."""
+    chunks, width = schedule.layout.chunks, last - first
+
+    def steps() -> Iterator[Step]:
+        for _, step in lowered(schedule, as_given=True):
+            place = step.dst_chunk % chunks
+            begin, end = np.maximum(place, first), np.minimum(place + step.count, last)
+            rows = np.flatnonzero(begin < end)
+            src, dst = (chunk[rows] // chunks * width + begin[rows] - first for _, chunk in step.ends)
+            count = (end - begin)[rows]
+            yield Step(step.src_rank[rows], src, step.dst_rank[rows], dst, count, step.op[rows], step.channel[rows])
+
+    part = replace(schedule, layout=replace(schedule.layout, chunks=width), source=steps)
+    part.known.checked = True  # as the whole is
+    return part
