@@ -10,13 +10,15 @@ from pathlib import Path
 from simcoll.errors import ConfigError
 from simcoll.units import parse_size
 
-__all__ = ["VARIABLE", "available_bytes", "check_room", "in_words", "largest_automatic"]
+__all__ = ["VARIABLE", "available_bytes", "check_room", "give_back", "in_words", "largest_automatic"]
 
 VARIABLE = "SIMCOLL_MAX_BYTES"
 AUTOMATIC_BYTES = 2 << 30
 """Constant, so that a run does not depend on the machine."""
 UNQUESTIONED = 64 << 20
 """Up to this size the system is not queried, which would take longer than a small run."""
+KEPT = 192 << 20
+"""Up to this size a process keeps freed memory."""
 UNLIMITED = 1 << 60
 """Control groups report a number of about 2**63 if there is no limit."""
 
@@ -120,6 +122,15 @@ def _reclaimable(group: Path) -> int:
             next(line for line in lines if line.split()[0] in ("inactive_file", "total_inactive_file")).split()[1]
         )
     return 0
+
+
+def give_back() -> None:
+    """Return freed memory to the system if the process is large: glibc keeps it, between arrays that live on."""
+    with contextlib.suppress(AttributeError, OSError):
+        if int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE") > KEPT:
+            import ctypes
+
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def _limits() -> list[int]:

@@ -15,7 +15,7 @@ from simcoll.emulator.fast.compiled import COMPILED
 from simcoll.emulator.fast.turns import summary
 from simcoll.emulator.paths import ASKED, FEW_MESSAGES
 from simcoll.emulator.rehearsals import forget_sizes
-from simcoll.limits.memory import in_words
+from simcoll.limits.memory import give_back, in_words
 from simcoll.planning.report import cells, foot_lines, head_lines, size_line, titles_of
 from simcoll.planning.sweep import DataCheck, Row, Sweep, costs_of, counts_for, play
 from simcoll.topology import Topology
@@ -114,6 +114,7 @@ def runs(
     for choice, schedule in zip(sweep.choices, schedules, strict=True):
         tell(done, total, f"data of {choice}")
         checks.append(check_data(sweep, schedule))
+        give_back()
     for schedule, names in zip(schedules, protocols, strict=True):
         schedule.known.again = len(names)
     for count in counts:
@@ -135,4 +136,5 @@ def runs(
                 rows.append(Row(choice, name, replace(result, outputs=None), check))  # checked, and large
                 done += 1
             forget_sizes(schedule)
+            give_back()
         yield rows

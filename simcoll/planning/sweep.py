@@ -15,6 +15,7 @@ from simcoll.core.schedule import Schedule
 from simcoll.emulator import Result, emulate
 from simcoll.emulator.ledger import Observer
 from simcoll.errors import ConfigError
+from simcoll.limits.memory import give_back
 from simcoll.planning.disturbance import CALM, Disturbance
 from simcoll.topology import Topology
 from simcoll.tuning import Choice, carries, collective_on, costs, schedule_on
@@ -201,6 +202,7 @@ def prepare(
         if progress:
             progress(done, len(schedules), f"the proof of {schedule.title}")
         bind(schedule, largest, sweep.dtype, sweep.op)
+        give_back()
     return schedules
 
 

@@ -1,9 +1,14 @@
 """Sweeps: what is checked once, and the table as an object."""
 
+import os
+import platform
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from simcoll.limits import memory
 from simcoll.planning import running
 from simcoll.planning.running import Table, check_data, runs
 from simcoll.planning.sweep import Sweep, prepare
@@ -78,3 +83,19 @@ def test_a_table_prints_and_shows_the_best_of_each_size(table):
         shown = [cell.text for cell in row]
         assert " ".join(shown).split() == line
         assert shown[9] == str(best)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is asked")
+def test_freed_memory_goes_back_to_the_system(monkeypatch):
+    monkeypatch.setattr(memory, "KEPT", 0)
+    arrays = [np.ones(12_000) for _ in range(1000)]  # 96 MB in pieces that are too small for a mapping of their own
+    kept = arrays[::100]
+    full = resident()
+    del arrays
+    memory.give_back()
+    assert full - resident() > 48 << 20
+    assert [float(each.sum()) for each in kept] == [12_000.0] * 10
+
+
+def resident():
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
