@@ -29,8 +29,8 @@ __all__ = ["CostTerms", "Folding", "folded_first", "folding", "folding_key", "wo
 class CostTerms(StepTimer):
     """Steps that carry a number for each combination of cost terms instead of costs; also keeps their moves and routes."""
 
-    def __init__(self, protocol: Protocol, topology: Topology, placement: Placement) -> None:
-        super().__init__(protocol, topology, placement, joint=True)
+    def __init__(self, protocol: Protocol, topology: Topology, placement: Placement, *, sparse: bool = False) -> None:
+        super().__init__(protocol, topology, placement, joint=True, sparse=sparse)
         self.sources: dict[Timed, tuple[Moves, Routes]] = {}
 
     def _timed(self, steps: list[Moves], first_message: int) -> list[Timed]:  # noqa: ARG002 - there is no jitter
@@ -144,7 +144,7 @@ def folding(
     if isinstance(known, Folding) and (known.quotient.patterns or not expanded):
         found = known.timed(plan, each, capacity)
     if found is None:
-        timer = CostTerms(plan.protocol, topology, placement)
+        timer = CostTerms(plan.protocol, topology, placement, sparse=True)
         groups = seen.groups
         if waits is not None and len(waits[0]):  # equal steps wait for different messages
             groups = [((step._replace(),), 1) for some, times in groups or turns(plan) for step in some * times]

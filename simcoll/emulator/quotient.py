@@ -171,9 +171,9 @@ def _weights(
     chosen[link_of] = True
     keys, first = [], 0
     for step, names in zip(patterns, classes, strict=True):
-        links = step.shape.links
+        links, own = step.shape.links, names if step.shape.linked is None else names[step.shape.linked]
         here = (links >= 0) & chosen[links]
-        message = np.broadcast_to(first + names[:, None], links.shape)[here]
+        message = np.broadcast_to(first + own[:, None], links.shape)[here]
         keys.append(partition.links[links[here]] * total + message)
         first += int(names.max()) + 1
     found, count = np.unique(np.concatenate(keys), return_counts=True)
@@ -194,7 +194,7 @@ def _image(
 ) -> Timed:
     """The image of a step: one message of every class."""
     row, shape = _representatives(names), step.shape
-    own = shape.links[row]
+    own = shape.links_of(row)
     links = np.sort(np.where(own >= 0, partition.links[own], -1), axis=1)
     # A class that a message crosses twice counts once: its weight covers all messages on one link.
     links[:, 1:][links[:, 1:] == links[:, :-1]] = -1

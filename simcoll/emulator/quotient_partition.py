@@ -305,18 +305,14 @@ def certify(
 
 
 def _crossed(shape: Shape, classes: Shorts) -> Sequence[Ints]:
-    """The link classes of each message in order, as columns; as one column for a step with switch operations."""
-    if shape.leader is None:
-        return [*np.ascontiguousarray(np.sort(classes[shape.links], axis=1).T)]
-    rows = _linked(shape)
-    found = np.zeros(len(shape.links), np.int64)
-    found[rows] = 1 + alike(found[rows], *np.ascontiguousarray(np.sort(classes[shape.links[rows]], axis=1).T))
+    """The link classes of each message in order, as columns; as one column if few messages have links."""
+    crossed = classes[shape.links]
+    crossed.sort(axis=1)
+    if shape.linked is None:
+        return [*crossed.T]
+    found = np.zeros(len(shape.sender), np.int64)
+    found[shape.linked] = 1 + alike(shape.linked * 0, *crossed.T)
     return [found]
-
-
-def _linked(shape: Shape) -> Ints:
-    """The rows that have links, which are few if leaders of switch operations hold all links."""
-    return np.flatnonzero((shape.links[:, :1] >= 0).any(axis=1))
 
 
 class _Lists(NamedTuple):
@@ -330,11 +326,8 @@ class _Lists(NamedTuple):
         """Add a step with the classes of its messages, and their connections."""
         shape = step.shape
         self.lanes.extend((shape.sender << WORD | 2 * names, shape.receiver << WORD | 2 * names + 1))
-        links, own = shape.links, names
-        if shape.leader is not None:
-            rows = _linked(shape)
-            links, own = links[rows], names[rows]
-        for link in links.T:
+        own = names if shape.linked is None else names[shape.linked]
+        for link in shape.links.T:
             used = np.flatnonzero(link >= 0)
             self.links.append(link[used].astype(np.int64) << WORD | own[used])
         if step.connected:

@@ -50,7 +50,8 @@ MOST_SLOTS = 1 << 17
 MOST_JOINED = 1 << 26
 """Limit of links of switch operations: every message has room for those of the largest operation."""
 MANY_UNEVEN = 1 << 15
-"""Up to this number, messages of unequal chunks are played one by one: their classes hold for one size only."""
+"""Up to this number, messages of unequal chunks are played one by one: their classes hold for one size only. So are those of switches in a
+run that may be the only one: beyond it, the links of all operations cost more than classes."""
 
 
 class Ends(NamedTuple):
@@ -162,7 +163,7 @@ def play_rehearsed(plan: Plan, topology: Topology, engine: str) -> Result | None
     if isinstance(found, int):
         known.rehearsals = {old: kept for old, kept in known.rehearsals.items() if old[0] in {EVEN, key[0]}}
         known.rehearsals[key] = found + 1
-        if found > 0:
+        if found > 0 or (seen.switched and seen.messages > MANY_UNEVEN):
             found = known.rehearsals[key] = _rehearsed(plan, topology, seen)
     if not isinstance(found, Rehearsal) or known.rehearsals.pop(key, None) is not found:  # another thread is playing it
         return None
@@ -181,14 +182,15 @@ def forget_sizes(schedule: Schedule) -> None:
 
 def _rehearsed(plan: Plan, topology: Topology, seen: Summary) -> Rehearsal | None:
     """The run without costs; ``None`` if messages or classes are too many."""
-    if seen.switched and _largest(seen.groups or turns(plan)) * seen.messages > MOST_JOINED:
-        return None
     even = folding_key(plan, topology)[0] == EVEN
     many = max(FEWEST_FOLDED if even else MANY_UNEVEN, LEAST_A_STEP * seen.steps)
     found = None
     if seen.messages > many:
         found = _folded(plan, topology, seen)
-    return _every(plan, topology, seen) if found is None and seen.messages <= MOST_SLOTS else found
+    if found is not None or seen.messages > MOST_SLOTS:
+        return found
+    wide = seen.switched and _largest(seen.groups or turns(plan)) * seen.messages > MOST_JOINED
+    return None if wide else _every(plan, topology, seen)
 
 
 def _largest(groups: Iterable[Group]) -> int:

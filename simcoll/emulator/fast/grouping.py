@@ -26,16 +26,20 @@ def grouped(columns: Sequence[Array]) -> tuple[Ints, bool]:
     [0, 1, 2, 0]
     """
     words = np.zeros(len(columns[0]), np.uint64)
-    whole = [np.require(column, np.int64, ["C", "W"]) for column in columns] if COMPILED else columns
-    for column in whole:
+    for column in columns:
         if COMPILED:
-            _stir(words, column)
+            _stir(words, _whole(column))
         else:
             words = mix(words + SALTS[0] ^ column.astype(np.uint64))
     names, first = numbered(words)
     if COMPILED:
-        return names, all(_stray(column, names, first) < 0 for column in whole)
-    return names, all(np.array_equal(column[first][names], column) for column in whole)
+        return names, all(_stray(_whole(column), names, first) < 0 for column in columns)
+    return names, all(np.array_equal(column[first][names], column) for column in columns)
+
+
+def _whole(column: Array) -> Ints:
+    """A column as the compiled loops take it; one at a time, for they are long."""
+    return np.require(column, np.int64, ["C", "W"])
 
 
 @entry

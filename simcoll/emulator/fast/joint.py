@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from simcoll.arrays import Ints, Shorts
@@ -9,23 +11,53 @@ from simcoll.core.step import distinct
 
 __all__ = ["joint_costs", "joint_links", "partners"]
 
+MARKED = 1 << 26
+"""Up to so many pairs of an operation and a link are marked, which is quicker than to sort them."""
 
-def joint_links(leader: Ints, links: Shorts, own: Ints, up: Shorts) -> Shorts:
+
+def joint_links(leader: Ints, links: Shorts, own: Ints, up: Shorts, linked: Ints | None = None) -> Shorts:
     """The links of all transfers of an operation in the row of its leader, without duplicates, and none in its other rows.
 
-    ``leader`` is -1 for rows of no operation, which keep their links; the rows ``own`` have the links ``up`` in addition.
+    ``leader`` is -1 for rows of no operation, which keep their links; the rows ``own`` have the links ``up`` in addition. If ``linked``
+    rows are given, all leaders and all rows of no operation, the result has only those.
     """
     base = int(max(links.max(initial=0), up.max(initial=0))) + 1
-    row, column = np.nonzero((links >= 0) & (leader[:, None] >= 0))
-    more, place = np.nonzero(up >= 0)
-    pairs = np.concatenate([leader[row] * base + links[row, column], leader[own[more]] * base + up[more, place]])
-    rows, link = np.divmod(distinct(pairs), base)
-    place = np.arange(len(rows)) - np.searchsorted(rows, rows)
-    width = max(links.shape[1], int(place.max(initial=-1)) + 1)
+    leaders = np.flatnonzero(leader == np.arange(len(leader)))
+    found = _sorted if len(leaders) * base > MARKED else partial(_marked, leaders)
+    rows, link = found(base, leader, links, own, up)
+    each = np.bincount(rows, minlength=len(leader))
+    place = np.arange(len(rows)) - (np.cumsum(each) - each)[rows]
+    width = max(links.shape[1], int(each.max(initial=0)))
+    if linked is not None:
+        at = np.zeros_like(leader)
+        at[linked] = np.arange(len(linked))
+        leader, links, rows = leader[linked], links[linked], at[rows]
     made = np.full((len(leader), width), -1, np.int32)
     made[:, : links.shape[1]] = np.where(leader[:, None] >= 0, -1, links)
     made[rows, place] = link
     return made
+
+
+def _sorted(base: int, leader: Ints, links: Shorts, own: Ints, up: Shorts) -> tuple[Ints, Ints]:
+    """Each leader with each link below ``base`` of its operation, in order."""
+    row, column = np.nonzero((links >= 0) & (leader[:, None] >= 0))
+    more, place = np.nonzero(up >= 0)
+    pairs = np.concatenate([leader[row] * base + links[row, column], leader[own[more]] * base + up[more, place]])
+    return np.divmod(distinct(pairs), base)
+
+
+def _marked(leaders: Ints, base: int, leader: Ints, links: Shorts, own: Ints, up: Shorts) -> tuple[Ints, Ints]:
+    """The same for few leaders. What has no leader and what is no link marks the last row and column, which are left out."""
+    marks = np.zeros((len(leaders) + 1, base + 1), np.bool_)
+    number = np.full(len(leader) + 1, -1)
+    number[leaders] = np.arange(len(leaders))
+    operation = number[leader]
+    for column in links.T:
+        marks[operation, column] = True
+    for column in up.T:
+        marks[operation[own], column] = True
+    rows, link = np.nonzero(marks[:-1, :-1])
+    return leaders[rows], link
 
 
 def joint_costs(

@@ -34,14 +34,18 @@ def spread(shape: Shape, cost: Words, ways: Ints, marks: Words, old: Colours, ne
     sender, receiver, way = (np.require(each, np.int64, ["C", "W"]) for each in (shape.sender, shape.receiver, ways))
     own, tied = (np.require(each, np.uint64, ["C", "W"]) for each in (cost, marks))
     links = np.require(shape.links, np.int32, ["C", "W"])
-    _add(sender, receiver, way, links, own, tied, *old, *new, message)
+    linked = np.require(np.zeros(0) if shape.linked is None else shape.linked, np.int64, ["C", "W"])
+    _add(sender, receiver, way, links, linked, own, tied, *old, *new, message)
     return message
 
 
 def _spread(shape: Shape, cost: Words, ways: Ints, marks: Words, old: Colours, new: Colours) -> Words:
     """:func:`spread` by numpy."""
     message = mix(cost + old.lanes[shape.sender] + mix(old.lanes[shape.receiver] + SALTS[2]))
-    message = mix(message + np.append(old.links, np.uint64(0))[shape.links].sum(axis=1, dtype=np.uint64))
+    rows = slice(None) if shape.linked is None else shape.linked
+    on_links = np.zeros(len(cost), np.uint64)
+    on_links[rows] = np.append(old.links, np.uint64(0))[shape.links].sum(axis=1, dtype=np.uint64)
+    message = mix(message + on_links)
     if len(ways):
         message = mix(message + old.ways[ways])
         np.add.at(new.ways, ways, message)
@@ -50,7 +54,7 @@ def _spread(shape: Shape, cost: Words, ways: Ints, marks: Words, old: Colours, n
     np.add.at(new.lanes, shape.sender, mix(message + SALTS[0]))
     np.add.at(new.lanes, shape.receiver, mix(message + SALTS[1]))
     used = shape.links >= 0
-    np.add.at(new.links, shape.links[used], np.broadcast_to(message[:, None], used.shape)[used])
+    np.add.at(new.links, shape.links[used], np.broadcast_to(message[rows, None], used.shape)[used])
     return message
 
 
@@ -60,6 +64,7 @@ def _add(
     receiver: Ints,
     ways: Ints,
     links: Shorts,
+    linked: Ints,
     cost: Words,
     marks: Words,
     old_lanes: Words,
@@ -72,12 +77,18 @@ def _add(
     _sources: int = SOURCES,
 ) -> None:
     """See :func:`spread`."""
+    place = 0  # of the next row that has links
     for row in range(len(cost)):
+        here = row
+        if len(linked) or not len(links):
+            here = place if place < len(linked) and linked[place] == row else -1
+            place += here >= 0
         word = mixed(cost[row] + old_lanes[sender[row]] + mixed(old_lanes[receiver[row]] + SALTS[2]))
         on_links = np.uint64(0)
-        for hop in range(links.shape[1]):
-            if links[row, hop] >= 0:
-                on_links += old_links[links[row, hop]]
+        width = links.shape[1] if here >= 0 else 0
+        for hop in range(width):
+            if links[here, hop] >= 0:
+                on_links += old_links[links[here, hop]]
         word = mixed(word + on_links)
         if len(ways):
             word = mixed(word + old_ways[ways[row]])
@@ -87,6 +98,6 @@ def _add(
         message[row] = word
         lanes[sender[row]] += mixed(word + SALTS[0])
         lanes[receiver[row]] += mixed(word + SALTS[1])
-        for hop in range(links.shape[1]):
-            if links[row, hop] >= 0:
-                to_links[links[row, hop]] += word
+        for hop in range(width):
+            if links[here, hop] >= 0:
+                to_links[links[here, hop]] += word

@@ -35,7 +35,8 @@ class Shape:
 
     ``sender`` and ``receiver`` are lanes; ``links`` is ``[rows, hops]``, padded with -1, and ``weight``, of the same shape, is the
     number of such flows on one such link. ``connection`` numbers connections if lane pairs do not identify them. ``leader`` is, for each
-    row of a switch operation, the operation's first row, which carries the joint flow; else -1.
+    row of a switch operation, the operation's first row, which carries the joint flow; else -1. ``linked`` has the rows that ``links``
+    describes, in order, if the others have none.
     """
 
     sender: Ints
@@ -46,6 +47,14 @@ class Shape:
     weight: Ints
     connection: Ints | None = None
     leader: Ints | None = None
+    linked: Ints | None = None
+
+    def links_of(self, rows: Ints) -> Shorts:
+        """The links of some rows."""
+        if self.linked is None:
+            return self.links[rows]
+        place = np.minimum(np.searchsorted(self.linked, rows), len(self.linked) - 1)
+        return np.where((self.linked[place] == rows)[:, None], self.links[place], np.int32(-1))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,12 +87,16 @@ class Timed:
 class StepTimer:
     """Assigns routes and costs to steps in batches; an unchanged step yields the same object again.
 
-    ``placement`` positions ranks and channels. ``joint``: the transfers of a switch operation are one flow, that of its leader.
+    ``placement`` positions ranks and channels. ``joint``: the transfers of a switch operation are one flow, that of its leader;
+    ``sparse``: its other rows have no row of links.
     """
 
-    def __init__(self, protocol: Protocol, topology: Topology, placement: Placement, *, joint: bool = False) -> None:
+    def __init__(
+        self, protocol: Protocol, topology: Topology, placement: Placement, *, joint: bool = False, sparse: bool = False
+    ) -> None:
         self.protocol = protocol
         self.joint = joint
+        self.sparse = sparse
         self.topology = topology
         self.placement = placement
         self.last: tuple[Moves, Timed] | None = None
@@ -127,6 +140,8 @@ class StepTimer:
 
     def _remembered(self, steps: list[Moves]) -> list[tuple[Routes, Shape]]:
         """Routes and shape of each step, from the recent ones if possible."""
+        if len(steps) == 1 and steps[0].rows > REMEMBERED_ROWS:
+            return list(self._ways(steps))
         keys = [
             tuple(b"" if column is None else column.tobytes() for column in (*step[:3], step.leader)) for step in steps
         ]
@@ -143,7 +158,8 @@ class StepTimer:
         """Routes and shapes of all steps, computed together."""
         placement = self.placement
         src, dst, channel = (
-            np.concatenate(columns) for columns in list(zip(*(step[:3] for step in steps), strict=True))
+            columns[0] if len(steps) == 1 else np.concatenate(columns)
+            for columns in list(zip(*(step[:3] for step in steps), strict=True))
         )
         routes = self.topology.route(placement.endpoints[src], placement.endpoints[dst])
         sender, receiver = placement.lane(src, channel), placement.lane(dst, channel)
@@ -170,8 +186,11 @@ class StepTimer:
         own = own[other[leader[own]] >= 0]
         ranks = self.placement.endpoints
         up = self.topology.route(ranks[step.src_rank[own]], ranks[other[leader[own]]]).links[:, :1]
-        links = joint_links(leader, shape.links, own, up)
-        return replace(shape, links=links, weight=np.broadcast_to(np.int64(1), links.shape), leader=leader)
+        linked = np.flatnonzero((leader < 0) | (leader == np.arange(len(leader)))) if self.sparse else None
+        links = joint_links(leader, shape.links, own, up, linked)
+        return replace(
+            shape, links=links, weight=np.broadcast_to(np.int64(1), links.shape), leader=leader, linked=linked
+        )
 
 
 def joined_routes(routes: list[Routes]) -> Routes:

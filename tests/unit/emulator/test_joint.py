@@ -5,7 +5,8 @@ import pytest
 
 import simcoll
 from simcoll.core.protocol import Protocol
-from simcoll.emulator import emulate
+from simcoll.emulator import emulate, rehearsals
+from simcoll.emulator.fast import joint
 from simcoll.emulator.fast.compiled import COMPILED
 from simcoll.emulator.fast.joint import joint_costs, joint_links, partners
 from simcoll.errors import ConfigError
@@ -19,6 +20,37 @@ def test_a_leader_has_the_links_of_all_each_once():
     made = joint_links(LEADER, links, np.array([4]), np.array([[9]], np.int32))
     assert made.tolist() == [[7, 8, -1, -1], [0, 3, 4, 5], [1, 2, 3, 9], *[[-1] * 4] * 3]
     assert joint_links(LEADER, links[:, :0], np.zeros(0, np.int64), links[:0, :1]).shape == (6, 0)
+
+
+@pytest.mark.parametrize("marked", [0, 1 << 26])
+def test_links_of_leaders_alone_are_those_of_all_rows(marked, monkeypatch):
+    rng = np.random.default_rng(7)
+    monkeypatch.setattr(joint, "MARKED", marked)
+    for _ in range(20):
+        group = rng.integers(-1, 5, 40)
+        leader = np.where(group < 0, -1, [int(np.flatnonzero(group == each)[0]) for each in group])
+        links = np.sort(rng.integers(-1, 30, (40, 3)).astype(np.int32), axis=1)[:, ::-1]
+        own = np.flatnonzero(leader >= 0)[:3]
+        up = rng.integers(0, 40, (3, 1)).astype(np.int32)
+        whole = joint_links(leader, links, own, up)
+        for row in range(40):
+            of = np.flatnonzero(leader == row)
+            added = up[np.isin(own, of)]
+            wanted = links[row] if leader[row] < 0 else np.unique(np.append(links[of], added)) if len(of) else []
+            assert [each for each in whole[row] if each >= 0] == [each for each in wanted if each >= 0]
+        linked = np.flatnonzero((leader < 0) | (leader == np.arange(40)))
+        assert np.array_equal(joint_links(leader, links, own, up, linked), whole[linked])
+
+
+@pytest.mark.skipif(not COMPILED, reason="needs numba")
+def test_many_switch_operations_are_played_by_classes_at_once(monkeypatch):
+    monkeypatch.setattr(rehearsals, "MANY_UNEVEN", 1 << 10)
+    topology = load_topology("dgx-h100", nodes=6)
+    plan = simcoll.bind(simcoll.schedule("all_reduce", "switch", nranks=48), 48 * 1000)
+    folded, every = (emulate(plan, topology, data="none", engine=engine) for engine in ("fast", "simpy"))
+    assert folded.path == f"quotient: {folded.classes} classes stand for {every.messages} messages"
+    assert folded.classes < every.messages // 20
+    assert (folded.time_fs, folded.trace_hash) == (every.time_fs, every.trace_hash)
 
 
 def test_a_leader_has_the_longest_delays_and_the_most_bytes():
