@@ -1,7 +1,7 @@
 """Run simcoll's schedules on real machines: GPUs with NCCL, any machine with MPI, or one process.
 
-``executor`` plays a plan, ``turns`` is one process's part of it, ``transports`` move the bytes; in ``meeting`` processes meet, agree and
-find out who failed. CuPy and mpi4py are imported when a transport that needs them is made.
+``executor`` runs a plan, ``turns`` is one process's part of it, ``transports`` move the bytes, and ``meeting`` is the rendezvous, where
+processes agree on plans and detect failures. CuPy and mpi4py are imported when a transport needs them.
 """
 
 from realcoll.errors import FaultError, MissingError

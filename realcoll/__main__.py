@@ -33,7 +33,7 @@ TRANSPORTS = ("auto", "mpi", "nccl", "local")
 
 @contextmanager
 def _opened(transport: str, timeout_s: float) -> Iterator[Transport]:
-    """The transport that was asked for. ``auto``: NCCL where there is a GPU, MPI under its launcher, else one process."""
+    """Open a transport. ``auto``: NCCL where there is a GPU, MPI under its launcher, else one process."""
     from realcoll.start.environment import place_from
     from realcoll.transports import LocalTransport, MpiTransport, NcclTransport, gpu_is_here
 
@@ -79,7 +79,7 @@ def perf(
     predict: str | None = None,
     timeout: float = 60.0,
 ) -> None:
-    """Measure a collective over a range of sizes: the table of nccl-tests, the library's own collective, a prediction.
+    """Measure a collective over a range of sizes, beside the library's own and the emulator's prediction.
 
     Parameters
     ----------
@@ -94,13 +94,13 @@ def perf(
     step
         Distance between sizes, in place of a factor.
     ngpus
-        Ranks of each process: more than one share its GPU. Default 1 (4 with one process).
+        Ranks per process, which share its GPU. Default 1 (4 with one process).
     iters
         Timed runs of each size.
     warmup
-        Runs before that.
+        Runs before the timed ones.
     check
-        0 leaves out the comparison with the exact result.
+        0 skips the comparison with the exact result.
     op
         Reduction: sum, prod, min, max, avg, mulsum, band, bor, bxor; or all that nccl-tests has.
     dtype
@@ -110,11 +110,11 @@ def perf(
     json
         File for the results in nccl-tests' JSON.
     algorithm
-        With parameters after colons: ring:channels=2; or a file, or module:function. Default: the first that simcoll list algorithms names.
+        With parameters after colons: ring:channels=2; or a file, or module:function. Default: the first of simcoll list algorithms.
     transport
         auto, mpi, nccl or local.
     predict
-        A topology (simcoll list topologies, or a file): print what the emulator predicts on it.
+        A topology (simcoll list topologies, or a file) to print the emulator's predictions for.
     timeout
         Seconds that other ranks may take for their part.
     """
@@ -150,7 +150,7 @@ def perf(
 def _measure_and_show(
     requests: Sequence[Request], transport: Transport, topology: Topology | None, json: Path | None
 ) -> None:
-    """Run sweeps that differ in their data only; process 0 prints them and writes the file."""
+    """Run sweeps that differ only in their data; process 0 prints them and writes the file."""
     from realcoll.measure.perf import measure, schedules
     from realcoll.measure.report import footer, header, json_document, row, write_new
 
@@ -208,7 +208,7 @@ def calibrate(
     predict: str | None = None,
     timeout: float = 60.0,
 ) -> None:
-    """Measure messages between neighbours and write a topology file that fits them, or a calibration of a known topology.
+    """Measure messages between neighbours, and write a fitted topology file or a calibration of a known topology.
 
     Parameters
     ----------
@@ -225,7 +225,7 @@ def calibrate(
     transport
         auto, mpi, nccl or local.
     predict
-        The machine (simcoll list topologies, or a file): write the calibration file that simcoll calibrate writes for it.
+        The machine (simcoll list topologies, or a file) to write a calibration file for, as simcoll calibrate does.
     timeout
         Seconds that other ranks may take for their part.
     """
@@ -270,7 +270,7 @@ def _launch(*script: str, processes: Annotated[int, Parameter(name=["--nproc", "
     script
         The script with its arguments, or -m and a module.
     processes
-        How many.
+        Number of processes.
     """
     from realcoll.start.launch import launch
 
@@ -279,7 +279,7 @@ def _launch(*script: str, processes: Annotated[int, Parameter(name=["--nproc", "
 
 @app.command
 def completion(shell: str, /) -> None:
-    """Print a script with which a shell completes commands, options, and the names of what is shipped.
+    """Print a shell script that completes commands, options and shipped names.
 
     Parameters
     ----------
@@ -292,7 +292,7 @@ def completion(shell: str, /) -> None:
 
 
 def _split(arguments: list[str]) -> list[str]:
-    """Keep the options of a launched script apart from our own."""
+    """Separate the options of a launched script from realcoll's."""
     if arguments[:1] != ["launch"]:
         return arguments
     at = arguments.index("-m") if "-m" in arguments else len(arguments)  # a module is part of the script

@@ -23,7 +23,7 @@ from simcoll.cuda_comm.devices import device_number, device_of
 __all__ = ["broadcast", "broadcast_coalesced", "gather", "reduce_add", "reduce_add_coalesced", "scatter"]
 
 ANY_TO_ANY = 4
-"""cudaMemcpyDefault: CUDA finds out from the addresses where they are."""
+"""cudaMemcpyDefault: CUDA infers the direction from the addresses."""
 
 
 def _is_cupy(array: Any) -> bool:
@@ -93,7 +93,7 @@ def scatter(
     *,
     out: Sequence[Any] | None = None,
 ) -> tuple[Any, ...]:
-    """Cut a tensor along a dimension and put each chunk on a GPU: see :func:`simcoll.cuda_comm.scatter`."""
+    """Split a tensor along a dimension, and put each chunk on a GPU: see :func:`simcoll.cuda_comm.scatter`."""
     targets = None if out is None else [_placed(target) for target in out]
     source = _placed(tensor)
     with load_cupy()[0].cuda.Device(max(0, device_of(source))):  # what CuPy makes is made on the current device

@@ -10,14 +10,14 @@ __all__ = ["FaultError", "MissingError"]
 
 
 class FaultError(SimcollError):
-    """A rank died, never came, or brought something else than the others.
+    """A rank died, never arrived, or disagrees with the others.
 
     Parameters
     ----------
     message
         What happened, naming the ranks.
     ranks
-        Processes at fault, as far as that is known.
+        Processes at fault, where known.
     """
 
     def __init__(self, message: str, ranks: Iterable[int] = ()) -> None:

@@ -36,7 +36,7 @@ class _Move:
 
 @dataclass(slots=True, eq=False)
 class _Lane:
-    """The turns of a lane, played in order, and how far they have come."""
+    """The turns of a lane, executed in order, and their progress."""
 
     moves: Sequence[_Move]
     transport: Transport
@@ -44,7 +44,7 @@ class _Lane:
     under_way: Any = None
 
     def advance(self, lanes: Sequence[_Lane]) -> bool:
-        """Do turns until one must wait for messages or another lane; returns whether any was done or begun."""
+        """Execute turns until one must wait for messages or another lane; returns whether there was progress."""
         transport, begun = self.transport, False
         while self.done < len(self.moves):
             move = self.moves[self.done]
@@ -68,7 +68,7 @@ class _Lane:
 
 
 def _play_alone(moves: Sequence[_Move], transport: Transport) -> None:
-    """All turns of the only lane: nothing else could be done while one waits for its messages."""
+    """Execute the turns of a single lane, where each wait may block."""
     copy, wait, step = transport.copy, transport.wait, 0
     try:
         for move in moves:
@@ -84,7 +84,7 @@ def _play_alone(moves: Sequence[_Move], transport: Transport) -> None:
 
 
 def _play(plays: Sequence[tuple[Sequence[_Move], Transport]]) -> None:
-    """All turns of all lanes, none of which waits for another unless a turn says so."""
+    """Execute the turns of all lanes, which progress independently except where a turn names another lane's."""
     if len(plays) == 1:
         _play_alone(*plays[0])
         return
@@ -101,15 +101,15 @@ def _play(plays: Sequence[tuple[Sequence[_Move], Transport]]) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
-    """A plan with memory on a transport, ready to run as often as wanted. Made by :func:`prepare`.
+    """A plan with memory on a transport, ready for repeated runs. Made by :func:`prepare`.
 
     Attributes
     ----------
     plan, transport
-        What runs, and where.
+        The plan, and the transport it runs on.
     inputs, outputs
-        Memory of the ranks hosted here that take and give something, as arrays of the transport. Fill, run, read: nothing is copied
-        in between. In place they overlap.
+        Input and output memory of the local ranks, as arrays of the transport. Fill, run, read: nothing is copied in between. In
+        place they overlap.
     """
 
     plan: Plan
@@ -119,7 +119,7 @@ class Prepared:
     _play: Callable[[], None]
 
     def load(self, arrays: Mapping[int, Any] | Sequence[Any]) -> None:
-        """Copy the inputs of the ranks hosted here from arrays by rank, scaling them for premul_sum.
+        """Copy the local ranks' inputs from arrays by rank, scaling them for premul_sum.
 
         Raises
         ------
@@ -139,12 +139,12 @@ class Prepared:
             self.transport.load(view, values.reshape(-1))
 
     def run(self) -> None:
-        """Do the collective once.
+        """Run the collective once.
 
         Raises
         ------
         FaultError
-            When another rank fails, or does not do its part within the transport's timeout. The transport is of no use afterwards.
+            When another rank fails, or exceeds the transport's timeout. The transport is unusable afterwards.
         """
         try:
             self._play()
@@ -155,7 +155,7 @@ class Prepared:
             raise FaultError(message, error.ranks) from None
 
     def fetch(self) -> dict[int, Array]:
-        """The outputs of the ranks hosted here as numpy arrays; they may share memory with ``outputs``."""
+        """The local ranks' outputs as numpy arrays, which may share memory with ``outputs``."""
         dtype = self.plan.dtype  # a device may keep it under another name
         return {rank: self.transport.fetch(view).view(dtype) for rank, view in self.outputs.items()}
 
@@ -163,7 +163,7 @@ class Prepared:
 def prepare(
     plan: Plan, transport: Transport | None = None, *, placement: Sequence[int] | None = None, check: bool = True
 ) -> Prepared:
-    """Give a plan memory on a transport, once all its processes agree that it is the same plan.
+    """Allocate a plan's memory on a transport, after all its processes agree on the plan.
 
     Parameters
     ----------
@@ -172,14 +172,14 @@ def prepare(
     transport
         Default: all ranks in this process.
     placement
-        Process that hosts each rank; default ``plan.ranks``, or neighbours together where there are fewer processes.
+        Process that hosts each rank. Default: ``plan.ranks``; with fewer processes, consecutive ranks share one.
     check
         Whether the processes compare their plans first.
 
     Raises
     ------
     FaultError
-        Naming ranks that bring another algorithm, size, dtype or reduction, or do not come.
+        With the ranks whose algorithm, size, dtype or reduction differs, or that do not arrive.
     ConfigError
         When the transport cannot do the reduction, or the placement does not fit.
     """
@@ -201,7 +201,7 @@ def prepare(
 
 
 def fingerprint(plan: Plan, hosts: Sequence[int]) -> dict[str, str]:
-    """Properties that must be equal in all processes before a plan may run, in readable words."""
+    """The properties that all processes must agree on before a plan runs, as readable text."""
     sizes = str(plan.sizes) if isinstance(plan.sizes, int) else ", ".join(map(str, plan.sizes.tolist()))
     return {
         "collective": str(plan.collective),
@@ -216,9 +216,9 @@ def fingerprint(plan: Plan, hosts: Sequence[int]) -> dict[str, str]:
 
 
 def checked_hosts(plan: Plan, placement: Sequence[int] | None, size: int) -> tuple[int, ...]:
-    """Process of every rank of a plan.
+    """The process of each rank of a plan.
 
-    By default endpoint e of the plan is process e; where there are fewer processes than endpoints, neighbours share one.
+    By default endpoint e of the plan is process e; with fewer processes than endpoints, consecutive endpoints share one.
     """
     endpoints = plan.ranks.tolist()
     most = max(endpoints) + 1
@@ -233,7 +233,7 @@ def checked_hosts(plan: Plan, placement: Sequence[int] | None, size: int) -> tup
 
 
 ON_HOST = ("local", "mpi")
-"""Transports whose memory is the machine's; a device has its own."""
+"""Transports with host memory."""
 
 
 def _prepared(plan: Plan, transport: Transport, hosts: Sequence[int], here: Sequence[int]) -> Prepared:
@@ -270,7 +270,7 @@ def _prepared(plan: Plan, transport: Transport, hosts: Sequence[int], here: Sequ
 
 
 def _bound(turn: Turn, memory: Mapping[int, Sequence[Memory]], transport: Transport, plan: Plan) -> _Move:
-    """A turn on real memory."""
+    """Resolve a turn's spans to memory."""
     dtype = plan.dtype
     reduce = transport.reducer(plan.op, dtype) if any(combines for combines, _, _ in turn.after) else transport.copy
 
@@ -319,7 +319,7 @@ def execute(
     plan
         A bound schedule; the same in every process that hosts a rank of it.
     arrays
-        Inputs by rank: a mapping with the ranks hosted here, or a sequence with an entry for every rank.
+        Inputs by rank: a mapping with the local ranks, or a sequence with an entry for every rank.
     transport
         Default: all ranks in this process.
     placement
@@ -328,7 +328,7 @@ def execute(
     Returns
     -------
     dict
-        Output by rank, for the ranks hosted here that get one.
+        Output by rank, for the local ranks that have one.
 
     Raises
     ------

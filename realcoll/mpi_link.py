@@ -1,6 +1,6 @@
-"""Programs of :mod:`simcoll.distributed` on MPI: one rank per process, control messages and plans in one job.
+"""MPI backend for programs of :mod:`simcoll.distributed`: one rank per process.
 
-``SIMCOLL_BACKEND=mpi`` or ``spawn(backend="mpi")`` imports it; programs do not.
+``SIMCOLL_BACKEND=mpi`` or ``spawn(backend="mpi")`` imports it; programs need not.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from simcoll.distributed.api.backends import Backend
 __all__ = ["MpiLink", "connect"]
 
 KEPT_BYTES = 1 << 26
-"""How much memory of earlier plans is kept for their next run."""
+"""Limit on memory kept for reuse by earlier plans."""
 
 
 class _TaggedTransport(LocalTransport):
-    """A transport for one plan at a time, whose messages carry a tag; other operations proceed while it waits."""
+    """A transport for one plan at a time, whose messages carry a tag; other operations progress while it waits."""
 
     name = "mpi"
 
@@ -48,11 +48,11 @@ class _TaggedTransport(LocalTransport):
         return super().alloc(size_bytes)
 
     def lanes(self, plan: Plan, processes: int) -> Sequence[Self]:  # noqa: ARG002
-        """Itself for all channels together, since the tag says which plan a message belongs to."""
+        """Itself for all channels together, since the tag identifies the plan of a message."""
         return (self,)
 
     def group(self, recvs: Sequence[Message], sends: Sequence[Message]) -> Callable[[], None]:
-        """A function that does the messages; other operations proceed meanwhile."""
+        """A function that exchanges the messages, while other operations progress."""
 
         def begin() -> None:
             requests = [self._comm.Irecv([target, self._byte], process, self.tag) for target, process, _ in recvs]
@@ -72,14 +72,14 @@ class _TaggedTransport(LocalTransport):
 
 
 class _Shelf:
-    """Memory and compiled programs of earlier plans, while they are not in use."""
+    """Idle memory and compiled programs of earlier plans."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[tuple[Prepared, _TaggedTransport]]] = {}
         self._bytes = 0
 
     def take(self, plan: Plan) -> tuple[Prepared, _TaggedTransport] | None:
-        """Those of this very plan, if there are any."""
+        """Remove and return those of this very plan, if any."""
         waiting = self._free.get(id(plan))
         if not waiting:
             return None
@@ -88,7 +88,7 @@ class _Shelf:
         return found
 
     def put(self, prepared: Prepared, transport: _TaggedTransport) -> None:
-        """Keep them for the next run; when that takes too much memory, drop all others first."""
+        """Keep them for reuse; if that exceeds the limit, drop all others first."""
         if self._bytes + transport.size_bytes > KEPT_BYTES:
             self._free.clear()
             self._bytes = 0
@@ -102,7 +102,7 @@ class MpiLink:
     Parameters
     ----------
     timeout_s
-        How long processes may take to find each other.
+        Time limit for the processes to find each other.
     """
 
     name = "mpi"
@@ -125,7 +125,7 @@ class MpiLink:
         self._sending.append((self._control.Isend([message, self._mpi.BYTE], rank), message))
 
     def receive_control(self) -> list[tuple[int, bytes]]:
-        """The control messages that have arrived."""
+        """The control messages received."""
         found = []
         status = self._mpi.Status()
         while (arrived := self._control.Improbe(status=status)) is not None:
@@ -135,7 +135,7 @@ class MpiLink:
         return found
 
     def lost(self) -> str:
-        """A sentence that names the process that died; empty if none has."""
+        """A sentence that names a process that died; empty if none has."""
         control = self._whole.control
         return control.loss() if control.trouble() else ""
 
@@ -155,7 +155,7 @@ class MpiLink:
         return prepare(plan, transport, check=False), transport
 
     def give_up(self, reason: str) -> None:
-        """End the job when this process ends."""
+        """Make the end of this process end the job."""
         self._whole.abort(reason)
 
 
@@ -175,4 +175,4 @@ def connect() -> MpiLink:
 
 
 def _by_link(_options: Any, _pg_options: Any) -> None:
-    """Nothing to make: between processes groups use the link; on the emulator the name stands for the emulator."""
+    """None: between processes, groups use the link; on the emulator the name selects the emulator."""

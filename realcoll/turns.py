@@ -1,9 +1,9 @@
-"""One process's part of a plan's lowering, as spans of bytes batched to turns, whatever the transport.
+"""One process's part of a plan's lowering, as byte spans batched into turns, independent of the transport.
 
-The instructions are those of :func:`simcoll.proving.lowering.lowering`. What the ranks of a process do in a step on a channel is one
-turn: first the copies of what the step overwrites, then one group of sends and receives (a copy lands in its place, an operand of a
-reduction in staging memory), then copies inside a rank and reductions. Each channel has a lane of turns, and turns of other lanes
-are waited for only where an instruction says so. That batching only adds waits: tests read turns back as a program, and check its order.
+The instructions are those of :func:`simcoll.proving.lowering.lowering`. The work of a process's ranks in one step on one channel is a
+turn: first copies of data that the step overwrites, then one group of sends and receives (copies are received in place, operands of
+reductions in staging memory), then copies within a rank and reductions. Each channel is a lane of turns, which waits for other lanes
+only where an instruction does. Batching only adds waits: tests read the turns back as a program and check its order.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from simcoll.proving.lowering import Lowering, lowering
 __all__ = ["STAGING", "Part", "Span", "Turn", "part"]
 
 STAGING = -1
-"""In place of a rank: memory of the process for what is on its way; the buffer is the number of the lane."""
+"""In place of a rank: the process's staging memory; the buffer is the number of the lane."""
 ALIGN = 64
 
 Span: TypeAlias = tuple[int, int, int, int]
 """Rank (or ``STAGING``), buffer, first byte, bytes."""
 Message: TypeAlias = tuple[Span, int, int]
-"""Where it lies, the process at its other end, and its channel."""
+"""Location, peer process and channel of a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A step of a channel, or of all channels, as one process does it.
+    """A process's part of one step, on one channel or on all.
 
     Attributes
     ----------
     step
         Number of the step in the schedule.
     waits
-        ``(lane, turn)`` of turns in other lanes that must be done first.
+        ``(lane, turn)`` of turns in other lanes that must finish first.
     aside
-        ``(target, source)``: copies before anything moves.
+        ``(target, source)``: copies made before any message.
     recvs, sends
-        The group.
+        The group of messages.
     after
-        ``(reduce, target, source)``: what is combined or copied when the group is done, in this order.
+        ``(reduce, target, source)``: reductions and copies after the group, in order.
     """
 
     step: int
@@ -61,7 +61,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The turns of a process by lane, and the staging memory of each lane, which its turns share."""
+    """The turns of a process by lane, and the staging memory that the turns of each lane share."""
 
     lanes: tuple[tuple[Turn, ...], ...]
     staging_bytes: tuple[int, ...]
@@ -69,7 +69,7 @@ class Part:
 
 @dataclass(slots=True)
 class _Writer:
-    """A turn while it is written."""
+    """Builder of a turn."""
 
     lane: int
     used: int = 0
@@ -80,13 +80,13 @@ class _Writer:
     held: dict[int, Span] = field(default_factory=dict)  # what a transfer has set aside
 
     def staging(self, size_bytes: int) -> Span:
-        """Some staging memory for this turn."""
+        """Reserve staging memory for this turn."""
         first = self.used
         self.used += -(-max(size_bytes, 1) // ALIGN) * ALIGN
         return STAGING, self.lane, first, size_bytes
 
     def write(self, op: Op, transfer: int, source: Span, target: Span, peer: tuple[int, int], depth: int) -> None:
-        """Add an instruction. Messages stay in the order of transfers, which both ends know."""
+        """Add an instruction. Messages stay in the order of transfers, which both ends share."""
         sync = source[3] == 0
         if sync:
             source, target = self.staging(1), self.staging(1)
@@ -102,24 +102,24 @@ class _Writer:
             self.after.append((depth, op.updates, target, source))
 
     def set_aside(self, transfer: int, source: Span) -> None:
-        """Copy a source before the group."""
+        """Save a source before the group."""
         self.held[transfer] = self.staging(source[3])
         self.aside.append((self.held[transfer], source))
 
 
 def part(plan: Plan, hosts: Sequence[int], process: int, *, apart: bool = False) -> Part:
-    """The part of one process in a plan.
+    """Compute one process's part of a plan.
 
     Parameters
     ----------
     plan
-        What to do.
+        The plan.
     hosts
         Process that hosts each rank of the plan.
     process
-        Whose part.
+        Number of the process.
     apart
-        Whether each channel has a lane of its own; else a turn is a step of all channels.
+        Whether each channel has its own lane; otherwise a turn is a step of all channels.
     """
     found = lowering(plan, np.flatnonzero(np.asarray(hosts) == process).tolist())
     code, lanes = found.code, plan.nchannels if apart else 1
@@ -149,9 +149,9 @@ def part(plan: Plan, hosts: Sequence[int], process: int, *, apart: bool = False)
 
 
 def _joint(plan: Plan, found: Lowering) -> NDArray[np.bool_]:
-    """Instructions of steps in which channels wait for each other: there all processes take all channels as one turn.
+    """Mark steps whose channels wait for each other: there all processes take all channels as one turn.
 
-    Turns that wait for turns of their own step might do so in a circle, through other processes, where single instructions do not.
+    Turns that wait for turns of their own step could form a cycle through other processes, where single instructions do not.
     """
     if not plan.waits:
         return np.zeros(len(found.step), np.bool_)
@@ -163,7 +163,7 @@ def _joint(plan: Plan, found: Lowering) -> NDArray[np.bool_]:
 
 
 def _depth(found: Lowering, turn: Ints) -> Ints:
-    """Depth of each instruction in the order of its turn: operands of one chunk have one."""
+    """The depth of each instruction within its turn; operands of one chunk share a depth."""
     code, depth = found.code, np.zeros(len(turn), np.int64)
     inside = turn[code.waiter] == turn[code.awaited]
     waiter, awaited = code.waiter[inside], code.awaited[inside]
@@ -173,7 +173,7 @@ def _depth(found: Lowering, turn: Ints) -> Ints:
 
 
 def _waits(found: Lowering, turn: Ints, lane: Ints, channel: Ints, lanes: int) -> list[tuple[tuple[int, int], ...]]:
-    """The turns of other lanes that each turn waits for: those its instructions name, and each channel's last."""
+    """The turns of other lanes that each turn waits for: those named by its instructions, and each channel's last."""
     count = len(lane)
     if lanes == 1 or not count:
         return [()] * count
@@ -195,7 +195,7 @@ def _waits(found: Lowering, turn: Ints, lane: Ints, channel: Ints, lanes: int) -
 
 
 def _spans(plan: Plan, hosts: Sequence[int], process: int) -> dict[int, tuple[Span, Span]]:
-    """Source and target of every transfer that the ranks of a process take part in."""
+    """Source and target spans of every transfer that involves the process's ranks."""
     host, item, first = np.asarray(hosts), plan.dtype.itemsize, 0
     found: dict[int, tuple[Span, Span]] = {}
     for step in plan.steps():

@@ -1,4 +1,4 @@
-"""Fits latency and bandwidth to measured messages, as a topology file or as a calibration of a known machine."""
+"""Fit latency and bandwidth to measured messages, as a topology file or a calibration of a known machine."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Fit:
     latency_s, bandwidth
         Seconds, and bytes per second.
     sizes, times_s, residuals
-        What was measured; residuals are measured over fitted time, minus 1.
+        The measurements; residuals are measured over fitted time, minus 1.
     """
 
     latency_s: float
@@ -47,7 +47,7 @@ class Fit:
 
 
 def fit(sizes: Sequence[int], times_s: Sequence[float]) -> Fit:
-    """Least squares of the relative error, so that small messages count as much as large ones.
+    """Fit by least squares of the relative error, which weighs small and large messages equally.
 
     Raises
     ------
@@ -75,7 +75,7 @@ def fit(sizes: Sequence[int], times_s: Sequence[float]) -> Fit:
 
 
 def shift(nranks: int) -> Schedule:
-    """Every rank sends its block to the next, all at once: the pattern of nccl-tests' sendrecv."""
+    """The schedule of nccl-tests' sendrecv: every rank sends its block to the next, all at once."""
     pairs = tuple((rank, (rank + 1) % nranks) for rank in range(nranks))
     layout = Layout(Collective("send_recv", nranks, pairs=pairs))
     rank = np.arange(nranks, dtype=np.int64)
@@ -97,7 +97,7 @@ def sizes_and_times(transport: Transport, nranks: int, sizes: Sequence[int], ite
 
 
 def topology_toml(found: Fit, name: str, nranks: int, where: str) -> str:
-    """A topology file: a crossbar with the fitted values, and the measurements with residuals as traits."""
+    """Write a topology file: a crossbar with the fitted values, with measurements and residuals as traits."""
     source = f"fitted to {len(found.sizes)} sizes measured with {where} on {platform.node()}, {time.strftime('%Y-%m-%d', time.gmtime())}"
     worst = max(abs(residual) for residual in found.residuals)
     lines = [
@@ -116,7 +116,7 @@ def topology_toml(found: Fit, name: str, nranks: int, where: str) -> str:
 
 
 def calibration(sizes: Sequence[int], times_s: Sequence[float], topology: str, nranks: int, where: str) -> Calibration:
-    """The calibration of a known machine, as ``simcoll calibrate`` makes it, from messages that are nccl-tests' sendrecv.
+    """Calibrate a known machine from measurements of nccl-tests' sendrecv, as ``simcoll calibrate`` does.
 
     Raises
     ------

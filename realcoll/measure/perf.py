@@ -1,4 +1,4 @@
-"""Measure a collective over sizes, as nccl-tests does, beside the library's own and the emulator's prediction."""
+"""Measure a collective over sizes as nccl-tests does, beside the library's own and the emulator's prediction."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ ALL_DTYPES = (
     "int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16", "float8_e4m3fn",
     "float8_e5m2",
 )  # fmt: skip
-"""What nccl-tests measures with ``-d all``."""
+"""Element types of nccl-tests' ``-d all``."""
 ALL_OPS = ("sum", "product", "max", "min", "avg", "premul_sum")
-"""What nccl-tests measures with ``-o all``."""
+"""Reductions of nccl-tests' ``-o all``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The measurement requested.
+    """A requested measurement.
 
     Attributes
     ----------
@@ -48,7 +48,7 @@ class Request:
     counts
         Elements as passed to the collective.
     nranks
-        Ranks in all.
+        Total number of ranks.
     iterations, warmup, check
         As nccl-tests' -n, -w, -c.
     baseline
@@ -70,9 +70,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One way to run one size.
+    """One measurement of one size.
 
-    ``time_s`` is the mean over ranks and iterations, ``wrong`` counts elements (None: not checked).
+    ``time_s`` is the mean over ranks and iterations; ``wrong`` counts wrong elements (None: not checked).
     """
 
     time_s: float
@@ -96,7 +96,7 @@ class Line:
 
     @property
     def data(self) -> tuple[int, int, str, str, int]:
-        """Bytes, elements, type, reduction and root, as nccl-tests has them: -1 is no root."""
+        """Bytes, elements, type, reduction and root in nccl-tests' form: -1 is no root."""
         plan, root = self.plan, self.plan.collective.root
         op = self.op if plan.collective.spec.reduces else "none"
         return plan.total_bytes, plan.count, plan.dtype.name, op, -1 if root is None else root
@@ -114,12 +114,12 @@ class Line:
 
 
 def kinds_of_data(collective: str, dtype: str, op: str) -> list[tuple[np.dtype[Any], str]]:
-    """Element types and reductions that nccl-tests' -d and -o mean: ``all`` stands for several.
+    """The element types and reductions selected by nccl-tests' -d and -o, where ``all`` stands for several.
 
     Raises
     ------
     ConfigError
-        For names that are none.
+        For unknown names.
 
     Examples
     --------
@@ -132,12 +132,12 @@ def kinds_of_data(collective: str, dtype: str, op: str) -> list[tuple[np.dtype[A
 
 
 def schedules(request: Request) -> tuple[simcoll.Schedule | None, simcoll.Schedule | None]:
-    """The proved schedules, out of place and in place, at least one; a file has one of them.
+    """The proved schedules, out of place and in place; a schedule file has only one of the two.
 
     Raises
     ------
     ConfigError
-        When the algorithm does not serve the collective, rank count or parameters.
+        When the algorithm does not support the collective, rank count or parameters.
     """
     params: dict[str, Any] = dict(request.choice.params)
     outside = collective_on(request.collective, request.nranks, request.root)
@@ -199,11 +199,11 @@ def measure(
     request
         What to measure.
     transport
-        Where.
+        The transport to measure on.
     topology
         For predictions; it needs an endpoint for every rank.
     each
-        Told of every size when it is done.
+        Called with each size's line when it is done.
     """
     outside, inside = schedules(request)
     if topology is not None and topology.nranks < request.nranks:

@@ -1,4 +1,4 @@
-"""The table and the JSON file of nccl-tests, with the library's own time and the prediction beside them."""
+"""nccl-tests' table and JSON file, extended by the library's own time and the prediction."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ JSON_VERSION = 3
 
 
 def _columns(*, predicts: bool) -> tuple[Column, ...]:
-    """The 13 columns of nccl-tests; then the library's own time, our bandwidth over its, our prediction."""
+    """The 13 columns of nccl-tests, the library's own time, our bandwidth over the library's, and the prediction."""
     prediction = (("predicted", "(us)", 10),) if predicts else ()
     return (*DATA, *TIMES, *TIMES, ("time", "(us)", 10), ("ratio", "", 8), *prediction)
 
@@ -45,7 +45,7 @@ def _cells(shown: Line, measured: Measured | None) -> tuple[object, ...]:
 
 
 def row(shown: Line, *, predicts: bool) -> str:
-    """One size."""
+    """The row of one size."""
     own = microseconds(shown.baseline.time_s * 1e6) if shown.baseline else "-"
     cells = [*shown.data, *_cells(shown, shown.out_of_place), *_cells(shown, shown.in_place)]
     cells += [own, f"{shown.ratio:.2f}" if shown.ratio else "-"]
@@ -61,7 +61,7 @@ def _totals(lines: Sequence[Line]) -> tuple[int, float]:
 
 
 def footer(lines: Sequence[Line]) -> Iterator[str]:
-    """The last lines, as nccl-tests has them."""
+    """The summary lines of nccl-tests."""
     wrong, average = _totals(lines)
     yield f"# Out of bounds values : {wrong} {'OK' if not wrong else 'FAILED'}"
     yield f"# Avg bus bandwidth    : {average:g}"
@@ -78,7 +78,7 @@ def _entry(line: Line, measured: Measured | None) -> dict[str, Any] | None:
 
 
 def json_document(request: Request, lines: Sequence[Line], config: Mapping[str, Any], begun: float) -> bytes:
-    """The result file of nccl-tests (version 3: booleans and the root are text there), with ``baseline`` and ``predicted`` beside."""
+    """nccl-tests' result file (version 3: booleans and the root are text), extended by ``baseline`` and ``predicted``."""
     wrong, average = _totals(lines)
     results = []
     for line in lines:
@@ -127,7 +127,7 @@ def _stamp(seconds: float) -> str:
 
 
 def write_new(path: Path, content: bytes) -> Path:
-    """Write a new file; like nccl-tests, append .0, .1, ... to a name that is taken."""
+    """Write a new file; as in nccl-tests, append .0, .1, ... to a name that is taken."""
     for attempt in range(1000):
         target = path if not attempt else path.with_name(f"{path.name}.{attempt - 1}")
         try:

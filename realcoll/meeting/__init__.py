@@ -1,1 +1,1 @@
-"""Processes meet here, agree on a plan, and find out which of them failed."""
+"""Rendezvous of processes, agreement on plans, and failure detection."""

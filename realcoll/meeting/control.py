@@ -1,8 +1,8 @@
-"""The seat of a process among the others of a job: it meets them, agrees with them, and says who failed.
+"""The control plane of a job: meetings, agreement, and failure detection.
 
-All processes are clients of the server in :mod:`realcoll.meeting.host`, apart from the fabric that carries data. There is one operation:
-every member of a meeting brings a value and gets the values of all. A process whose connection breaks has died, and all others are told
-at once.
+All processes are clients of the server in :mod:`realcoll.meeting.host`, separate from the fabric that carries data. There is one
+operation: each member of a meeting contributes a value and receives the values of all. A broken connection means that its process has
+died, and all others are notified at once.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ MAX_TOLD_BYTES = 1 << 30
 
 
 class Control:
-    """The seat of this process among the others. Made by :func:`join`, or for one process alone.
+    """The control connection of this process. Made by :func:`join`, or for one process alone.
 
     Parameters
     ----------
     process, size
-        Number of this process and of processes (shown as ranks in messages: with one rank a process they are).
+        Number of this process, and number of processes. Messages call processes ranks, which they are with one rank a process.
     timeout_s
-        Time that others may take for their part.
+        Time limit for the other processes.
     channel
         Connection to the server; ``None`` for one process alone.
     host
@@ -76,9 +76,9 @@ class Control:
     Attributes
     ----------
     gone
-        Reason why a process is gone, by process; empty for a normal end.
+        Why a process is gone, by process; empty after a normal end.
     left
-        Processes that have nothing more to say.
+        Processes that have finished.
     alarm
         Name of a meeting called by stuck processes, or empty.
     broken
@@ -109,9 +109,9 @@ class Control:
     # Meetings
 
     def meet(self, name: str, value: bytes, timeout_s: float, members: Sequence[int] | None = None) -> Met:
-        """Bring a value and get those of all members (default: every process).
+        """Exchange values with all members of a meeting (default: every process).
 
-        A name may be used once. Ends early when a member is gone.
+        A name may be used once. Returns early if a member is gone.
         """
         everybody = tuple(range(self.size) if members is None else members)
         if everybody == (self.process,):
@@ -136,7 +136,7 @@ class Control:
         Raises
         ------
         FaultError
-            Names the processes that did not come.
+            With the processes that did not arrive.
         """
         everybody = tuple(range(self.size) if members is None else members)
         if everybody != (self.process,):
@@ -151,12 +151,12 @@ class Control:
         return meeting.values
 
     def agree(self, offer: Mapping[str, str], members: Sequence[int]) -> None:
-        """Return when all members offer the same.
+        """Wait until all members have made the same offer.
 
         Raises
         ------
         FaultError
-            Names the processes that differ from the rest and the property, or those that did not come.
+            With the processes and the property that differ, or the processes that did not arrive.
         """
         offers = self.gather("start", msgspec.json.encode(offer), members)
         decoded = {process: msgspec.json.decode(value, type=dict[str, str]) for process, value in offers.items()}
@@ -174,11 +174,11 @@ class Control:
     # Failures
 
     def trouble(self) -> bool:
-        """Whether a process has died or is stuck; cheap enough to ask while waiting."""
+        """Whether a process has died or is stuck; cheap enough to poll."""
         return bool(self.alarm) or any(self.gone.values())
 
     def stuck(self, waiting_for: Iterable[int]) -> FaultError:
-        """Find the processes that hold this one up: those that do not report waiting themselves."""
+        """Find the processes that block this one: those that do not report waiting themselves."""
         waited = sorted(set(waiting_for))
         if self._channel is None:
             return FaultError(f"nothing came from {_listed(waited)}", waited)
@@ -213,27 +213,27 @@ class Control:
         return "; ".join(f"rank {process} {self.gone[process]}" for process in _culprits(self.gone))
 
     def check_usable(self) -> None:
-        """Refuse to go on after a failure."""
+        """Refuse to continue after a failure."""
         if self.broken:
             raise FaultError(f"this transport is of no use after an earlier failure ({self.broken}); make a new one")
 
     # The end
 
     def fail(self, reason: str) -> None:
-        """Announce that this process gives up, and why; it stays connected."""
+        """Announce that this process gives up, with the reason; it stays connected."""
         if not self.broken:
             self.broken = reason or "closed"
             self._say(Fail(f"gave up: {reason}"[:MAX_REASON].encode(errors="replace").decode()))
 
     def part(self, patience_s: float) -> None:
-        """Announce, after a failure, that this process has reported it, and give the others time to do so."""
+        """Announce that this process has reported a failure, and give the others time to report theirs."""
         self._say(Bye())
         limit = time.monotonic() + patience_s
         while len(self.left - {self.process}) < self.size - 1 and time.monotonic() < limit:
             time.sleep(PART_POLL_S)
 
     def close(self) -> None:
-        """Leave and release everything, in good order unless something failed before; the host stays until all have left."""
+        """Leave and release everything, in order unless something has failed; the host stays until all have left."""
         self.broken = self.broken or "closed"
         if self._channel is None:
             return
@@ -300,7 +300,7 @@ def _listed(processes: Iterable[int]) -> str:
 
 
 def _culprits(gone: Mapping[int, str]) -> list[int]:
-    """Processes that died; if none did, the first that gave up."""
+    """The processes that died; if none did, the first that gave up."""
     died = [process for process, reason in gone.items() if reason == DIED]
     return died or [process for process, reason in gone.items() if reason][:1]
 
@@ -310,12 +310,12 @@ def _short(value: str) -> str:
 
 
 def within(timeout_s: float, call: Callable[[], Result]) -> Result:
-    """The result of a call that may block forever, made by a thread.
+    """Run a call that may block forever in a thread, with a time limit.
 
     Raises
     ------
     TimeoutError
-        When there is none in time (0: however long it takes).
+        After ``timeout_s`` seconds (0: no limit).
     """
     found: list[Result | BaseException] = []
 
@@ -344,12 +344,12 @@ def join(
     timeout_s: float = 60.0,
     host: Host | None = None,
 ) -> Control:
-    """Connect to the server, waiting until it is there.
+    """Connect to the server, and wait until it is up.
 
     Raises
     ------
     FaultError
-        There is none within the timeout, or it refuses.
+        When there is no server within the timeout, or it refuses.
     """
     until_s = time.monotonic() + timeout_s
     while True:

@@ -1,4 +1,4 @@
-"""The server where processes meet: a service of :mod:`simcoll.distributed.server`."""
+"""The rendezvous server: a service of :mod:`simcoll.distributed.server`."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ __all__ = ["Host"]
 
 CLOSE_S = 5.0
 MAX_HELD_BYTES = 1 << 26
-"""Of what one process brings to meetings that are not over, and of names that are not forgotten."""
+"""Limit on a process's values in open meetings, and on remembered names."""
 MEETING_BYTES = 512
-"""Of bookkeeping for a process in a meeting."""
+"""Bookkeeping of a process in a meeting."""
 
 
 @dataclass(slots=True)
 class _Table:
-    """A meeting under way: its members, and for each that came its value and the timer of its patience."""
+    """An open meeting: its members, and for each that has arrived its value and timeout timer."""
 
     members: tuple[int, ...]
     values: dict[int, bytes] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class _Table:
 
 
 class _Meetings:
-    """The service: processes take their seats, meet, and learn which are gone."""
+    """The rendezvous service: processes join, meet, and are notified of losses."""
 
     name = SERVICE
     decoder = SAID
@@ -85,7 +85,7 @@ class _Meetings:
             self._leave(process, "")
 
     def lost(self, peer: Peer) -> None:
-        """Report the loss to the others: a process that ends in order says so before."""
+        """Report a lost process to the others; a process that ends in order announces it first."""
         process = self._processes.pop(peer, None)
         if process is not None:
             del self._seats[process]
@@ -125,7 +125,7 @@ class _Meetings:
             self._give_up(said.name, table)
 
     def _hold(self, process: int, said: Meet, table: _Table) -> None:
-        """Count what the server keeps for a process, up to a limit."""
+        """Account for the memory that the server holds for a process, up to a limit."""
         size_bytes = MEETING_BYTES + len(said.name.encode()) + len(said.value)
         if self._held_bytes[process] + size_bytes > MAX_HELD_BYTES:
             raise MalformedError(f"process {process} holds more than {MAX_HELD_BYTES} bytes in meetings")
@@ -144,7 +144,7 @@ class _Meetings:
             self._tell(process, Met(name, table.values, missing, False, self._lost()))
 
     def _expire(self, name: str, table: _Table, _: Peer) -> None:
-        """End a meeting that a member has waited for too long."""
+        """End a meeting whose first waiting member has timed out."""
         if self._tables.get(name) is table:
             self._give_up(name, table)
 
@@ -163,7 +163,7 @@ class _Meetings:
             self._tell(other, Left(process))
 
     def _lose(self, process: int, reason: str) -> None:
-        """Announce to all that a process can no longer be counted on; the first reason stays."""
+        """Announce that a process is lost; the first reason is kept."""
         if process in self._gone:
             return
         self._gone[process] = reason
@@ -200,16 +200,16 @@ class Host:
     size
         Number of processes.
     address
-        Where to listen: host and port (0 picks a free one; loopback by default), or the name of a local socket.
+        Address to listen on: host and port (0 picks a free one; loopback by default), or the name of a local socket.
     token
-        Secret of the job; it is never sent.
+        Secret of the job, which is never sent.
     limits
         Bounds on clients.
 
     Raises
     ------
     ConfigError
-        The address is taken, or not one of this machine, or others can reach it and there is no token.
+        The address is taken, belongs to another machine, or is open to others without a token.
     """
 
     def __init__(
@@ -228,7 +228,7 @@ class Host:
         self._server.start()
 
     def close(self) -> None:
-        """Stop once all processes have left, or after a few seconds."""
+        """Stop when all processes have left, or after a few seconds."""
         limit_s = time.monotonic() + CLOSE_S
         while self._meetings.is_used() and time.monotonic() < limit_s:
             time.sleep(0.01)

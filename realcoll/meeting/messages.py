@@ -1,4 +1,4 @@
-"""Messages between the processes of a job and the server where they meet."""
+"""Messages between the processes of a job and their rendezvous server."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ MAX_WAIT_S = 1e8
 DIED = "died"
 
 Address: TypeAlias = tuple[str, int] | str
-"""Host and port, or the name of a socket of this machine (Linux's abstract names, which leave no file)."""
+"""Host and port, or the name of a local socket (in Linux's abstract namespace, which leaves no file)."""
 
 _Process = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
 class Join(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=1):
-    """Take the seat of a process."""
+    """Register as a process of the job."""
 
     process: _Process
 
 
 class Meet(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=2):
-    """Bring a value to a meeting, and wait that long for the other members."""
+    """Contribute a value to a meeting, and wait up to a time limit for the other members."""
 
     name: Annotated[str, msgspec.Meta(max_length=1 << 20)]
     members: tuple[_Process, ...]
@@ -54,30 +54,30 @@ class Meet(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=T
 
 
 class Fail(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=3):
-    """Give up, and say why."""
+    """Give up, with a reason."""
 
     reason: Annotated[str, msgspec.Meta(min_length=1, max_length=4000)]
 
 
 class Bye(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=4):
-    """Say goodbye."""
+    """End in order."""
 
 
 class Gone(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=5):
-    """A process that can no longer be counted on; the reason is empty after a normal end."""
+    """A process is gone; the reason is empty after a normal end."""
 
     process: int
     reason: str
 
 
 class Left(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=6):
-    """A process has nothing more to say."""
+    """A process has finished."""
 
     process: int
 
 
 class Alarm(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=7):
-    """A meeting called by stuck processes to find the one that holds them up."""
+    """A meeting called by stuck processes to find the one that blocks them."""
 
     name: str
 
@@ -88,11 +88,11 @@ class Met(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=Tr
     Attributes
     ----------
     values
-        Each member's value, by process; incomplete when ``missing`` is not empty.
+        Each member's value, by process; incomplete if ``missing`` is not empty.
     missing
-        Members that did not come in time.
+        Members that did not arrive in time.
     late
-        The others had given up when this process came.
+        Whether the others had given up before this process arrived.
     gone
         Why processes had died or given up by then.
     """
@@ -111,5 +111,5 @@ TOLD: msgspec.msgpack.Decoder[Gone | Left | Alarm | Met | Refusal] = msgspec.msg
 
 
 def shown(address: Address) -> str:
-    """An address as a person reads it."""
+    """Format an address."""
     return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else repr(address.replace("\0", "@"))

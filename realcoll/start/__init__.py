@@ -1,1 +1,1 @@
-"""Start processes, and find the rank of this one."""
+"""Start processes, and find this process's rank."""

@@ -1,4 +1,4 @@
-"""Rank and job of the process, from the variables of mpirun, srun, torchrun or ``realcoll launch``."""
+"""Rank and job of this process, from the variables of mpirun, srun, torchrun or ``realcoll launch``."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class Job:
     Attributes
     ----------
     launcher
-        The launcher whose variables were found; empty for a process alone.
+        The launcher whose variables were found; empty for a single process.
     process, size
-        Its number, and how many there are.
+        Its number, and the number of processes.
     local
-        Its number on this machine: which GPU it takes.
+        Its number on this machine, which selects its GPU.
     address
-        Host and port where process 0 listens; or ``file://`` and a file in a folder that all share, through which it says so.
+        Host and port of process 0; or ``file://`` and a file on a shared file system through which process 0 publishes them.
     token
         Secret of the job.
     """
@@ -64,12 +64,12 @@ class Job:
 
 
 def place_from(environment: Mapping[str, str]) -> tuple[str, int, int, int]:
-    """Launcher, number of this process, number of processes, and its number on this machine.
+    """Launcher, number of this process, number of processes, and number of this process on its machine.
 
     Raises
     ------
     ConfigError
-        For values that are no numbers or do not fit.
+        For values that are not numbers or out of range.
 
     Examples
     --------
@@ -94,7 +94,7 @@ def job_from(environment: Mapping[str, str]) -> Job:
     Raises
     ------
     ConfigError
-        For values that are no numbers or do not fit, or when several machines are used and ``MASTER_ADDR`` is not set.
+        For values that are not numbers or out of range, or if several machines are used without ``MASTER_ADDR``.
 
     Examples
     --------
@@ -115,7 +115,7 @@ def job_from(environment: Mapping[str, str]) -> Job:
 
 
 def _on_one_machine(environment: Mapping[str, str], launcher: str, size: int) -> bool:
-    """Whether the launcher says that all processes run on this machine."""
+    """Whether all processes run on this machine, according to the launcher."""
     key, expected = _LOCAL_SIZES.get(launcher, ("", ""))
     return environment.get(key) == (expected or str(size))
 
@@ -128,9 +128,9 @@ def _number(environment: Mapping[str, str], key: str) -> int:
 
 
 def listening_at(name: str) -> str:
-    """The address to listen at so that processes find it under a name: exactly its own, where that is this machine's.
+    """The address to listen on so that other processes reach it under a name: the name's own, where it is this machine's.
 
-    All addresses stand in for a name that is somebody else's, as of a service, or that only this machine knows as loopback.
+    Listens on all addresses for a name that is not this machine's, such as a service's, or that only this machine resolves to loopback.
 
     >>> listening_at("localhost"), listening_at("127.0.0.5"), listening_at("192.0.2.1")
     ('127.0.0.1', '127.0.0.5', '0.0.0.0')
@@ -166,7 +166,7 @@ def control_of(job: Job, timeout_s: float) -> Control:
 
 
 def _check_own(path: str) -> None:
-    """Refuse a file of another user, who could send the processes anywhere."""
+    """Refuse a file of another user, who could redirect the processes."""
     with open(path, "rb") as stream:  # noqa: PTH123 - as the store opens it
         if not is_own_file(stream.fileno()):
             raise ConfigError("others may read or replace it; expected a file of your own with mode 0600", file=path)

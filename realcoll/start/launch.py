@@ -1,4 +1,4 @@
-"""``realcoll launch``: several processes on this machine, with torchrun's variables and a process manager for MPICH."""
+"""``realcoll launch``: start processes on this machine with torchrun's variables and a process manager for MPICH."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ MAX_PROCESSES = 4096
 LAST_WORDS_S = 2.5
 TERMINATE_S = 2.5
 LAUNCHERS = ("PMI", "PMIX", "OMPI", "PRTE", "HYDRA")
-"""Prefixes of variables that belong to a launcher around this one."""
+"""Prefixes of variables of an enclosing launcher."""
 
 
 def launch(processes: int, command: Sequence[str]) -> int:
-    """Start a Python script that many times and wait for all.
+    """Start a Python script in several processes, and wait for all.
 
-    When one fails, the others have a few seconds to report; then they get SIGTERM, and SIGKILL a few seconds later. A
-    signal to this process ends them without that delay. Nothing is left behind.
+    When one fails, the others have a few seconds to report, then get SIGTERM, and SIGKILL a few seconds later. A signal to this
+    process ends them without the first delay. No process is left behind.
 
     Parameters
     ----------
     processes
-        How many.
+        Number of processes.
     command
         Script with its arguments, or ``-m`` and a module.
 
@@ -49,7 +49,7 @@ def launch(processes: int, command: Sequence[str]) -> int:
 
 
 def _workers(job: Job, board: Board, command: Sequence[str]) -> Iterator[Worker]:
-    """The workers in turn, each with a seat at the board; our copy of the seat is closed once the worker has started."""
+    """Yield the workers, each with a socket of the board; our copy of the socket is closed once the worker has started."""
     shared = {name: value for name, value in os.environ.items() if name.partition("_")[0] not in LAUNCHERS}
     shared.setdefault(VARIABLE, job_secret(shared) or new_secret())
     for rank in range(job.nproc_per_node):

@@ -1,4 +1,4 @@
-"""The start of an MPI process: meet the others, start MPI when all have arrived, leave nothing behind."""
+"""Start MPI once all processes have met, and clean up after failures."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from simcoll.errors import ConfigError
 __all__ = ["LAST_WORDS_S", "job_of", "joined", "load_mpi"]
 
 LEAST_START_S = 1.0
-"""Time to start MPI when meeting has taken all there was."""
+"""Minimum time to start MPI, however long the rendezvous took."""
 LAST_WORDS_S = 3.0
-"""Time that a failed process gives the others to report before it ends the job."""
+"""Grace period for the other processes' reports before a failed process ends the job."""
 
 
 def load_mpi() -> Any:
-    """The module ``mpi4py.MPI``, which starts MPI.
+    """Import ``mpi4py.MPI``, which starts MPI.
 
     Raises
     ------
     MissingError
-        Saying what to install.
+        With the packages to install.
     """
     try:
         found = importlib.import_module("mpi4py.MPI")
@@ -51,10 +51,10 @@ def load_mpi() -> Any:
 
 
 def _forget_names() -> None:
-    """Unlink the memory that a job's processes share, as MPICH does when it ends in order.
+    """Unlink MPICH's shared memory, as MPICH does when it ends in order.
 
-    MPICH 5 leaves that file behind when a process is killed or the job is aborted. When MPI has started all processes have it mapped, and
-    the name is of no more use.
+    MPICH 5 leaves the file behind if a process is killed or the job is aborted. Once MPI has started, all processes have it mapped and
+    the name is no longer needed.
     """
     with contextlib.suppress(OSError):  # not Linux
         for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
@@ -64,12 +64,12 @@ def _forget_names() -> None:
 
 
 def joined(comm: Any, timeout_s: float, start_timeout_s: float) -> tuple[Any, Any, Control]:
-    """The module ``mpi4py.MPI``, a communicator of our own, and the control connection to its processes.
+    """Start MPI; returns ``mpi4py.MPI``, a private communicator, and the control connection to its processes.
 
     Raises
     ------
     FaultError
-        Naming processes that do not come.
+        With the processes that do not arrive.
     """
     before = None
     until_s = time.monotonic() + start_timeout_s
@@ -110,7 +110,7 @@ def joined(comm: Any, timeout_s: float, start_timeout_s: float) -> tuple[Any, An
 
 @dataclass(frozen=True, slots=True)
 class _Before:
-    """The processes of a job on one machine, met before MPI starts: their numbers there by rank, and the launcher's name of the job."""
+    """The processes of a job that met before MPI starts: their process IDs by rank, and the launcher's name of the job."""
 
     control: Control
     job: str
@@ -118,9 +118,9 @@ class _Before:
 
 
 def _met_before(environment: Mapping[str, str], timeout_s: float) -> _Before | None:
-    """Meet before MPI starts, since MPI waits for missing processes forever; ``None`` if no place is known.
+    """Meet before MPI starts, since MPI waits forever for missing processes; ``None`` without a known address.
 
-    On one machine the launcher's name of the job is the place.
+    On one machine the address derives from the launcher's name of the job.
     """
     found = job_of(environment) if sys.platform == "linux" else None
     if found is None:
@@ -140,7 +140,7 @@ def _met_before(environment: Mapping[str, str], timeout_s: float) -> _Before | N
 
 
 def job_of(environment: Mapping[str, str]) -> tuple[str, int, int] | None:
-    """Name of the job that an MPI launcher started on this machine, this process's number, and their count."""
+    """The launcher's name of a job on this machine, this process's number, and the number of processes."""
     for prefix, local in (("PMI", "MPI_LOCALNRANKS"), ("OMPI_COMM_WORLD", "OMPI_COMM_WORLD_LOCAL_SIZE")):
         process, size = environment.get(f"{prefix}_RANK", ""), environment.get(f"{prefix}_SIZE", "")
         if (
@@ -162,9 +162,9 @@ def _name(environment: Mapping[str, str], prefix: str) -> str:
 
 
 def _started(before: _Before | None, limit_s: float) -> Any:
-    """MPI, started in time or this process ended; each sees to the name of MPICH's shared memory, which any may make.
+    """Start MPI within a time limit, or end this process; each process removes MPICH's shared memory, which any may have created.
 
-    MPICH makes that name from the job's: FNV-1a, in 32 bits.
+    MPICH derives its name from the job's: 32-bit FNV-1a.
     """
     path = ""
     if before and "MPI_LOCALRANKID" in os.environ:
@@ -182,7 +182,7 @@ def _leave(control: Control) -> None:
 
 
 def _met(comm: Any, timeout_s: float) -> Control:
-    """Let process 0 host the rendezvous: on the loopback interface when all processes run on one machine."""
+    """Host the rendezvous in process 0, on the loopback interface if all processes run on one machine."""
     process, size = comm.Get_rank(), comm.Get_size()
     if size == 1:
         return Control(0, 1, timeout_s)
@@ -198,7 +198,7 @@ def _met(comm: Any, timeout_s: float) -> Control:
 
 
 def _outlive_notices() -> None:
-    """Ignore SIGUSR1, with which MPICH's launcher would end surviving processes before they can report."""
+    """Ignore SIGUSR1, by which MPICH's launcher ends surviving processes before they can report."""
     unused = signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
     if unused and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)

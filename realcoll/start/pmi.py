@@ -1,7 +1,7 @@
 """The launcher's side of PMI-1, the protocol of MPICH and its relatives, on one machine.
 
-Each process has a socket, whose number it finds in ``PMI_FD``. A request is a line such as ``cmd=put kvsname=job key=a value=b``; the
-answer is a line too. Processes put values, wait for each other, and get the values of others.
+Each process inherits a socket, whose descriptor is in ``PMI_FD``. A request is a line such as ``cmd=put kvsname=job key=a value=b``;
+the answer is a line too. Processes put values, meet at a barrier, and get each other's values.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Board", "job_name"]
 
 MAX_LINE = 2**16
 MAX_BOARD_BYTES = 2**26
-"""Of all values that the processes put; a process needs a few hundred."""
+"""Limit on the values of all processes; a process needs a few hundred bytes."""
 KEY_BYTES, VALUE_BYTES, NAME_S = 64, 1024, 10.0
 LIMITS = f"kvsname_max=256 keylen_max={KEY_BYTES} vallen_max={VALUE_BYTES}"
 
@@ -31,9 +31,9 @@ def job_name(launcher: socket.socket) -> str:
     Raises
     ------
     ValueError
-        When it answers something else.
+        For an unexpected answer.
     OSError
-        When it does not answer within ten seconds.
+        When there is no answer within ten seconds.
     """
     limit_s = time.monotonic() + NAME_S
     for question in ("init pmi_version=1 pmi_subversion=1", "get_my_kvsname"):
@@ -57,16 +57,16 @@ def job_name(launcher: socket.socket) -> str:
 
 @dataclass(slots=True, eq=False)
 class _Seat:
-    """Our end of a process's socket, and the bytes that have arrived."""
+    """The launcher's end of a process's socket, and the bytes that have arrived."""
 
     socket: socket.socket
     arrived: bytearray = field(default_factory=bytearray)
 
 
 class Board:
-    """Answers the processes of a job, which have their sockets from their launcher: nobody else can speak to it.
+    """Serves PMI-1 to the processes of a job over inherited sockets, which no other process can reach.
 
-    A process that says too much, comes to a barrier twice or does not take its answers loses its own seat. No other waits for it here.
+    A process that sends too much, enters a barrier twice or does not read its answers is disconnected; it never blocks the others.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ class Board:
         self._selector = selectors.DefaultSelector()
 
     def seat(self, process: int) -> tuple[socket.socket, dict[str, str]]:
-        """The socket end that a new process inherits, and its variables; the caller closes its copy."""
+        """The socket that a new process inherits, and its variables; the caller closes its copy."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)  # a process that takes no answers must not hold up the others
         self._selector.register(ours, selectors.EVENT_READ, _Seat(ours))
@@ -119,7 +119,7 @@ class Board:
         seat.socket.close()
 
     def _put(self, key: str, value: str) -> bool:
-        """Keep a value; False when it is too long, or there is too much."""
+        """Store a value; False if it is too long, or the board is full."""
         sizes = len(key.encode()), len(value.encode())
         if sizes[0] > KEY_BYTES or sizes[1] > VALUE_BYTES or self._held_bytes + sum(sizes) > MAX_BOARD_BYTES:
             return False

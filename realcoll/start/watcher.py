@@ -1,6 +1,6 @@
-"""A helper process that ends this one where Python cannot: MPI holds the interpreter while it starts and ends, and waits without limit.
+"""A watchdog process that ends this one where Python cannot: MPI blocks the interpreter, without a limit, while it starts and ends.
 
-It also removes the shared memory of MPICH, should its owner be killed before the name is of no more use.
+It also removes MPICH's shared memory if its owner is killed early.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ if path:
 
 @contextlib.contextmanager
 def starts_in_time(limit_s: float, pids: Mapping[int, int], path: str = "") -> Iterator[None]:
-    """End this process if the block, which starts MPI, takes longer, with a message that names ranks that are stopped or dead.
+    """End this process if the block, which starts MPI, exceeds a limit; the message names stopped or dead ranks.
 
     Parameters
     ----------
     limit_s
         Seconds.
     pids
-        The processes of this machine by rank, where they are known.
+        Process IDs on this machine by rank, where known.
     path
-        A file to be removed at the end of the block, or when this process dies.
+        A file to remove at the end of the block, or when this process dies.
     """
     helper = _helper("start", limit_s, pids, path)
     try:
@@ -73,7 +73,7 @@ def starts_in_time(limit_s: float, pids: Mapping[int, int], path: str = "") -> I
 
 
 def ends_in_time(limit_s: float, pids: Mapping[int, int]) -> None:
-    """End this process, which is about to end MPI, once another or the launcher has been stopped for so long: MPI would wait for it."""
+    """End this process, which is about to end MPI, once another process or the launcher has been stopped for a limit."""
     _, its = os.pipe()  # our end stays open until this process ends, and the helper with it
     helper = _helper("end", limit_s, pids, "", its, launcher=f",the launcher:{os.getppid()}")
     os.close(its)

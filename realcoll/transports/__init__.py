@@ -1,6 +1,6 @@
-"""Ways to move bytes between ranks: inside one process (``local``), with MPI (``mpi``), with NCCL on GPUs (``nccl``).
+"""Transports, which move bytes between ranks: in one process (``local``), over MPI (``mpi``), over NCCL (``nccl``).
 
-Each is one class that fits :class:`realcoll.transports.interface.Transport`. Nothing here knows schedules.
+Each is one class that implements :class:`realcoll.transports.interface.Transport`, without knowledge of schedules.
 """
 
 from realcoll.transports.interface import Transport

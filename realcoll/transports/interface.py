@@ -14,29 +14,29 @@ from simcoll.core.plan import Plan
 __all__ = ["Memory", "Message", "Transport", "View", "Wire"]
 
 Memory: TypeAlias = Any
-"""Bytes where the transport's ranks compute: a numpy or CuPy array of uint8."""
+"""Memory of a rank: a numpy or CuPy array of uint8."""
 View: TypeAlias = Any
-"""Part of a memory as elements of a dtype."""
+"""Part of a memory as typed elements."""
 Wire: TypeAlias = Any
-"""Part of a memory in the form that messages take."""
+"""Part of a memory in the form that messages use."""
 Message: TypeAlias = tuple[Wire, int, int]
 """Part of a memory, the process at the other end, and the channel."""
 
 
 class Transport(Protocol):
-    """Moves bytes between processes and combines them where they are.
+    """Moves bytes between processes, and reduces them in place.
 
-    A process may host several ranks; the data they exchange goes from the process to itself, inside a group, like all other data.
-    Messages between two processes on one channel arrive in the order in which they were sent; those of different channels need not.
+    A process may host several ranks; data between them goes from the process to itself, inside a group, like all other data.
+    Messages between two processes on one channel arrive in sending order; the order between channels is undefined.
     """
 
     @property
     def name(self) -> str:
-        """Such as ``mpi``."""
+        """The transport's name, such as ``mpi``."""
 
     @property
     def control(self) -> Control:
-        """Number of this process, number of processes, and how they agree."""
+        """The control connection: number of this process, number of processes, agreement."""
 
     def alloc(self, size_bytes: int) -> Memory:
         """New memory; its content is undefined."""
@@ -48,63 +48,63 @@ class Transport(Protocol):
         """Bytes inside a memory, for messages."""
 
     def group(self, recvs: Sequence[Message], sends: Sequence[Message]) -> Callable[[], Any]:
-        """The function that begins messages which progress together, as often as wanted, and does not wait for them.
+        """A reusable function that starts a group of messages, which progress together, without waiting for them.
 
-        It returns the argument of :meth:`finished` and :meth:`wait`, None if calls may follow at once.
+        It returns the argument of :meth:`finished` and :meth:`wait`, or None if calls may follow at once.
         """
 
     def finished(self, group: Any) -> bool:
         """Whether all messages of a group are done."""
 
     def wait(self, groups: Sequence[Any]) -> None:
-        """Return when one of some groups is done.
+        """Wait until one of some groups is done.
 
         Raises
         ------
         FaultError
-            When another process fails, or does not do its part within the timeout.
+            When another process fails or times out.
         """
 
     def copy(self, target: View, source: View) -> None:
         """``target = source``."""
 
     def reducer(self, op: str, dtype: np.dtype[Any]) -> Callable[[View, View], object]:
-        """The function that does ``target = target (op) source`` on views of that dtype.
+        """The function that computes ``target = target (op) source`` on views of a dtype.
 
         Raises
         ------
         ConfigError
-            When the device cannot do it.
+            When the device does not support it.
         """
 
     def finisher(self, plan: Plan) -> Callable[[View], None] | None:
-        """The function that turns a reduced output into the result, where one is needed."""
+        """The function that converts a reduced output to the result (an average's division), if one is needed."""
 
     def load(self, target: View, values: Any) -> None:
-        """Copy an array of the caller to a view."""
+        """Copy a caller's array to a view."""
 
     def fetch(self, source: View) -> Array:
-        """The content of a view as a numpy array; it may share memory."""
+        """The content of a view as a numpy array, which may share memory."""
 
     def lanes(self, plan: Plan, processes: int) -> Sequence[Transport]:
-        """A transport for each channel of a plan among that many processes, or one for all channels together."""
+        """One transport per channel of a plan, or one for all channels together."""
 
     def recorded(self, play: Callable[[], None]) -> Callable[[], None]:
-        """Make a sequence of calls cheap to repeat, where the transport can."""
+        """Make a sequence of calls cheap to repeat, if the transport supports it."""
 
     def vendor(
         self, plan: Plan, inputs: Mapping[int, View], outputs: Mapping[int, View]
     ) -> Callable[[], object] | None:
-        """The library's own collective for a plan on the memory of the ranks hosted here, if it has one."""
+        """The library's own collective for a plan on the local ranks' memory, if it has one."""
 
     def synchronize(self) -> None:
-        """Return when everything asked for so far is done."""
+        """Wait until all work issued so far is done."""
 
     def barrier(self) -> None:
-        """Return when every process has called this."""
+        """Wait until every process has called this."""
 
     def abort(self, reason: str) -> None:
-        """Give up: announce the reason to the others and drop pending operations; the transport is unusable afterwards."""
+        """Announce a failure to the others and drop pending operations; the transport is unusable afterwards."""
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release all resources."""

@@ -1,10 +1,10 @@
-"""Reductions on the GPU, with the bits that numpy gives on the host.
+"""Reductions on the GPU, bit-identical to numpy on the host.
 
-CuPy compiles every kernel such that float32 numbers too small for a full mantissa become 0. So float32, and bfloat16, which is computed in
-float32 and rounded to nearest even, have kernels of ours whose instructions keep them. The 8-bit floats go through a table of all 65,536
-pairs, made on the host. The rest (whole numbers, float16, float64, sums of complex128) CuPy computes as numpy does.
+CuPy compiles every kernel with float32 denormals flushed to zero. So float32, and bfloat16 (computed in float32 and rounded to nearest
+even), have kernels of our own that keep denormals. The 8-bit floats use a table of all 65,536 pairs, made on the host. All other types
+(integers, float16, float64, sums of complex128) CuPy computes as numpy does.
 
-An average is a quotient by the number of ranks, in float32 for the types of 16 bits; for those of 8 bits a table of all 256.
+An average divides by the number of ranks, in float32 for 16-bit types; 8-bit types use a table of all 256 values.
 """
 
 from __future__ import annotations
@@ -64,19 +64,19 @@ EXACT += """__device__ bool less_f32(float x, float y) {
 
 
 def device_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype of CuPy's arrays for a dtype; CuPy does not know those of ``ml_dtypes``."""
+    """The dtype of CuPy's arrays for a dtype: CuPy lacks those of ``ml_dtypes``, which become integers."""
     return _STORED.get(dtype.name, dtype)
 
 
 def float32_source(op: str) -> str:
-    """CUDA for ``t = t (op) r`` on float32; "divide" too."""
+    """CUDA source of ``t = t (op) r`` on float32, including "divide"."""
     return f"float x = t, y = r; t = {_FLOAT[op]};"
 
 
 def bfloat16_source(op: str) -> str:
-    """CUDA for ``t = t (op) r`` on 16-bit bfloat16: computed in float32, rounded to nearest even, NaNs made quiet.
+    """CUDA source of ``t = t (op) r`` on bfloat16: computed in float32, rounded to nearest even, NaNs quieted.
 
-    To "divide", r is a float32.
+    For "divide", r is a float32.
     """
     right = "r" if op == "divide" else "__uint_as_float((unsigned int)r << 16)"
     return f"""
@@ -88,7 +88,7 @@ t = isnan(z) ? (unsigned short)((bits >> 16 & 0x8000) | 0x7fc0) : (unsigned shor
 
 
 def mean_source(dtype: np.dtype[Any]) -> str:
-    """CUDA for ``t = t / r`` on float16 (r: float32) and on a complex number's two parts (r: their type)."""
+    """CUDA source of ``t = t / r`` on float16 (r: float32) and on both parts of a complex number (r: their type)."""
     if dtype.name == "float16":
         return "t = T(div_f32(float(t), r));"
     divide = "div_f32" if dtype.name == "complex64" else "__ddiv_rn"
@@ -134,7 +134,7 @@ def reducer(cupy: Any, op: str, dtype: np.dtype[Any]) -> Callable[[Any, Any], ob
     Raises
     ------
     ConfigError
-        When neither CuPy nor we have a kernel for it.
+        When there is no kernel for it.
     """
     if dtype.name in _TINY:
         return _by_table(cupy, op, dtype)

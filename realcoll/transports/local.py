@@ -1,4 +1,4 @@
-"""Data in numpy arrays; and all ranks in one process: the reference transport, and fast for tests."""
+"""The reference transport: all ranks in one process, data in numpy arrays."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["HostMemory", "LocalTransport"]
 
 ALIGN = 64
 MOST_CHANNELS = 2**15
-"""As many tags as every MPI library has; the channels of a plan with more share a lane."""
+"""Tags guaranteed by every MPI library; the channels of a plan with more channels share one lane."""
 
 
 class HostMemory:
-    """The part of a transport that keeps data in numpy arrays and plays a plan in one thread, but moves no messages."""
+    """The host-memory part of a transport: data in numpy arrays, execution in one thread; it moves no messages."""
 
     def alloc(self, size_bytes: int) -> Array:
-        """New numpy bytes, from the beginning of a cache line."""
+        """New numpy bytes, aligned to a cache line."""
         whole = np.empty(size_bytes + ALIGN, np.uint8)
         first = -whole.ctypes.data % ALIGN
         return whole[first : first + size_bytes]
@@ -72,7 +72,7 @@ class HostMemory:
 
 
 class LocalTransport(HostMemory):
-    """One process that hosts every rank. Messages are copied in the order in which they were sent.
+    """One process that hosts every rank. Messages are copied in sending order.
 
     Examples
     --------
@@ -93,7 +93,7 @@ class LocalTransport(HostMemory):
         return memory[first_byte : first_byte + size_bytes]
 
     def group(self, recvs: Sequence[Message], sends: Sequence[Message]) -> Callable[[], None]:
-        """A function that copies each send to its receive: nothing is ever under way."""
+        """A function that copies each send to its receive at once."""
         if len(sends) != len(recvs):
             raise InternalError(f"a group has {len(sends)} sends and {len(recvs)} receives")
         pairs = [(target, source) for (target, _, _), (source, _, _) in zip(recvs, sends, strict=True)]
@@ -108,25 +108,25 @@ class LocalTransport(HostMemory):
         return begin
 
     def finished(self, group: None) -> bool:  # noqa: ARG002
-        """Every group is."""
+        """Always True: messages complete at once."""
         return True
 
     def wait(self, groups: Sequence[None]) -> None:
-        """Nothing to wait for."""
+        """Do nothing: messages complete at once."""
 
     def vendor(self, plan: Plan, inputs: Mapping[int, Array], outputs: Mapping[int, Array]) -> None:
-        """There is no library below."""
+        """None: there is no library below."""
 
     def synchronize(self) -> None:
-        """Nothing is ever under way."""
+        """Do nothing: no operation is ever pending."""
 
     def barrier(self) -> None:
-        """Nothing to wait for."""
+        """Do nothing: messages complete at once."""
 
     def abort(self, reason: str) -> None:
-        """Refuse to go on."""
+        """Mark the transport as unusable."""
         self.control.fail(reason)
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: there is nothing to release."""
         self.control.close()

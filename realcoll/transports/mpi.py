@@ -1,4 +1,4 @@
-"""Ranks in MPI processes (mpi4py), on numpy arrays."""
+"""Transport over MPI (mpi4py), on numpy arrays."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _Group: TypeAlias = tuple[list[Any], list[int]]  # requests, and the process at 
 __all__ = ["MpiTransport"]
 
 EAGER_TESTS = 64
-"""Tests of completion before the clock is looked at: most messages are done by then."""
+"""Completion tests before the first look at the clock; most messages are done by then."""
 PATIENCE_S = 5e-5
-"""Until then the processor is not offered to others, who would keep it for much longer than a message takes."""
+"""Busy-wait time before yielding the processor, which the scheduler gives away for far longer than a message takes."""
 CROWDED_REST_S = 1e-5
-"""A rest between tests when there are more processes than cores: giving way alone lets those who wait run before those who work."""
+"""Sleep between tests with more processes than cores: yielding alone would let waiting processes run before working ones."""
 LOOK_ROUND_S = 0.05
 REST_AFTER_S = 1.0
 REST_S = 0.0005
@@ -39,7 +39,7 @@ NEWS_S = 1.0
 
 
 class _Repeated:
-    """A group of messages that is begun again and again. The first time may be the only one, so nothing is kept for it."""
+    """A repeatedly started group of messages. The first start may be the only one, so it makes no persistent requests."""
 
     __slots__ = ("begun", "group", "recvs", "sends", "transport")
 
@@ -49,7 +49,7 @@ class _Repeated:
         self.group: _Group | None = None
 
     def begin(self) -> _Group:
-        """Begin the group."""
+        """Start the group."""
         if self.group is None:
             if not self.begun:
                 self.begun = True
@@ -59,7 +59,7 @@ class _Repeated:
         return self.group
 
     def __del__(self) -> None:
-        """Give the requests back."""
+        """Free the requests."""
         if self.group is not None:
             self.transport.free(self.group)
 
@@ -67,25 +67,25 @@ class _Repeated:
 class MpiTransport(HostMemory):
     """One process of an MPI job.
 
-    All processes of the communicator make theirs together.
+    Collective over the communicator.
 
     Parameters
     ----------
     comm
         An mpi4py communicator; default all processes.
     timeout_s
-        How long other ranks may take for their part before they are named in a :class:`~realcoll.errors.FaultError`.
+        Time limit for other ranks, which are then named in a :class:`~realcoll.errors.FaultError`.
     start_timeout_s
-        How long they may take to make their transport.
+        Time limit for the other processes to create their transports.
 
     Raises
     ------
     MissingError
         When mpi4py or the MPI library is not installed.
     FaultError
-        When other processes do not make theirs.
+        When other processes do not create theirs.
     ConfigError
-        When a launcher that MPI does not know has started this process.
+        When the launcher that started this process does not belong to the MPI library.
     """
 
     name = "mpi"
@@ -100,7 +100,7 @@ class MpiTransport(HostMemory):
         self._crowded = self.control.size > (os.cpu_count() or 1)
 
     def wire(self, memory: Array, first_byte: int, size_bytes: int) -> list[Any]:
-        """A buffer as mpi4py takes it."""
+        """A buffer in mpi4py's form."""
         return [memory[first_byte : first_byte + size_bytes], self._bytes]
 
     def group(self, recvs: Sequence[Message], sends: Sequence[Message]) -> Callable[[], _Group]:
@@ -108,7 +108,7 @@ class MpiTransport(HostMemory):
         return _Repeated(self, recvs, sends).begin
 
     def requests(self, recvs: Sequence[Message], sends: Sequence[Message], *, persistent: bool) -> _Group:
-        """Messages that have begun, or ``persistent`` requests that can be started again and again; the channel is the tag."""
+        """Started messages, or ``persistent`` requests for repeated starts; the channel is the tag."""
         if self.control.broken:
             self.control.check_usable()
         comm = self.comm
@@ -129,7 +129,7 @@ class MpiTransport(HostMemory):
             raise self._failed(error) from None
 
     def free(self, group: _Group) -> None:
-        """Give back persistent requests, none of which is under way; after a failure some may be."""
+        """Free persistent requests, none of which is active except after a failure."""
         if not self.control.broken and not self._mpi.Is_finalized():
             for request in group[0]:
                 request.Free()
@@ -153,14 +153,14 @@ class MpiTransport(HostMemory):
             raise self._failed(error) from None
 
     def _failed(self, error: Exception) -> FaultError:
-        """The error for a failure that MPI has noticed; when a process has ended, the rendezvous is about to name it."""
+        """The error for a failure that MPI reports; if a process has ended, the rendezvous is about to name it."""
         limit = time.monotonic() + NEWS_S
         while not self.control.loss() and time.monotonic() < limit:
             time.sleep(REST_S)
         return self.control.stuck(()) if self.control.loss() else FaultError(f"MPI: {error}")
 
     def _wait(self, groups: Sequence[_Group]) -> None:
-        """Keep testing while giving way to other processes; check from time to time that all are still there."""
+        """Test until done, yielding to other processes and checking periodically that all are alive."""
         begin = time.monotonic()
         look = begin + LOOK_ROUND_S
         peers = [peer for _, members in groups for peer in members]
@@ -179,7 +179,7 @@ class MpiTransport(HostMemory):
                     time.sleep(REST_S)
 
     def _blame(self, groups: Sequence[_Group]) -> None:
-        """Give up on groups, unless one gets done while the others are asked."""
+        """Give up on groups, unless one completes while the other processes are queried."""
         left = [
             [peer for peer, request in zip(peers, requests, strict=True) if not request.Test()]
             for requests, peers in groups
@@ -210,15 +210,15 @@ class MpiTransport(HostMemory):
         return run
 
     def synchronize(self) -> None:
-        """Nothing is ever under way outside a group."""
+        """Do nothing: no operation is pending outside a group."""
 
     def barrier(self) -> None:
-        """Wait for all processes; one that does not come is named."""
+        """Wait for all processes; missing ones are named in the error."""
         self.control.gather("barrier")
         self.wait([([self.comm.Ibarrier()], [-1])])
 
     def abort(self, reason: str) -> None:
-        """Notify the others. MPI can no longer end in order, so the job is aborted when this process ends."""
+        """Notify the others; the job is aborted when this process ends, as MPI can no longer finalise."""
         if self.control.broken:
             return
         self.control.fail(reason)
@@ -233,7 +233,7 @@ class MpiTransport(HostMemory):
         self.comm.Abort(1)
 
     def _at_exit(self) -> None:
-        """A program that ends without :meth:`close` does so in order if the others do too."""
+        """Close at exit for a program that did not, in order if the others do the same."""
         try:
             self.close()
         except FaultError as error:
@@ -241,7 +241,7 @@ class MpiTransport(HostMemory):
             self._abort_job(f"it ended without closing its transport, and {error.message}")
 
     def _end_later(self) -> None:
-        """End this process soon, whatever it is busy with: another one is lost, so the job can never end well."""
+        """End this process after a grace period: with another process lost, the job cannot succeed."""
         timer = threading.Timer(self.control.timeout_s + LAST_WORDS_S, self._end)
         timer.daemon = True
         timer.start()
@@ -254,7 +254,7 @@ class MpiTransport(HostMemory):
             os.kill(os.getpid(), signal.SIGTERM)
 
     def close(self) -> None:
-        """Leave together with all processes; not after a failure, when others may be gone."""
+        """Leave together with all processes; after a failure without waiting, since others may be gone."""
         if not self.control.broken:
             self.barrier()
             self.comm.Free()

@@ -1,7 +1,7 @@
-"""Ranks on GPUs with NCCL through CuPy: one process a GPU, and as many ranks on it as wanted.
+"""Transport over NCCL through CuPy: one process per GPU, with any number of ranks.
 
-Ranks on one GPU exchange by NCCL's send and receive to oneself inside a group, so that one GPU can play a schedule of many ranks. Nothing
-of CuPy is imported before a transport is made.
+Ranks on one GPU communicate by NCCL's send and receive to oneself inside a group, so that one GPU can run a schedule of many ranks. CuPy
+is not imported before a transport is created.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ INSTALL = "pip install 'simcoll[cuda12]' (or cuda13, after nvidia-smi's CUDA ver
 
 
 def load_cupy() -> tuple[Any, Any]:
-    """The modules ``cupy`` and ``cupy.cuda.nccl``.
+    """Import ``cupy`` and ``cupy.cuda.nccl``.
 
     Raises
     ------
     MissingError
-        In one line, what to install.
+        With the packages to install.
     """
     try:
         with warnings.catch_warnings():
@@ -66,7 +66,7 @@ def load_cupy() -> tuple[Any, Any]:
 
 
 def gpu_is_here() -> bool:
-    """Whether an :class:`NcclTransport` can be made."""
+    """Whether an :class:`NcclTransport` can be created."""
     if find_spec("cupy") is None:
         return False
     try:
@@ -82,28 +82,27 @@ class NcclTransport:
     Parameters
     ----------
     device
-        Which GPU; default by the rank on this machine that the launcher gives.
+        Number of the GPU. Default: the launcher's local rank.
     control
-        How to meet the other processes; default by the launcher's environment variables.
+        Control connection to the other processes. Default: from the launcher's environment variables.
     channel_streams
-        Whether each channel gets a stream and a communicator of its own.
+        Whether each channel gets its own stream and communicator.
     graph
-        Whether the second run of a prepared plan is captured as a CUDA graph, which the runs after it launch. Every process must ask
-        for the same.
+        Whether the second run of a prepared plan is captured as a CUDA graph for later runs. Must be equal in all processes.
     timeout_s
-        How long others may take for their part.
+        Time limit for the other processes.
 
     Attributes
     ----------
     stream, comm
-        CuPy's stream and NCCL's communicator that everything runs on.
+        CuPy's stream and NCCL's communicator.
 
     Raises
     ------
     MissingError
-        Without CuPy, libnccl or a GPU, saying what to install.
+        Without CuPy, libnccl or a GPU, with the packages to install.
     FaultError
-        When the other processes do not come.
+        When the other processes do not arrive.
     """
 
     name = "nccl"
@@ -129,7 +128,7 @@ class NcclTransport:
         self._lanes: list[NcclTransport] = []
 
     def _communicator(self) -> Any:
-        """A new communicator of all processes; the first makes its id, the rendezvous passes it on."""
+        """Create a communicator of all processes, whose ID the first process makes and the rendezvous distributes."""
         offer = b""
         if self.control.process == 0:
             made = self._nccl.get_unique_id()  # bytes, or a tuple of numbers before CuPy 14
@@ -154,7 +153,7 @@ class NcclTransport:
         return self._cupy.empty(max(1, size_bytes), self._cupy.uint8)
 
     def view(self, memory: Any, first_byte: int, elements: int, dtype: np.dtype[Any]) -> Any:
-        """A CuPy view; types of ``ml_dtypes`` as whole numbers of their size."""
+        """A CuPy view; types of ``ml_dtypes`` as integers of their size."""
         part = memory[first_byte : first_byte + elements * dtype.itemsize]
         return part.view(kernels.device_dtype(dtype))
 
@@ -163,7 +162,7 @@ class NcclTransport:
         return int(memory.data.ptr) + first_byte, size_bytes
 
     def group(self, recvs: Sequence[Message], sends: Sequence[Message]) -> Callable[[], None]:
-        """A function that launches the messages on the stream, which keeps later work behind them."""
+        """A function that launches the messages on the stream, which orders later work after them."""
         nccl, comm = self._nccl, self.comm
 
         def begin() -> None:
@@ -179,11 +178,11 @@ class NcclTransport:
         return begin
 
     def finished(self, group: None) -> bool:  # noqa: ARG002
-        """Every group is, as far as the host has to know."""
+        """Always True: the stream orders later work after the group."""
         return True
 
     def wait(self, groups: Sequence[None]) -> None:
-        """Nothing to wait for before :meth:`synchronize`."""
+        """Do nothing: the host waits only in :meth:`synchronize`."""
 
     def copy(self, target: Any, source: Any) -> None:
         """Copy on the stream."""
@@ -229,10 +228,10 @@ class NcclTransport:
             return np.asarray(self._cupy.asnumpy(source))
 
     def lanes(self, plan: Plan, processes: int) -> Sequence[NcclTransport]:
-        """Itself, or one with a stream and a communicator for each channel.
+        """Itself, or one transport with its own stream and communicator per channel.
 
-        Channels that touch each other's chunks must keep the order of the steps. Communicators are made by all processes together, so plans
-        of some of them have to do with one.
+        Channels that share chunks must keep the order of the steps. Creating communicators is collective over all processes, so plans
+        of a subset use a single one.
         """
         count = plan.nchannels
         if not self._channel_streams or count == 1 or processes < self.control.size or plan.waits:
@@ -249,7 +248,7 @@ class NcclTransport:
             self.stream.wait_event(lane.stream.record())
 
     def recorded(self, play: Callable[[], None]) -> Callable[[], None]:
-        """The calls between a fork to the lanes and a join; on request, replayed as a CUDA graph."""
+        """The calls between a fork to the lanes' streams and a join; on request, captured as a CUDA graph."""
 
         def forked() -> None:
             begin = self.stream.record() if self._lanes else None
@@ -286,7 +285,7 @@ class NcclTransport:
         return nccl_collective(self._nccl, self.comm, self.stream.ptr, plan, source, target)
 
     def synchronize(self) -> None:
-        """Wait for the stream, looking after NCCL and the others.
+        """Wait for the stream, while checking NCCL and the other processes for failures.
 
         Raises
         ------
@@ -318,14 +317,14 @@ class NcclTransport:
         self.control.gather("barrier")
 
     def abort(self, reason: str) -> None:
-        """End the communicators at once and notify the others."""
+        """Abort the communicators and notify the others."""
         if not self.control.broken:
             for lane in (*self._lanes, self):
                 lane.comm.abort()
             self.control.fail(reason)
 
     def close(self) -> None:
-        """Give communicators back, all processes together."""
+        """Destroy the communicators, collectively."""
         if not self.control.broken:
             self.barrier()
             for lane in (*self._lanes, self):

@@ -1,4 +1,4 @@
-"""The collectives of the library below a transport: baseline of measurements and oracle of tests."""
+"""Native collectives of the libraries below transports: baselines of measurements, oracles of tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["mpi_collective", "nccl_collective"]
 
 _MPI_OPS = {"sum": "SUM", "product": "PROD", "min": "MIN", "max": "MAX", "band": "BAND", "bor": "BOR", "bxor": "BXOR"}
 _MPI_CHARS = "bBhHiIlLqQfdFD"
-"""numpy's type codes of the types that MPI has on every machine."""
+"""numpy's type codes of the types that every MPI library supports."""
 _NCCL_OPS = {"sum": "NCCL_SUM", "product": "NCCL_PROD", "min": "NCCL_MIN", "max": "NCCL_MAX"}
 _NCCL_TYPES = {
     "int8": "NCCL_INT8", "uint8": "NCCL_UINT8", "int32": "NCCL_INT32", "uint32": "NCCL_UINT32", "int64": "NCCL_INT64",

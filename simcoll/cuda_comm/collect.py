@@ -1,4 +1,4 @@
-"""From many devices to one: reduce_add and gather."""
+"""Many devices to one: reduce_add and gather."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def reduce_add_coalesced(
     *,
     play: Play = emulated,
 ) -> tuple[DeviceArray, ...]:
-    """Sum several tensors over devices, small ones together in buffers.
+    """Sum several tensors over devices, with small tensors coalesced in buffers.
 
     Parameters
     ----------

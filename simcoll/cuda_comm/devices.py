@@ -1,4 +1,4 @@
-"""Tensors on devices, alone or in buckets that are sent together, and the execution of plans among devices."""
+"""Tensors on emulated devices, buckets of tensors, and the execution of plans among devices."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def emulated(plan: Plan, inputs: Sequence[Array], devices: Sequence[int]) -> Seq
 
 
 def content_of(tensor: Tensor) -> Array:
-    """The data of a tensor."""
+    """The array of a tensor."""
     if isinstance(tensor, DeviceArray):
         return tensor.array
     found = array_on(tensor)
@@ -82,7 +82,7 @@ def device_of(tensor: Tensor) -> int:
 
 
 def device_number(given: Any) -> int:
-    """The number of a device given as a number or as ``"cuda:1"``."""
+    """Parse a device, given as a number or as ``"cuda:1"``."""
     if isinstance(given, str):
         kind, colon, number = given.partition(":")
         if kind == "cpu":
@@ -98,7 +98,7 @@ def device_number(given: Any) -> int:
 
 
 def axis_of(dim: int, dims: int) -> int:
-    """A dimension, counted from the front."""
+    """Normalise a dimension to a non-negative index."""
     if not dims:
         raise IndexError(f"Dimension specified as {dim} but tensor has no dimensions")
     if not -dims <= dim < dims:
@@ -116,7 +116,7 @@ def check_on_devices(out: Sequence[Tensor]) -> None:
 
 
 def received(output: Array | None) -> Array:
-    """The output of a rank, which must have one."""
+    """The output of a rank that must have one."""
     if output is None:
         from simcoll.errors import InternalError
 
@@ -127,7 +127,7 @@ def received(output: Array | None) -> Array:
 def handed_over(
     found: Sequence[Array], devices: Sequence[int], out: Sequence[DeviceArray] | None
 ) -> tuple[DeviceArray, ...]:
-    """Results on their devices, or copied to the tensors that the caller gave."""
+    """Place results on their devices, or copy them to the caller's tensors."""
     if out is None:
         return tuple(map(DeviceArray, found, devices))
     for target, result in zip(out, found, strict=True):

@@ -1,4 +1,4 @@
-"""From one tensor to many devices: scatter and broadcast."""
+"""One tensor to many devices: scatter and broadcast."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def broadcast(
 def broadcast_coalesced(
     tensors: Sequence[DeviceArray], devices: Iterable[Any], buffer_size: int = BUFFER_BYTES, *, play: Play = emulated
 ) -> tuple[tuple[DeviceArray, ...], ...]:
-    """Copy several tensors to devices, small ones together in buffers.
+    """Copy several tensors to devices, with small tensors coalesced in buffers.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """The programming interface: torch.distributed's names and semantics on the emulator.
 
-Rank programs, groups, collectives and the stores that ranks meet in live here. What a collective does does not: that is a
-schedule, played by the emulator.
+Rank programs, process groups, collective calls and stores live here. The collectives themselves do not: they are schedules,
+which the emulator plays.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Home of the default store and group, and of blocks of coalesced calls, for programs that look for them as in torch.distributed."""
+"""torch's module of this name: the default group and store, and coalesced blocks, for programs that import them from it."""
 
 from __future__ import annotations
 

@@ -44,20 +44,20 @@ def launch(
     Parameters
     ----------
     program
-        The words that start the program, such as ``[sys.executable, "train.py"]``.
+        Command that starts the program, such as ``[sys.executable, "train.py"]``.
     arguments
         Its arguments.
     job
-        How many, and where they meet.
+        The number of workers, and their rendezvous.
     environment
-        Variables of all workers; this process's by default.
+        Environment of all workers. Default: this process's.
     local_rank_argument
         Give each worker ``--local-rank=<r>`` before its arguments.
 
     Returns
     -------
-    0 when all ended well; else the exit status of the first that did not (128 + the signal, for one that was killed), or
-    128 + the signal that ended the launcher. The others are then asked to end (SIGTERM), and killed after ten seconds.
+    0 if all workers succeed; else the exit status of the first that fails (128 + signal if it was killed), or 128 + the
+    signal that ended the launcher. The remaining workers then get SIGTERM, and SIGKILL ten seconds later.
 
     Raises
     ------
@@ -117,7 +117,7 @@ def _launch(
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command line; the exit status is that of `launch`, or 2 for arguments that cannot be."""
+    """The command line; the exit status is that of `launch`, or 2 for invalid arguments."""
     valued = {f"--{form}" for field in fields(Job) for form in (field.name, field.name.replace("_", "-"))}
     return status_of(app, separated(sys.argv[1:] if words is None else words, valued))
 

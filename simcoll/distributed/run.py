@@ -70,7 +70,7 @@ class _Options:
     trace
         Write the timeline of the run there: t.json or t.json.gz, for Perfetto, or a folder with a file for each rank.
     record
-        Write what the ranks did there, to be played on other topologies: a workload w.json, Chakra traces w.et, or a folder with both.
+        Record the run there as a workload for other topologies: a workload w.json, Chakra traces w.et, or a folder with both.
     script
         Every rank runs the whole file, as under torchrun.
     """
@@ -94,7 +94,7 @@ class _Options:
 
     @property
     def guides(self) -> dict[str, Any]:
-        """The arguments of spawn among them, as far as they were given."""
+        """The given options that are arguments of spawn."""
         given = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in _OWN}
         return {name: value for name, value in given.items() if value != _DEFAULTS[name]}
 
@@ -138,7 +138,7 @@ def _ranks(options: _Options) -> int:
 
 @contextlib.contextmanager
 def _as_script(program: str, arguments: Sequence[str], backend: str) -> Iterator[None]:
-    """Give the file its arguments, the modules beside it, and the backend."""
+    """Set ``sys.argv``, ``sys.path`` and the backend as for a script."""
     before, path, chosen = sys.argv, sys.path, os.environ.get(BACKEND_VARIABLE)
     sys.argv = [program, *arguments]
     sys.path = [str(Path(program).resolve().parent), *path]
@@ -172,7 +172,7 @@ def _run(path: str, arguments: Sequence[str], options: _Options) -> None:
 
 
 def _tell(result: RunResult, backend: str) -> None:
-    """One line about a run, on one rank, and if it has a timeline a table. The digest is equal where the returned arrays are."""
+    """Print a summary of a run on one rank, with a table if it has a timeline. Equal returned arrays have equal digests."""
     if backend != EMULATOR and 0 not in result.own_ranks:
         return
     try:
@@ -187,7 +187,7 @@ def _tell(result: RunResult, backend: str) -> None:
 
 
 def _say(message: str) -> None:
-    """Print an error that all processes share on the first of them only."""
+    """Print an error common to all processes on the first one only."""
     if next((os.environ[key] for key in RANK_VARIABLES if key in os.environ), "0") == "0":
         sys.stderr.write(message)
 

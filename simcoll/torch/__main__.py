@@ -50,17 +50,17 @@ class _Options:
     alike
         all: one rank's program runs, and all ranks make its calls.
     compute
-        The time of operators: none, roofline, or a file of times.
+        Time model of operators: none, roofline, or a file of times.
     gpu
-        The GPU whose rates are taken: a shipped one, such as h100, or a file.
+        The GPU of the time model: a shipped one, such as h100, or a file.
     device
-        cuda: scripts find the GPUs of their node, and the tensors there are on the CPU; cpu: there are no GPUs.
+        cuda: scripts see the GPUs of their node, whose tensors are on the CPU; cpu: there are no GPUs.
     trace
         Write the timeline of the run there: t.json or t.json.gz, for Perfetto.
     record
-        Write what the ranks did there, to be played on other topologies: a workload w.json, Chakra traces w.et, or a folder with both.
+        Record the run there as a workload for other topologies: a workload w.json, Chakra traces w.et, or a folder with both.
     shared
-        A package that all ranks share, instead of importing it each; repeat it for more.
+        A package that all ranks share instead of importing their own copies; may be repeated.
     module
         The script is a module, as in python -m.
     """
@@ -124,7 +124,7 @@ def _command(
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command line; the exit status is the script's, or 2 for arguments that cannot be."""
+    """The command line; the exit status is the script's, or 2 for invalid arguments."""
     names = ("--nproc", "-n", "--topology", "-t", "--nodes", "--nnodes", "--protocol", "-p")
     valued = (
         *names,

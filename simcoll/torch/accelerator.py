@@ -1,8 +1,8 @@
-"""``torch.cuda`` and ``torch.accelerator`` in ranks: the GPUs that a node of the simulated cluster has.
+"""``torch.cuda`` and ``torch.accelerator`` in ranks, for the GPUs of the simulated node.
 
-Device numbers and counts are those of the rank's node. Operators of real tensors run on the CPU, one after another, so streams order
-nothing there; streams of fake tensors whose computation takes time are those of :mod:`simcoll.torch.compute_time`. Events read the
-simulated clock. What launches kernels of its own is refused in words.
+Device numbers and counts are those of the rank's node. Operators on real tensors run on the CPU in program order, so streams have no
+effect there; with a time model, streams of fake tensors are those of :mod:`simcoll.torch.compute_time`. Events read the simulated
+clock. Functions that launch custom kernels are refused.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _TENSOR_TYPES = ("Float", "Double", "Half", "BFloat16", "Byte", "Char", "Short",
 
 
 def _in_programs(standard: Callable[..., Any], other: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that is another one for callers outside PyTorch, which itself computes on the CPU."""
+    """Replace a function for callers outside PyTorch, which itself keeps computing on the CPU."""
 
     def function(*args: Any, **kwargs: Any) -> Any:
         inside = sys._getframe(1).f_code.co_filename.startswith(_TORCH)
@@ -59,12 +59,12 @@ def _count() -> int:
 
 
 def current_device() -> int:
-    """The number of the device that the rank has selected; 0 at first, as ever."""
+    """The number of the rank's current device; initially 0."""
     return current_thread().process.cuda_device
 
 
 def device_number(device: Any) -> int:
-    """The number of a device that is there.
+    """The number of an existing device.
 
     Raises
     ------
@@ -123,7 +123,7 @@ class Event:
         self._seconds: float | None = None
 
     def record(self, stream: Any = None) -> None:
-        """Note the simulated time, or the present end of a stream that has one."""
+        """Record the simulated time, or the current tail of a timed stream."""
         thread = current_thread()
         device = thread.process.device
         if device is None:
@@ -148,22 +148,22 @@ class Event:
         return (other._seconds - self._seconds) * 1e3
 
     def synchronize(self) -> None:
-        """Wait until the stream has come so far."""
+        """Wait until the stream has reached the event."""
         if self._event is not None:
             self._event.synchronize()
 
     def query(self) -> bool:
-        """Whether the stream has come so far."""
+        """Whether the stream has reached the event."""
         return self._event is None or bool(self._event.query())
 
     def wait(self, stream: Any = None) -> None:
-        """Let a stream wait for the point."""
+        """Make a stream wait for the event."""
         if self._event is not None:
             self._event.wait(stream)
 
 
 def _stream(device: Any = None, priority: int = 0, **_: Any) -> Any:
-    """``torch.cuda.Stream``: of the simulated device, if operators take time there; else it orders nothing."""
+    """``torch.cuda.Stream``: of the simulated device with a time model; otherwise without effect."""
     del device
     return torch.cpu.Stream(priority)
 
@@ -193,7 +193,7 @@ def _set_stream(stream: Any) -> None:
 
 
 def _properties(gpu: str) -> Callable[..., Any]:
-    """What ``torch.cuda.get_device_properties`` says."""
+    """The result of ``torch.cuda.get_device_properties``."""
 
     def properties(device: Any = None) -> Any:
         device_number(current_device() if device is None else device)
@@ -212,7 +212,7 @@ def _properties(gpu: str) -> Callable[..., Any]:
 
 
 def _name(gpu: str) -> str:
-    """Such as ``NVIDIA H100 (simulated)``."""
+    """The device name, such as ``NVIDIA H100 (simulated)``."""
     return f"{'NVIDIA ' if gpu.partition('-')[0] in _CAPABILITY else ''}{Path(gpu).stem.upper()} (simulated)"
 
 
@@ -230,7 +230,7 @@ def _reset_peak(_device: Any = None) -> None:
 
 
 def _statistics(_device: Any = None) -> dict[str, int]:
-    """``memory_stats``, as far as there is something to count: nothing is cached, and no allocation fails."""
+    """``memory_stats`` without cache and allocation failures, which do not exist here."""
     sizes = {"current": _held_bytes(), "peak": _peak_bytes()}
     kinds = ("allocated", "active", "reserved", "requested")
     counted = {f"{kind}_bytes.all.{key}": size for kind in kinds for key, size in sizes.items()}
@@ -245,12 +245,12 @@ _MEMORY = {
 
 
 def accelerator_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
-    """Owner, name and replacement of what scripts ask of GPUs.
+    """Owner, name and replacement of functions that query GPUs.
 
     Parameters
     ----------
     gpu
-        A shipped GPU, or a file: its name and memory.
+        A shipped GPU, or a file, which gives name and memory.
     """
     cuda, accelerator, properties = torch.cuda, torch.accelerator, _properties(gpu)
     load_gpu(gpu)
@@ -315,7 +315,7 @@ def accelerator_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
 
 
 def _seed(seed: int) -> None:
-    """Seed the generator of CUDA's random numbers, which is the CPU's."""
+    """Seed CUDA's random numbers, which come from the CPU's generator."""
     torch.default_generator.manual_seed(int(seed))
 
 

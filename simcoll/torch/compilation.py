@@ -1,7 +1,7 @@
-"""``torch.compile`` in ranks: functions and modules stay as they are, and the run says so.
+"""``torch.compile`` in ranks: functions and modules are left uncompiled, and the run reports it.
 
-A compiled function would run on the CPU of this machine, with kernels that say nothing of a GPU's; and the compiler keeps one state per
-process, with locks that a rank would hold while others wait for it.
+Compiled kernels for this machine's CPU would say nothing about a GPU; and the compiler's state and locks are per process, so a rank
+could hold a lock while the other ranks wait for it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _compile_module(thread: RankThread, *_: Any, **_options: Any) -> None:
 
 
 def compile_replacements() -> list[tuple[Any, str, Any]]:
-    """Owner, name and replacement of what compiles."""
+    """Owner, name and replacement of the compiler's entry points."""
     return [
         (torch, "compile", _compile(torch.compile)),
         (torch.nn.Module, "compile", _compile_module(torch.nn.Module.compile)),

@@ -1,8 +1,8 @@
-"""Operators are watched as they are dispatched: their memory is counted, and their time enqueued on streams as on a GPU.
+"""Intercept dispatched operators: count their memory, and enqueue their modelled time on streams as on a GPU.
 
-Fake tensors have the semantics of CUDA: the program enqueues operators and collectives on streams and goes on; ``torch.cpu``'s streams
-and events, which do nothing in PyTorch, order them. With real tensors, whose values the program may look at, the rank waits for every
-operator.
+Fake tensors have CUDA's semantics: the program enqueues operators and collectives on streams without waiting, ordered by ``torch.cpu``'s
+streams and events (which PyTorch itself leaves without effect). With real tensors, whose values the program may read, the rank waits
+for every operator.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PLAIN = (torch.Tensor, FakeTensor, torch.nn.Parameter)
 
 
 class Watched(TorchDispatchMode):
-    """Counts the memory of every operator of a rank, and where computation takes time adds its time to the rank's device."""
+    """Dispatch mode that counts the memory of a rank's operators and, with a time model, enqueues their time on its device."""
 
     supports_higher_order_operators = True
 
@@ -51,7 +51,7 @@ class Watched(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Not: nothing is compiled in a run, and PyTorch would import its compiler for it, and ask it at every operator."""
+        """False: nothing is compiled in a run, and PyTorch would otherwise import its compiler and query it at every operator."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -92,48 +92,48 @@ class Watched(TorchDispatchMode):
 
 
 class _Event:
-    """A point of a stream; the methods are those of ``torch.cpu.Event``."""
+    """An event on a stream, with the methods of ``torch.cpu.Event``."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.point = None if (device := _device()) is None else device.default.tail
 
     def record(self, stream: Any = None) -> None:
-        """Take the present end of a stream, by default the selected one."""
+        """Record the current tail of a stream (default: the current stream)."""
         device = _device()
         if device is not None:
             self.point = (device.current if stream is None else stream.own).tail
 
     def wait(self, stream: Any = None) -> None:
-        """Let a stream wait for the point."""
+        """Make a stream wait for the event."""
         device = _device()
         if device is not None and self.point is not None:
             (device.current if stream is None else stream.own).wait(self.point)
 
     def query(self) -> bool:
-        """Whether the stream has come so far."""
+        """Whether the stream has reached the event."""
         return self.point is None or self.point.done
 
     def synchronize(self) -> None:
-        """Wait until the stream has come so far."""
+        """Wait until the stream has reached the event."""
         thread = current_thread_or_none()
         if thread is not None and self.point is not None:
             thread.call(wait_until, self.point)
 
 
 class _Stream:
-    """A stream; the methods are those of ``torch.cpu.Stream``."""
+    """A stream, with the methods of ``torch.cpu.Stream``."""
 
     def __init__(self, priority: int = -1, own: DeviceStream | None = None) -> None:  # noqa: ARG002  # torch's signature
         device = _device()
         self.own: Any = own if own is not None or device is None else device.stream()
 
     def wait_stream(self, stream: _Stream) -> None:
-        """Wait for all that is enqueued on another stream now."""
+        """Wait for all work enqueued so far on another stream."""
         if self.own is not None and stream.own is not None:
             self.own.wait(stream.own.tail)
 
     def record_event(self, event: _Event | None = None) -> _Event:
-        """An event at the present end."""
+        """Record an event at the current tail."""
         event = _Event() if event is None else event
         event.record(self)
         return event
@@ -144,22 +144,22 @@ class _Stream:
             event.wait(self)
 
     def synchronize(self) -> None:
-        """Wait until it is empty."""
+        """Wait until the stream is idle."""
         self.record_event().synchronize()
 
     def query(self) -> bool:
-        """Whether it is empty."""
+        """Whether the stream is idle."""
         return self.own is None or bool(self.own.tail.done)
 
     def __enter__(self) -> Self:
-        """Select it."""
+        """Make it the current stream."""
         device = _device()
         if device is not None and self.own is not None:
             self._before, device.current = device.current, self.own
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Select the stream of before."""
+        """Restore the previous stream."""
         device = _device()
         if device is not None and self.own is not None:
             device.current = self._before
@@ -190,7 +190,7 @@ def _synchronize(_device_given: Any = None) -> None:
 
 
 def compute_replacements() -> list[tuple[Any, str, Any]]:
-    """What to replace during a run: streams and events of the CPU, and the begin and end of FakeTensorMode."""
+    """Replacements during a run: CPU streams and events, and entry and exit of FakeTensorMode."""
     standard, enter, leave = torch.cpu.current_stream, FakeTensorMode.__enter__, FakeTensorMode.__exit__
 
     def current_stream(device: Any = None) -> Any:
@@ -236,7 +236,7 @@ def compute_replacements() -> list[tuple[Any, str, Any]]:
 
 @contextmanager
 def _only_shapes(watched: Watched) -> Iterator[None]:
-    """Count no operators inside: PyTorch's own modules run them to find out shapes."""
+    """Ignore operators inside the block, which PyTorch runs only to infer shapes."""
     before, watched.inside = watched.inside, True
     try:
         yield
@@ -258,14 +258,14 @@ def _watched() -> Watched | None:
 
 
 def watched_program(program: Callable[[], Any], watched: Watched) -> Any:
-    """Run a program whose operators are watched."""
+    """Run a program with its operators intercepted."""
     with watched:
         return program()
 
 
 @contextmanager
 def modules_watched() -> Iterator[None]:
-    """Tell the rank that calls a module, where modules have times."""
+    """Notify ranks of module calls, if modules have measured times."""
 
     def enter(module: Any, args: Any) -> None:
         watched = _watched()

@@ -1,8 +1,8 @@
 """``torch.cuda.comm`` on tensors and emulated devices: broadcast, reduce_add, scatter and gather among the GPUs of one process.
 
-A :class:`DeviceTensor` is a tensor in the memory of the CPU that says it is on a CUDA device. Arguments, results and errors are
-those of ``torch.cuda.comm``, and the data is moved by :mod:`simcoll.cuda_comm`, with proved schedules. Nothing here is
-differentiable, as in PyTorch.
+A :class:`DeviceTensor` is a tensor in CPU memory that reports a CUDA device. Arguments, results and errors are those of
+``torch.cuda.comm``; :mod:`simcoll.cuda_comm` moves the data with proved schedules. As in PyTorch, these functions are not
+differentiable.
 
 >>> import torch
 >>> parts = scatter(torch.arange(5), ["cuda:0", "cuda:1"])
@@ -37,7 +37,7 @@ __all__ = [
 
 
 class DeviceTensor(torch.Tensor):
-    """A tensor on an emulated CUDA device. Operators of PyTorch take tensors of one device, and keep it."""
+    """A tensor on an emulated CUDA device. PyTorch's operators accept tensors of one device and preserve it."""
 
     number: int = 0
 
@@ -60,7 +60,7 @@ class DeviceTensor(torch.Tensor):
         return self.as_subclass(torch.Tensor).clone()
 
     def to(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """The tensor on another device, or of another dtype."""
+        """Convert to another device or dtype."""
         given = [*args, kwargs.get("device")]
         where = next(
             (each for each in given if isinstance(each, (str, torch.device, int)) and not isinstance(each, bool)), None
@@ -73,7 +73,7 @@ class DeviceTensor(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call an operator, whose results are on the device of its tensors; a RuntimeError for tensors of two devices."""
+        """Call an operator and place its results on its tensors' device; a RuntimeError for tensors of two devices."""
         found = {each.number for each in _flat((args, kwargs or {})) if isinstance(each, DeviceTensor)}
         if len(found) > 1 and func is not torch.Tensor.copy_:
             names = " and ".join(f"cuda:{number}" for number in sorted(found)[:2])
@@ -88,7 +88,7 @@ class DeviceTensor(torch.Tensor):
 
 
 def _flat(values: Any) -> list[Any]:
-    """The tensors and other things in nested arguments."""
+    """Flatten nested arguments."""
     if isinstance(values, dict):
         values = list(values.values())
     if isinstance(values, (list, tuple)):
@@ -102,7 +102,7 @@ def _number(device: Any) -> int:
 
 
 def on_device(tensor: torch.Tensor, device: Any) -> DeviceTensor:
-    """A tensor on an emulated device, on the memory of the given one.
+    """Place a tensor on an emulated device, sharing the given tensor's memory.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ def on_device(tensor: torch.Tensor, device: Any) -> DeviceTensor:
 
 
 class _Arrays:
-    """Tensors as simcoll's arrays on devices, and results as tensors: those that were given, where they are the same."""
+    """Converts tensors to simcoll's device arrays, and results back: to the given tensors where they are the same."""
 
     def __init__(self) -> None:
         self._given: dict[int, torch.Tensor] = {}
@@ -157,14 +157,14 @@ def broadcast(
 def broadcast_coalesced(
     tensors: Sequence[torch.Tensor], devices: Iterable[Any], buffer_size: int = BUFFER_BYTES
 ) -> tuple[tuple[torch.Tensor, ...], ...]:
-    """Copy several tensors of ``devices[0]`` to devices, small ones together; for every device, the tensors on it."""
+    """Copy several tensors of ``devices[0]`` to devices, small ones coalesced; returns the tensors of each device."""
     arrays = _Arrays()
     found = cuda_comm.broadcast_coalesced([arrays.of(each) for each in tensors], _devices(devices) or [], buffer_size)
     return tuple(tuple(map(arrays.back, row)) for row in found)
 
 
 def reduce_add(inputs: Sequence[torch.Tensor], destination: Any = None) -> torch.Tensor:
-    """The sum of tensors of one shape on different devices, of which one is the destination (default 0)."""
+    """Sum tensors of one shape on different devices, one of which is the destination (default 0)."""
     arrays = _Arrays()
     place = None if destination is None else _number(destination)
     return arrays.back(cuda_comm.reduce_add([arrays.of(each) for each in inputs], place))
@@ -173,7 +173,7 @@ def reduce_add(inputs: Sequence[torch.Tensor], destination: Any = None) -> torch
 def reduce_add_coalesced(
     inputs: Sequence[Sequence[torch.Tensor]], destination: Any = None, buffer_size: int = BUFFER_BYTES
 ) -> tuple[torch.Tensor, ...]:
-    """Sum several tensors over devices, small ones together: entry i of every row."""
+    """Sum several tensors over devices, entry by entry, small ones coalesced."""
     arrays = _Arrays()
     place = None if destination is None else _number(destination)
     rows = [[arrays.of(each) for each in row] for row in inputs]

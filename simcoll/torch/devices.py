@@ -1,8 +1,7 @@
-"""CUDA devices of scripts that were written for GPUs: their tensors are on the CPU.
+"""Map CUDA devices to the CPU, for scripts written for GPUs.
 
-In the threads of ranks, tensors and modules of every ``cuda`` device are on the CPU, and say so. Autocast, gradient scalers, meshes,
-generators and saved files that name such a device mean the CPU. What is asked of the devices is in
-:mod:`simcoll.torch.accelerator`.
+In the threads of ranks, tensors and modules of every ``cuda`` device are on the CPU, and report it. Autocast, gradient scalers, meshes,
+generators and saved files that name such a device use the CPU. Device queries are in :mod:`simcoll.torch.accelerator`.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def _is_number(given: object) -> bool:
 
 
 def _mapped(given: Any) -> Any:
-    """The CPU in place of a CUDA device, and of a number, which is one."""
+    """Map a CUDA device, or a device number, to the CPU."""
     if not (_is_cuda(given) or _is_number(given)):
         return given
     device_number(given)
@@ -48,10 +47,10 @@ def _mapped(given: Any) -> Any:
 
 
 class CudaIsCpu(TorchFunctionMode):
-    """While it is active, tensors that ask for a CUDA device are on the CPU."""
+    """Mode that places tensors for CUDA devices on the CPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call a function of PyTorch with the CPU as its device."""
+        """Call a PyTorch function with CUDA devices mapped to the CPU."""
         kwargs = kwargs or {}
         if func is torch.Tensor.cuda or func is torch.Tensor.pin_memory:
             return args[0]
@@ -70,7 +69,7 @@ class CudaIsCpu(TorchFunctionMode):
 
 
 class _GeneratorMeta(type):
-    """All generators are instances."""
+    """Makes every generator an instance."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, torch._C.Generator)
@@ -84,7 +83,7 @@ class _Generator(metaclass=_GeneratorMeta):
 
 
 def _with(standard: Callable[..., Any], *changes: Callable[[dict[str, Any]], None]) -> Any:
-    """A function whose keyword arguments, and positional devices, are changed in ranks."""
+    """Wrap a function to change its keyword arguments and positional devices in ranks."""
 
     @functools.wraps(standard)
     def function(*args: Any, **kwargs: Any) -> Any:
@@ -136,14 +135,14 @@ def _data_parallel(
     *args: Any,
     **kwargs: Any,
 ) -> None:
-    """``DistributedDataParallel``, whose module is on the CPU."""
+    """``DistributedDataParallel`` of a module on the CPU."""
     del device_ids, output_device
     standard(self, module, None, None, *args, **kwargs)
 
 
 @for_ranks
 def _checked_hook(_thread: Any, standard: Any, self: Any, hook: Any) -> None:
-    """DDP's check of a communication hook, without the CUDA and NCCL that it knows some by their names to need."""
+    """DDP's check of a communication hook, without its requirement of CUDA and NCCL for some hooks."""
 
     def unnamed(*_: Any) -> None: ...
 
@@ -154,20 +153,20 @@ def _checked_hook(_thread: Any, standard: Any, self: Any, hook: Any) -> None:
 
 @for_ranks
 def _subgroups(_thread: Any, standard: Any, group_size: int | None = None, *args: Any, **kwargs: Any) -> Any:
-    """``new_subgroups``, by default of the GPUs of a node."""
+    """``new_subgroups``, by default one group per node."""
     return standard(torch.cuda.device_count() if group_size is None else group_size, *args, **kwargs)
 
 
 @for_ranks
 def _backward(_thread: Any, standard: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """The backward pass, whose hooks are the program's: PyTorch calls it with the mode that maps devices set aside."""
+    """The backward pass with the device mapping active, which PyTorch would disable for the program's hooks."""
     with CudaIsCpu():
         return standard(*args, **kwargs)
 
 
 @for_ranks
 def _load(_thread: Any, standard: Any, f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """``torch.load``: what was saved from CUDA devices comes to the CPU."""
+    """``torch.load`` of tensors saved from CUDA devices, to the CPU."""
     if map_location is None or _is_cuda(map_location) or _is_number(map_location):
         map_location = _CPU
     elif isinstance(map_location, dict):
@@ -185,7 +184,7 @@ def _autocast(
     *args: Any,
     **kwargs: Any,
 ) -> None:
-    """Autocast of ``cuda`` is that of the CPU, with CUDA's default data type."""
+    """Map autocast of ``cuda`` to the CPU's, with CUDA's default dtype."""
     if _is_cuda(device_type):
         device_type, dtype = "cpu", torch.get_autocast_dtype("cuda") if dtype is None else dtype
     standard(self, device_type, dtype, *args, **kwargs)
@@ -197,7 +196,7 @@ def _asked_autocast(_thread: Any, standard: Callable[..., Any], device_type: str
 
 
 def device_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
-    """Owner, name and replacement of what scripts call for CUDA devices; ``gpu`` is what they find there."""
+    """Owner, name and replacement of functions that take CUDA devices; ``gpu`` is the emulated GPU."""
     amp, c10d, data_parallel = torch.amp, distributed_c10d, torch.nn.parallel.DistributedDataParallel
     changed: list[tuple[Any, str, tuple[Callable[[dict[str, Any]], None], ...]]] = [
         (fsdp.FullyShardedDataParallel, "__init__", (_on_cpu,)),

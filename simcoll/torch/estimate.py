@@ -1,4 +1,4 @@
-"""PyTorch's time estimator: how long collectives would take, without running them."""
+"""PyTorch's time estimator: predict collectives without running them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Estimator:
     time_fs
         The time of all plans so far.
     equal_splits
-        Whether the next plan is the exchange of the splits of an all_to_all: assume that all ranks send alike.
+        Whether the next plan exchanges the splits of an all_to_all; all ranks are then assumed to send equal splits.
     """
 
     def __init__(self, world: World) -> None:
@@ -42,7 +42,7 @@ class Estimator:
 
 
 def estimating(handle: ProcessGroup) -> tuple[ProcessGroup, Estimator]:
-    """A handle of the same group in a world of its own, and its estimator; calls on it leave no trace in the run."""
+    """A handle of the same group in a separate world, and its estimator; calls on it do not affect the run."""
     group = handle.communicator
     run = group.world
     plans = Plans(run.plans.topology, run.plans.protocol, run.plans.algorithm)

@@ -1,8 +1,7 @@
-"""Collectives of fake tensors: they take their time on the simulated clock, and move nothing.
+"""Collectives of fake tensors, which take simulated time and move no data.
 
-PyTorch's ordinary collectives reach a process group with fake tensors as they are. Functional collectives do not, since PyTorch answers
-them by shape alone; and the reducer of DistributedDataParallel reads memory that fake tensors do not have. Both are changed during a
-run.
+PyTorch passes fake tensors to a process group in ordinary collectives, but not in functional ones, which it answers by shape alone; and
+the reducer of DistributedDataParallel reads memory that fake tensors lack. Both are replaced during a run.
 """
 
 from __future__ import annotations
@@ -42,17 +41,17 @@ _OF_OBJECTS = (
 
 
 _PIPELINES = "torch.distributed.pipelining.schedules"
-"""Its import takes seconds, so that a program does it where it needs it."""
+"""Imported by the program only, since the import takes seconds."""
 
 
 class _WhenImported(MetaPathFinder):
-    """Changes a module as soon as the program imports it."""
+    """Import hook that changes a module as soon as the program imports it."""
 
     def __init__(self, name: str, change: Callable[[Any], None]) -> None:
         self.name, self.change = name, change
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> Any:
-        """The module's own specification, whose loader makes the change at its end."""
+        """The module's spec, whose loader then applies the change."""
         spec = PathFinder.find_spec(name, path, target) if name == self.name else None
         if spec is None or spec.loader is None:
             return None
@@ -67,7 +66,7 @@ class _WhenImported(MetaPathFinder):
 
 
 def change_fake_tensors(undo: ExitStack, replace: Callable[[ExitStack, Any, str, Any], None]) -> None:
-    """Let functional collectives of fake tensors take time, and DistributedDataParallel run under FakeTensorMode."""
+    """Time functional collectives of fake tensors, and make DistributedDataParallel run under FakeTensorMode."""
     table = fake_impls.op_implementations_dict
     changes = {getattr(OPS, name).default: _answer(start) for name, start in _STARTS.items()}
     changes[OPS.wait_tensor.default] = _wait
@@ -81,7 +80,7 @@ def change_fake_tensors(undo: ExitStack, replace: Callable[[ExitStack, Any, str,
     check_shapes, rebuild = dist._verify_params_across_processes, c10d.Reducer._rebuild_buckets
 
     def rebuilt(reducer: Any) -> bool:
-        """Buckets stay as they are made: in the order of parameters, last first."""
+        """Keep the initial buckets, in reverse order of parameters."""
         return False if _faking() else bool(rebuild(reducer))
 
     make_mesh = DeviceMesh.__init__
@@ -121,7 +120,7 @@ def _faking() -> bool:
 
 
 def _on_real_tensors(standard: Callable[..., Any]) -> Callable[..., Any]:
-    """A function whose own tensors are real under FakeTensorMode, too."""
+    """Wrap a function so that its internal tensors are real under FakeTensorMode."""
 
     @functools.wraps(standard)
     def function(*args: Any, **kwargs: Any) -> Any:
@@ -134,7 +133,7 @@ def _on_real_tensors(standard: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _answer(start: Callable[..., Started]) -> Callable[..., Any]:
-    """The operator's answer: outputs of the right shapes, whose collectives are in flight in a rank's thread."""
+    """Make an operator's implementation: outputs of the right shapes, with the collective in flight in a rank's thread."""
 
     def answer(_mode: Any, func: Any, *args: Any, **kwargs: Any) -> Any:
         outputs, work = start(*args, **kwargs)
@@ -159,12 +158,12 @@ def _group(given: Any) -> Any:
 
 
 def _in_flight(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """The Work of a collective; None outside of rank programs, where nothing takes time."""
+    """The Work of a collective; None outside rank programs, where no time passes."""
     return None if current_thread_or_none() is None else call(*args, **kwargs)
 
 
 def _together(method: str, options: Any, op: str | None, group: Any, *tensors: Sequence[torch.Tensor]) -> Any:
-    """The Work of one call of the process group for several tensors."""
+    """The Work of one coalesced call for several tensors."""
     options.asyncOp = True
     if op is not None:
         options.reduceOp = getattr(dist.ReduceOp, op.upper())

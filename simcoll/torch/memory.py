@@ -1,4 +1,4 @@
-"""The memory of a rank's tensors: bytes of the storages that operators have made."""
+"""Memory accounting of a rank's tensors, by the storages that operators create."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ __all__ = ["TensorMemory", "resizing"]
 
 
 class TensorMemory(Memory):
-    """Bytes of the storages that operators of a rank have made. Fake tensors count as if they were real."""
+    """Bytes of the storages that a rank's operators have created. Fake tensors count as if they were real."""
 
     __slots__ = ()
 
     def given(self, arrays: Iterable[Array]) -> None:
-        """Count nothing: what is given to calls are tensors, which were counted when they were made."""
+        """Do nothing: tensors are counted when they are created, not when they are passed to calls."""
 
     def note(self, result: Any) -> None:
-        """Count what an operator has made or resized."""
+        """Count storages that an operator has created or resized."""
         for each in (result,) if isinstance(result, torch.Tensor) else tree_leaves(result):
             if isinstance(each, torch.Tensor) and each.layout is torch.strided:
                 storage = each.untyped_storage()
                 self.hold(storage._cdata, storage, storage.nbytes())
 
     def resized(self, storage: torch.UntypedStorage) -> None:
-        """Count the new size of a storage that is known."""
+        """Update the size of a known storage."""
         if self.knows(storage._cdata):
             self.hold(storage._cdata, storage, storage.nbytes())
 
 
 def resizing(standard: Callable[..., Any], current: Callable[[], TensorMemory | None]) -> Callable[..., Any]:
-    """``UntypedStorage.resize_``, by which FSDP frees what it has gathered; no operator does it."""
+    """``UntypedStorage.resize_``, by which FSDP frees gathered parameters without an operator."""
 
     def resize(storage: torch.UntypedStorage, size: int) -> Any:
         result = standard(storage, size)

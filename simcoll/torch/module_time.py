@@ -1,7 +1,7 @@
-"""Measured times of modules: a call of a module takes its time, and the operators inside take none.
+"""Measured times of modules, which replace the times of the operators inside.
 
-The operators of a backward pass belong to the call in whose forward pass their node of the graph was made. Nodes are numbered in order,
-so a call owns a range of numbers.
+The operators of a backward pass belong to the module call whose forward pass created their graph node. Nodes are numbered in order, so
+a call owns a range of numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 __all__ = ["ModuleTimes", "Times"]
 
 Times = tuple[int, int | None]
-"""Femtoseconds of a forward and of a backward pass; None: the operators of the backward pass count."""
+"""Femtoseconds of a forward and of a backward pass; None: the time of the backward pass's operators."""
 FORWARD, BACKWARD = 0, 1
 KEPT_CALLS = 1 << 16
 _WRAPPERS = ("module.", "_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module.")
@@ -29,7 +29,7 @@ _WRAPPERS = ("module.", "_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrap
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """A call of a module that has a time: the nodes that it makes, from the first, and the times that are still to be added."""
+    """A call of a module with a measured time: its range of graph nodes, and the times still to be enqueued."""
 
     name: str
     left: list[int | None]
@@ -44,8 +44,8 @@ class ModuleTimes:
     Parameters
     ----------
     measured
-        Times by the name of a module in its model, in which ``*`` stands for anything, or by the name of its class; each may be
-        followed by the shapes of the tensors that it is called with, which come first.
+        Times by a module's name in its model (``*`` matches anything) or its class name, optionally followed by the shapes of its
+        input tensors; entries with shapes take precedence.
     """
 
     def __init__(self, measured: Mapping[str, Times]) -> None:
@@ -58,7 +58,7 @@ class ModuleTimes:
         self._calls: list[_Call] = []
 
     def enter(self, module: Module, args: Any, stream: Any) -> None:
-        """A module is called; ``stream`` is the one that is selected."""
+        """Record the call of a module on the current ``stream``."""
         if self._open is not None:
             return
         if module not in self._names:
@@ -69,7 +69,7 @@ class ModuleTimes:
             self._open, self._opened_by = _Call(name, list(times), _get_sequence_nr(), stream), module
 
     def leave(self, module: Module) -> tuple[str, int] | None:
-        """A call ends; what of its time no operator has started."""
+        """End a call; returns its time if no operator has started it."""
         call = self._open
         if call is None or module is not self._opened_by:
             return None
@@ -81,7 +81,7 @@ class ModuleTimes:
         return _first(call, FORWARD)
 
     def of_operator(self, stream: Any) -> tuple[str, int] | None:
-        """What an operator adds that belongs to a call: its name and time the first time, and nothing after; None if it belongs to none."""
+        """The name and time that a call's first operator adds (later ones add nothing); None for an operator outside any call."""
         call = self._open
         if call is not None:
             return (_first(call, FORWARD) if stream is call.stream else None) or ("", 0)
@@ -106,13 +106,13 @@ class ModuleTimes:
 
 
 def _first(call: _Call, way: int) -> tuple[str, int] | None:
-    """The time of a call, one way, when it is asked for the first time."""
+    """The time of a call in one direction, once."""
     time_fs, call.left[way] = call.left[way], None
     return None if time_fs is None else ((call.name, f"backward of {call.name}")[way], time_fs)
 
 
 def _plain(name: str) -> str:
-    """The name of a module without those of what wraps it."""
+    """The name of a module without its wrappers' names."""
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
     return name

@@ -1,7 +1,7 @@
-"""Modules of which each rank has its own copy, as it would in a process of its own.
+"""Per-rank copies of modules, as in separate processes.
 
-Frameworks keep a state per process in their modules: which groups there are, which device is current. So each rank imports pure-Python
-packages anew; ``sys.modules`` shows the copies of the rank that runs. A module stays one for all ranks, if it
+Frameworks keep per-process state in their modules: their groups, the current device. So each rank imports its own copies of pure-Python
+packages; ``sys.modules`` holds those of the running rank. A module is shared by all ranks if it
 
 * belongs to Python, PyTorch, numpy or simcoll, or to what those require,
 * was loaded before the run,
@@ -35,7 +35,7 @@ _IMPORTING = ("importlib", "_frozen_importlib", "runpy", "pkgutil", "pickle", "_
 
 
 class _NoLock:
-    """In place of the lock of a module's import: only one rank runs, and each imports its own."""
+    """Replaces the lock of a module's import: only one rank runs, and each imports its own copy."""
 
     def acquire(self) -> None: ...
 
@@ -43,21 +43,21 @@ class _NoLock:
 
 
 class OwnModules:
-    """Decides which modules ranks have for themselves, and exchanges them when another rank runs.
+    """Decides which modules are per rank, and swaps them when another rank runs.
 
     Parameters
     ----------
     names
-        Packages of which each rank has its own; None: all that can be.
+        Packages to copy per rank; None: all that can be.
     shared
-        Packages of which there is one for all.
+        Packages to share.
 
     Attributes
     ----------
     shared
-        By package that ranks have imported and that is one for all: why.
+        Why each imported package is shared.
     following
-        By package that a shared one has imported first, and that is shared, too: that one.
+        For packages shared because a shared package imported them first: that package.
     """
 
     def __init__(self, names: Sequence[str] | None = None, shared: Sequence[str] = ()) -> None:
@@ -69,7 +69,7 @@ class OwnModules:
         self._required = set(_FOUNDATION) | {each for name in _FOUNDATION for each in _requirements(name)}
 
     def replacements(self) -> list[tuple[Any, str, Any]]:
-        """Owner, name and replacement of what the import system asks."""
+        """Owner, name and replacement of functions of the import system."""
         system: Any = importlib._bootstrap
         standard: Callable[[str], Any] = system._get_module_lock
 
@@ -80,18 +80,18 @@ class OwnModules:
         return [(system, "_get_module_lock", module_lock), (sys, "meta_path", [self, *sys.meta_path])]
 
     def hidden(self) -> dict[str, Any]:
-        """Take chosen packages that are loaded already out of ``sys.modules``; they are put back after the run."""
+        """Hide chosen packages that are already loaded from ``sys.modules`` during the run."""
         names = [name for name in sys.modules if self._chosen and name.partition(".")[0] in self._chosen]
         return {name: sys.modules.pop(name) for name in names}
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:  # noqa: ARG002  # of a meta path finder
-        """Note that a rank imports a module; who finds it is the next finder."""
+        """Record that a rank imports a module, which the next finder finds."""
         thread = current_thread_or_none()
         if thread is not None and self._is_own(name.partition(".")[0]):
             thread.process.modules.setdefault(name, None)
 
     def switch(self, last: Process | None, process: Process) -> None:
-        """Put the modules of a rank in the place of those of another."""
+        """Replace the modules of one rank in ``sys.modules`` by another's."""
         if last is not None:
             last.modules = {name: sys.modules.pop(name, None) for name in last.modules}
         sys.modules.update({name: module for name, module in process.modules.items() if module is not None})
@@ -117,7 +117,7 @@ class OwnModules:
 
 
 def _obstacle(package: str) -> str | None:
-    """Why ranks cannot have a package of their own; empty, if they can; None, if there is no such package."""
+    """Why a package cannot be copied per rank; empty if it can; None if there is no such package."""
     spec = importlib.machinery.PathFinder.find_spec(package)
     if spec is None:
         return None
@@ -133,7 +133,7 @@ def _obstacle(package: str) -> str | None:
 
 
 def _importer() -> str:
-    """The package of the line that imports."""
+    """The package of the importing line."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_IMPORTING):
         frame = frame.f_back
@@ -141,7 +141,7 @@ def _importer() -> str:
 
 
 def _requirements(name: str) -> list[str]:
-    """The packages that a distribution requires, as their modules are usually called."""
+    """The packages that a distribution requires, by their usual module names."""
     try:
         listed = importlib.metadata.requires(name) or []
     except importlib.metadata.PackageNotFoundError:

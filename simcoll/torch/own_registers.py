@@ -1,7 +1,7 @@
-"""What ranks' own modules register with PyTorch, which has one register per process.
+"""Per-rank registrations with PyTorch, whose registry is per process.
 
-Each rank's copy of a module defines the same operators. The first definition counts; what they run, also on fake tensors and backward, is
-what the running rank has registered. Registers are as before when the run ends.
+Each rank's copy of a module defines the same operators. The first definition counts, and dispatches (also for fake tensors and backward)
+to the functions that the running rank has registered. The registry is restored when the run ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["register_replacements"]
 
 
 class _Operators:
-    """The operators that ranks have defined, and what each runs for them."""
+    """The operators defined by ranks, with each rank's functions."""
 
     def __init__(self) -> None:
         self.libraries: list[torch.library.Library] = []
@@ -28,7 +28,7 @@ class _Operators:
         self.functions: dict[tuple[str, ...], dict[int, Callable[..., Any]]] = {}
 
     def of_rank(self, key: tuple[str, ...], function: Callable[..., Any]) -> Callable[..., Any] | None:
-        """Keep a rank's function; the first time, what calls that of the running rank."""
+        """Store a rank's function; the first time, returns a dispatcher to the running rank's function."""
         first = key not in self.functions
         functions = self.functions.setdefault(key, {})
         functions[_number()] = function
@@ -47,7 +47,7 @@ def _number() -> int:
 
 
 def register_replacements(undo: ExitStack) -> list[tuple[Any, str, Any]]:
-    """Owner, name and replacement of what registers operators and classes; ``undo`` takes back what ranks register."""
+    """Owner, name and replacement of functions that register operators and classes; ``undo`` removes ranks' registrations."""
     operators, library = _Operators(), torch.library.Library
     start, define, implement, fake = library.__init__, library.define, library.impl, library._register_fake
     one_library, add_class = custom_ops.get_library_allowing_overwrite, _pytree.register_pytree_node

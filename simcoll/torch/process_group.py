@@ -1,7 +1,7 @@
-"""The process group that PyTorch calls: each call becomes one of simcoll.distributed on the tensors' memory.
+"""The process group that PyTorch calls, which maps each call to simcoll.distributed on the tensors' memory.
 
-PyTorch's own functions have checked most arguments, converted complex tensors to pairs of real ones where they do so, and wait for
-the Work that is returned unless the program asked for it.
+PyTorch's functions check most arguments, convert complex tensors to pairs of real ones, and wait for the returned Work unless the
+program asked for it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Tensors = Sequence[torch.Tensor]
 __all__ = ["Options", "SimcollGroup", "create"]
 
 _STANDARD_TIMEOUTS = (distributed_c10d.default_pg_timeout, distributed_c10d.default_pg_nccl_timeout)
-"""PyTorch's timeouts for groups whose program sets none."""
+"""PyTorch's default timeouts of groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Options:
     Attributes
     ----------
     algorithm
-        What the group's collectives run, as for :func:`simcoll.distributed.spawn`. None: as passed to spawn.
+        Algorithm of the group's collectives, as for :func:`simcoll.distributed.spawn`. None: as passed to spawn.
     """
 
     algorithm: Choice = None
@@ -109,7 +109,7 @@ class SimcollGroup(dist.ProcessGroup):
     def _run(
         self, function: Callable[..., Any], *args: Any, opts: Any, results: list[torch.Tensor], **kwargs: Any
     ) -> RankWork:
-        """Call a collective, and wait here if the caller does not want the Work."""
+        """Call a collective, and wait for it unless the caller wants the Work."""
         waits = opts is not None and not opts.asyncOp and self._coalescing is None
         device = self._device(results)
         if device is not None:
@@ -121,14 +121,14 @@ class SimcollGroup(dist.ProcessGroup):
         return self._noted(RankWork(self._thread, () if part is None else (part,), results))
 
     def _device(self, tensors: list[torch.Tensor]) -> Device | None:
-        """The device on which fake tensors are, where computation takes time."""
+        """The device of fake tensors, with a time model."""
         fake = any(isinstance(tensor, FakeTensor) for tensor in tensors)
         return self._thread.process.device if fake else None
 
     def _enqueued(
         self, device: Device, function: Callable[..., Any], *args: Any, results: list[torch.Tensor], **kwargs: Any
     ) -> RankWork:
-        """Call an operation that begins when the selected stream has come so far."""
+        """Call an operation that starts when the current stream reaches it."""
 
         def call() -> Any:
             with after(device.current):
@@ -153,7 +153,7 @@ class SimcollGroup(dist.ProcessGroup):
         return self._run(ours.all_reduce, array_of(tensor), op, opts=opts, results=[tensor])
 
     def _allreduce_sparse(self, tensor: torch.Tensor, opts: Any) -> RankWork:
-        """Sum sparse tensors: every rank gets all indices and values. It waits here, as the sizes have to be known first."""
+        """Sum sparse tensors: gather all indices and values on every rank. Blocks, as sizes have to be known first."""
         op = reduce_op_of(opts.reduceOp if opts is not None else dist.ReduceOp.SUM)
         if op != ours.ReduceOp.SUM:
             raise RuntimeError(f"all_reduce of sparse tensors is a SUM; got {op}")
@@ -320,7 +320,7 @@ class SimcollGroup(dist.ProcessGroup):
     # The group itself
 
     def getBackendName(self) -> str:  # noqa: N802  # torch's names
-        """``simcoll``: PyTorch's C++ looks for a ProcessGroupGloo behind the name gloo."""
+        """``simcoll``, since PyTorch's C++ expects a ProcessGroupGloo behind the name gloo."""
         return "simcoll"
 
     def getGroupName(self) -> str:  # noqa: N802
@@ -328,7 +328,7 @@ class SimcollGroup(dist.ProcessGroup):
         return self._name
 
     def setGroupName(self, name: str) -> None:  # noqa: N802
-        """Do nothing: torch repeats the name from the group's creation."""
+        """Do nothing: torch repeats the name given at creation."""
 
     def getGroupDesc(self) -> str:  # noqa: N802
         """The description."""
@@ -339,7 +339,7 @@ class SimcollGroup(dist.ProcessGroup):
         self._handle.communicator.desc = desc
 
     def get_group_store(self) -> dist.Store:
-        """The store from the group's creation."""
+        """The store given at creation."""
         return self._store
 
     def _get_backend(self, device: torch.device) -> SimcollGroup:  # noqa: ARG002  # torch's signature

@@ -1,10 +1,10 @@
-"""What a program expects its process to have for itself, and ranks in threads of one process would share.
+"""Per-process state that ranks in threads of one process would otherwise share.
 
-* Environment variables, the working folder and the default data type: exchanged when another rank runs, if a rank has changed them.
-* Operators of DTensor that ``loss_parallel`` and ``context_parallel`` replace, and filters of warnings: exchanged.
-* Loggers and their handlers: exchanged likewise; those that were there before the run stay shared.
-* The generators of ``random`` and ``numpy.random``: in the threads of ranks, the functions of these modules use the rank's own, which
-  start from the state of the caller's.
+* Environment variables, the working directory and the default dtype: swapped when another rank runs, if a rank has changed them.
+* Operators of DTensor that ``loss_parallel`` and ``context_parallel`` replace, and warning filters: swapped.
+* Loggers and their handlers: swapped likewise; those that existed before the run stay shared.
+* The generators of ``random`` and ``numpy.random``: in the threads of ranks, the functions of these modules use the rank's generators,
+  which start from the state of the caller's.
 * ``atexit``: functions that a rank registers are called when its program ends; ``os._exit`` ends the rank.
 """
 
@@ -33,7 +33,7 @@ _ROOT_FIELDS = ("handlers", "filters", "level", "disabled", "_cache")
 
 
 class OwnState:
-    """The state of a process: that of the present one, until it is taken again."""
+    """A snapshot of the process state."""
 
     def __init__(self) -> None:
         self.changed_folder = True
@@ -42,7 +42,7 @@ class OwnState:
         self._loggers = dict(logging.root.manager.loggerDict)
 
     def of_rank(self, variables: Mapping[str, str]) -> OwnState:
-        """The same, for a rank with environment variables of its own."""
+        """The same state with a rank's environment variables."""
         made = copy.copy(self)
         encoded = {os.environ.encodekey(name): os.environ.encodevalue(value) for name, value in variables.items()}
         made._variables = self._variables | encoded
@@ -58,7 +58,7 @@ class OwnState:
         return made
 
     def leave(self) -> None:
-        """Keep the present state: another rank runs next."""
+        """Save the current state before another rank runs."""
         self._variables: dict[Any, Any] = dict(os.environ._data)  # type: ignore[attr-defined]
         if self.changed_folder:
             self._folder = os.getcwd()  # noqa: PTH109  # of which there may be no Path
@@ -69,7 +69,7 @@ class OwnState:
         self._root: dict[str, Any] = {name: getattr(logging.root, name) for name in _ROOT_FIELDS}
 
     def enter(self) -> None:
-        """Put the state in place."""
+        """Restore the state."""
         _put_variables(self._variables)
         if os.getcwd() != self._folder:  # noqa: PTH109
             os.chdir(self._folder)
@@ -97,7 +97,7 @@ def _put_variables(wanted: Mapping[Any, Any]) -> None:
 
 
 def call_exit_functions(functions: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]]) -> None:
-    """Call what a rank has registered with ``atexit``, the latest first."""
+    """Call the functions that a rank has registered with ``atexit``, latest first."""
     while functions:
         function, args, kwargs = functions.pop()
         function(*args, **kwargs)
@@ -120,7 +120,7 @@ def _exit(_thread: RankThread, _: Any, status: int) -> Any:
 
 
 def _own_generator(make: Callable[[], Any], key: str, standard: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of a module's hidden generator that uses the rank's."""
+    """Replace a function of a module's hidden generator by that of the rank's generator."""
     name = standard.__name__
 
     def function(*args: Any, **kwargs: Any) -> Any:
@@ -143,7 +143,7 @@ def _change_folder(thread: RankThread, standard: Callable[..., None], path: Any)
 
 
 def state_replacements() -> list[tuple[Any, str, Any]]:
-    """Owner, name and replacement of functions on the state of a process."""
+    """Owner, name and replacement of functions on process state."""
     python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
 
     def python_generator() -> random.Random:

@@ -1,10 +1,10 @@
 """``torch.profiler`` in ranks: each rank's own events, in simulated time.
 
-PyTorch's profiler is one per process, and ranks share a process. So in a rank ``torch.profiler.profile`` and
-``torch.autograd.profiler.profile`` collect the operators and ``record_function`` ranges of the rank's thread with PyTorch's older
-collector, which is one per thread, and the communication of the rank from its flight record. The real clock says nothing here: before
-the thread continues after a wait, a mark with the simulated time enters the sequence of events, and every event takes its time from
-the last mark. Tables, averages and exported Chrome traces are then PyTorch's own.
+PyTorch's profiler is per process, and ranks share a process. So in a rank ``torch.profiler.profile`` and
+``torch.autograd.profiler.profile`` collect the operators and ``record_function`` ranges of the rank's thread with PyTorch's legacy
+per-thread collector, and the rank's communication from its flight record. Real time is meaningless here: before a thread continues
+after a wait, it inserts a mark with the simulated time into the event sequence, and each event takes its time from the last mark.
+Tables, averages and exported Chrome traces are PyTorch's own.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ENDS = {"isend": "send", "irecv": "recv"}
 
 @dataclass(slots=True, eq=False)
 class _Session:
-    """A profile that is open in a thread of a rank.
+    """An open profile in a thread of a rank.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class _Session:
     begin_fs: int = 0
 
     def mark(self) -> None:
-        """Note the simulated time among the collector's events."""
+        """Insert a mark with the simulated time into the collector's events."""
         with torch.autograd.profiler.record_function(f"{_MARK}{self.thread.now_fs()}"):
             pass
 
@@ -79,14 +79,14 @@ class _Session:
 
 
 def _keep_all() -> tuple[int, int]:
-    """Let the rank's flight record grow; the number of its next operation, and the time."""
+    """Make the rank's flight record unbounded; returns the number of its next operation, and the time."""
     me = current_rank()
     me.flight = deque(me.flight)
     return (me.flight[-1].number + 1 if me.flight else 0), me.world.now
 
 
 def _kept_since(first: int) -> list[Entry]:
-    """The rank's operations since one, which may be in flight."""
+    """The rank's operations from a number on, finished or in flight."""
     me = current_rank()
     found = [entry for entry in me.flight if entry.number >= first]
     me.flight = deque(me.flight, maxlen=KEPT)
@@ -95,7 +95,7 @@ def _kept_since(first: int) -> list[Entry]:
 
 @dataclass(slots=True, eq=False)
 class _Trace:
-    """The events of a closed profile; what PyTorch calls ``kineto_results``."""
+    """The events of a closed profile, in place of PyTorch's ``kineto_results``."""
 
     rank: int
     begin_fs: int
@@ -137,7 +137,7 @@ class _Trace:
         self.details.append(self._event(event, "user_annotation" if start.scope() == 7 else "cpu_op", number, {}))
 
     def add_operation(self, entry: Entry, backend: str) -> None:
-        """Add one of the rank's operations; one that has not ended lasts until now."""
+        """Add one of the rank's operations; an unfinished one lasts until now."""
         end_fs = entry.completed_fs if entry.completed_fs >= 0 else entry.created_fs
         name = _ENDS.get(entry.name, entry.name)
         shapes = entry.inputs or entry.outputs
@@ -187,7 +187,7 @@ class _Trace:
         write_file(path, json.dumps(document).encode())
 
     def trace_start_ns(self) -> int:
-        """When the profile began."""
+        """Start of the profile."""
         return self.begin_fs // 10**6
 
     def experimental_event_tree(self) -> Any:
@@ -219,7 +219,7 @@ def _disable(thread: RankThread, _: Any) -> Any:
 
 @for_ranks
 def _only_outside(*_: Any, **__: Any) -> None:
-    """In ranks nothing is done: there is no profiler of the process."""
+    """Make a function of the process-wide profiler do nothing in ranks."""
 
 
 def _exit(standard: Callable[..., Any]) -> Callable[..., Any]:
@@ -248,7 +248,7 @@ def _refuse_observers(*_: Any) -> Any:
 
 
 def profiler_replacements() -> list[tuple[Any, str, Any]]:
-    """Owner, name and replacement of PyTorch's entries to its profiler."""
+    """Owner, name and replacement of the entry points of PyTorch's profiler."""
     profile, observer = torch_profiler.profile, torch.profiler.ExecutionTraceObserver
     quiet = [
         (torch_profiler, "_prepare_profiler"),

@@ -1,4 +1,4 @@
-"""Stores in ranks: in the memory of the run, and while a rank waits for a key, the others run."""
+"""Stores in ranks, kept in the run's memory; while a rank waits for a key, the others run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["RankStore", "prefixed", "store_replacements"]
 
 
 def _forwarded(name: str) -> Callable[..., Any]:
-    """A method that calls the same method of the shared store, in the rank's task."""
+    """Make a method that calls the shared store's method in the rank's task."""
 
     def method(self: RankStore, *args: Any) -> Any:
         return self.thread.call(getattr(self.shared, name), *args)
@@ -56,14 +56,14 @@ class RankStore(dist.Store):
 
 
 def prefixed(prefix: str, store: Any) -> Any:
-    """A store whose keys have a prefix. PyTorch's, which is C++, would not pass on all methods of a rank's store."""
+    """A store with a key prefix; PyTorch's, in C++, would not forward all methods of a rank's store."""
     if isinstance(store, RankStore):
         return RankStore(store.thread, PrefixStore(prefix, store.shared))
     return dist.PrefixStore(prefix, store)
 
 
 class _PlacedStore(RankStore):
-    """A store that ranks find at an address or a path, as PyTorch's TCPStore and FileStore."""
+    """A store found by address or path, like PyTorch's TCPStore and FileStore."""
 
     host, port, path = "", 0, ""
 
@@ -76,7 +76,7 @@ def _made(at: dict[Any, HashStore], place: Any, timeout: timedelta | None) -> _P
 
 
 def store_replacements() -> list[tuple[Any, str, Any]]:
-    """Owner, name and replacement of stores whose waits, in C++, would stop all ranks."""
+    """Owner, name and replacement of stores whose waits in C++ would block all ranks."""
     at: dict[Any, HashStore] = {}
 
     def tcp(

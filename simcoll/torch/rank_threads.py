@@ -1,12 +1,12 @@
-"""Rank programs in threads, of which one runs at a time.
+"""Rank programs in threads, one of which runs at a time.
 
-PyTorch keeps much state per thread (whether gradients are recorded, the state of a backward pass, its C++ registry of groups), and
-calls back into Python from the middle of C++. So a rank cannot be a greenlet here; it is a thread. The thread and the rank's task
-under the simulated clock pass a baton. The task hands it over and waits; the thread runs the program until that needs the clock (a
-collective, a wait), hands the baton back, and receives it again with the answer. Scheduling (which rank is next, what time it is)
-stays with :mod:`simcoll.distributed.runtime.emulated`, so that a run depends on its program only.
+PyTorch keeps much state per thread (gradient mode, the state of a backward pass, its C++ registry of groups), and calls back into
+Python from C++ frames. So a rank cannot be a greenlet here; it is a thread. The thread and the rank's task under the simulated clock
+pass a baton. The task hands it over and waits; the thread runs the program until it needs the clock (a collective, a wait), hands the
+baton back, and receives it again with the answer. Scheduling stays with :mod:`simcoll.distributed.runtime.emulated`, so a run is a
+function of its program alone.
 
-Threads that the program starts are threads of its rank, and take turns likewise (:mod:`simcoll.torch.thread_waits`).
+Threads that the program starts belong to its rank, and take turns likewise (:mod:`simcoll.torch.thread_waits`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _StoppedError(BaseException):
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A call that a rank asks the clock's thread to make, and the line that asks."""
+    """A call that a rank requests from the clock's thread, and the requesting line."""
 
     function: Callable[[], Any]
     site: Site
@@ -78,7 +78,7 @@ class Job(Waitable):
         self.failure: BaseException | None = None
 
     def run(self) -> None:
-        """Run it and keep its exception, if it raises one."""
+        """Run it, and store its exception if it raises one."""
         try:
             self.value = self.function()
         except BaseException as error:  # noqa: BLE001  # raised again by the task
@@ -87,7 +87,7 @@ class Job(Waitable):
 
 @dataclass(slots=True, eq=False)
 class Groups:
-    """The groups that a process knows: the fields of ``distributed_c10d._World``."""
+    """The groups of a process: the fields of ``distributed_c10d._World``."""
 
     default_pg: Any = None
     pg_map: dict[Any, Any] = field(default_factory=dict)
@@ -103,37 +103,37 @@ class Groups:
 
 @dataclass(slots=True, eq=False)
 class Process:
-    """The process that a rank's program believes to have for itself.
+    """The simulated process of a rank.
 
     Attributes
     ----------
     environment
         Variables of the rank in ``os.environ``.
     rng_state
-        State of the default random generator while it is not the rank's turn.
+        State of the default random generator while another rank runs.
     state, generators, at_exit
-        What else it has for itself (:mod:`simcoll.torch.process_state`): the state while it is not its turn, the generators of
-        ``random`` and ``numpy.random``, and what it has registered with ``atexit``.
+        Other process state (:mod:`simcoll.torch.process_state`): the snapshot while another rank runs, the generators of ``random``
+        and ``numpy.random``, and the functions registered with ``atexit``.
     take_turn
-        Called by the clock's thread before it hands one of the rank's threads the baton.
+        Called by the clock's thread before it hands the baton to one of the rank's threads.
     device, watched
-        The streams of the rank, where computation takes time, and what adds the time of operators to them and counts memory.
+        The rank's streams (with a time model), and the mode that enqueues operators' times on them and counts memory.
     functional
         Functional collectives of fake tensors in flight, by the storage of their outputs.
     cuda_device
-        The number of the CUDA device that it has selected, where there are such devices.
+        The number of its current CUDA device, if there are such devices.
     modules
         Its own modules, by name.
     around
-        A context for each of its threads.
+        A context manager around each of its threads.
     threads
-        The program's own threads and those that it has started, as long as they live.
+        The live threads of the program.
     outside
-        Names of threads that it has started and that take no turns.
+        Names of started threads that take no turns.
     pid
-        The process that the run is in; another one was forked from it.
+        The ID of the run's process, which tells it from forked ones.
     backend
-        Whose errors the group raises that it is making: ``nccl`` or ``emulator``.
+        The backend whose errors the group being created raises: ``nccl`` or ``emulator``.
     """
 
     number: int
@@ -158,14 +158,14 @@ class Process:
 
 
 class RankThread:
-    """A thread of a rank: the one that runs its program, or one that the program has started.
+    """A thread of a rank: the program's main thread, or one that the program started.
 
     Parameters
     ----------
     process
-        The rank's.
+        The rank's process.
     thread
-        The thread of the program; None: a new one.
+        The program's thread; None: a new one.
 
     Attributes
     ----------
@@ -174,9 +174,9 @@ class RankThread:
     starting
         Whether it is starting another thread.
     awake
-        Called when the thread goes on after a call of the clock; must make none.
+        Called when the thread continues after a request to the clock; must not make requests.
     profile
-        The profile that is open in the thread.
+        The open profile of the thread, if any.
     """
 
     def __init__(self, process: Process, thread: threading.Thread | None = None) -> None:
@@ -215,7 +215,7 @@ class RankThread:
         _unregister_all_process_groups()  # the next thread with this thread's number would find them
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Let the clock's thread call a function in the rank's task, and return its result.
+        """Call a function in the rank's task, on the clock's thread, and return its result.
 
         Raises
         ------
@@ -283,7 +283,7 @@ class RankThread:
         return _Answer(failure=_StoppedError())
 
     def _learn_groups(self) -> None:
-        """Register the groups that other threads of the rank have made; PyTorch's C++ registry is one per thread."""
+        """Register groups created by other threads of the rank, as PyTorch's C++ registry is per thread."""
         if len(self.process.threads) < 2 and self.main:
             return
         groups = tuple(self.process.groups.pg_names.items())
@@ -296,9 +296,9 @@ class RankThread:
     # In the clock's thread
 
     def serve(self, function: Callable[[], Any]) -> Any:
-        """Run a function in the thread; the calling task carries out the calls it requests.
+        """Run a function in the thread, while the calling task carries out its requests.
 
-        Several tasks of the rank may do so: the thread runs the latest first, and the others continue when it has ended.
+        Several tasks of the rank may do so: the thread runs the latest function first, and continues the others when it ends.
         """
         self._rank, self._task = current_rank(), self._task or current_task()
         job = Job(function)
@@ -319,7 +319,7 @@ class RankThread:
         return job.value
 
     def launch(self, function: Callable[[], Any]) -> None:
-        """Run a function in the thread, at the present time, as soon as the thread waits."""
+        """Run a function in the thread, at the current simulated time, as soon as the thread waits."""
         if (rank := self._rank) is None:
             return
 
@@ -330,7 +330,7 @@ class RankThread:
         rank.world.tasks.launch(rank, functools.partial(self.serve, function), over)
 
     def begin(self, function: Callable[[], Any]) -> None:
-        """Run a function in the thread, which the calling task's rank has started, and end the thread then."""
+        """Run a function in the thread, which the rank has started, and end the thread afterwards."""
         rank = current_rank()
         rank.world.tasks.launch(rank, functools.partial(self.serve, function), lambda _: self.end())
 
@@ -347,7 +347,7 @@ class RankThread:
         return self._message
 
     def end(self) -> None:
-        """Unwind the function if it still runs, and end the thread."""
+        """Unwind a running function, and end the thread."""
         if self in self.process.threads:
             self.process.threads.remove(self)
         if not self._stopping:
@@ -367,7 +367,7 @@ class RankThread:
 
 
 def _end_forked(job: Job) -> None:
-    """End a process that was forked from a rank and has reached the end of the rank's program."""
+    """End a forked process that has reached the end of the rank's program."""
     failure = job.failure
     status = failure.code if isinstance(failure, SystemExit) else failure is not None
     if failure is not None and not isinstance(failure, SystemExit):
@@ -378,20 +378,20 @@ def _end_forked(job: Job) -> None:
 
 
 def rank_thread_of(thread: threading.Thread | None = None) -> RankThread | None:
-    """The RankThread that runs in a thread, by default the current one, if it is one of a rank's."""
+    """The RankThread of a thread (default: the current one); None for other threads."""
     if thread is None:  # threading.current_thread() would make an object for a thread that is just starting
         thread = threading._active.get(threading.get_ident())  # type: ignore[attr-defined]
     return getattr(thread, _MARK, None)
 
 
 def current_thread_or_none() -> RankThread | None:
-    """The current thread, if it is that of a rank, in the process of the run."""
+    """The current rank thread, in the run's process; else None."""
     found = rank_thread_of()
     return found if found is None or os.getpid() == found.process.pid else None
 
 
 def current_thread() -> RankThread:
-    """The current thread, which is that of a rank.
+    """The current rank thread.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Functions of Python and PyTorch that do something else in the threads of ranks."""
+"""Replace functions of Python and PyTorch in the threads of ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["for_ranks", "in_ranks"]
 
 
 def in_ranks(standard: Any, other: Any) -> Any:
-    """A function, or a class, that is another one in the threads of ranks."""
+    """A function or class that delegates to another one in the threads of ranks."""
     if isinstance(standard, type):
 
         def new(_cls: type, *args: Any, **kwargs: Any) -> Any:
@@ -28,7 +28,7 @@ def in_ranks(standard: Any, other: Any) -> Any:
 
 
 def for_ranks(own: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:
-    """Decorate ``own(thread, standard, *args)``: given the standard function, it makes the one that calls ``own`` in ranks' threads."""
+    """Decorate ``own(thread, standard, *args)`` to wrap a standard function, for which ``own`` is called in ranks' threads."""
 
     def replacement(standard: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(standard)

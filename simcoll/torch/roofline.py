@@ -1,4 +1,4 @@
-"""The time of PyTorch operators on a GPU: floating-point operations or bytes, whichever takes longer, or tables of measured times."""
+"""Time model of PyTorch operators on a GPU: a roofline of floating-point operations and bytes, or tables of measured times."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _FREE = {
     "_unsafe_view",
     "resize_",
 }
-"""Operators that launch no kernel, besides views and those that answer questions."""
+"""Operators that launch no kernel, besides views and queries."""
 _MOVES = (
     "_adaptive_avg", "_embedding_bag", "_foreach_", "_fused_", "_log_softmax", "_pad", "_softmax", "_to_copy", "arange", "avg_pool",
     "bernoulli", "bucketize", "cat", "clone", "col2im", "constant_pad", "copy", "cum", "dot", "embedding", "eye", "fill", "flip",
@@ -57,11 +57,11 @@ _MOVES = (
     "select_backward", "select_scatter", "slice_backward", "slice_scatter", "split_with_sizes_copy", "stack", "tril", "triu",
     "unfold", "uniform", "upsample", "zero",
 )  # fmt: skip
-"""How the names of operators begin that move bytes, and compute little, besides those that PyTorch calls pointwise or reductions."""
+"""Name prefixes of memory-bound operators, besides those that PyTorch tags as pointwise or reductions."""
 
 
 class Costs:
-    """The time of each operator, and the names of those that no rule is made for.
+    """The time of each operator, and the names of operators without a rule.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ class Costs:
         self._bandwidth = gpu.number("memory.measured", gpu.number("memory.bandwidth"))
 
     def time_fs(self, func: Any, args: Any, kwargs: Any, result: Any) -> tuple[int, bool]:
-        """The time of one call of an operator, and whether there is a rule for it; else it is the time of its bytes."""
+        """The time of one operator call, and whether there is a rule for it; without a rule, the time of its bytes."""
         inputs = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
         if self.measured:
             name = operator_name(func)
@@ -111,7 +111,7 @@ class Costs:
 
 
 def operator_name(func: Any) -> str:
-    """Such as ``aten::mm``; operators that call functions, such as ``flex_attention``, have no namespace."""
+    """The name, such as ``aten::mm``; operators that call functions, such as ``flex_attention``, have no namespace."""
     return str(func.name() if isinstance(func, HigherOrderOperator) else func._schema.name)
 
 
@@ -122,7 +122,7 @@ def _launches_nothing(func: Any, outputs: list[torch.Tensor]) -> bool:
 
 
 def _moves_bytes(func: Any) -> bool:
-    """Whether an operator takes the time of its bytes, as far as is known."""
+    """Whether an operator is known to be memory-bound."""
     if func.namespace not in {"aten", "prims"}:
         return bool(func.namespace == "fsdp")
     known = {torch.Tag.pointwise, torch.Tag.reduction} & set(func.tags)
@@ -130,7 +130,7 @@ def _moves_bytes(func: Any) -> bool:
 
 
 def read_costs(compute: str | Path, gpu: str | Path | None) -> Costs | None:
-    """The costs that ``compute`` names: ``"none"``, ``"roofline"``, or a file with measured times of operators and modules.
+    """Read the costs named by ``compute``: ``"none"``, ``"roofline"``, or a file of measured operators and modules.
 
     Raises
     ------
@@ -167,7 +167,7 @@ def read_costs(compute: str | Path, gpu: str | Path | None) -> Costs | None:
 
 
 def _module_times(name: str, value: Any, file: str) -> Times:
-    """The times of a module: of its forward pass, and of its backward pass if it is given."""
+    """The times of a module's forward pass and, if given, backward pass."""
     path = f"$.modules.{name}"
     given = value if isinstance(value, dict) else {"forward": value}
     if "forward" not in given or not set(given) <= {"forward", "backward"}:

@@ -43,7 +43,7 @@ _TORCH = str(Path(torch.__file__).parent)
 
 
 class _ExitedError(Exception):
-    """A rank has ended with ``sys.exit`` and a status that says failure."""
+    """A rank called ``sys.exit`` with a failure status."""
 
     def __init__(self, status: object) -> None:
         super().__init__(f"sys.exit({status!r})")
@@ -51,7 +51,7 @@ class _ExitedError(Exception):
 
 
 class _NoInput(io.TextIOBase):
-    """Standard input in ranks."""
+    """Standard input of ranks, which refuses to be read."""
 
     def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]  # noqa: ARG002
         raise RuntimeError(
@@ -73,7 +73,7 @@ class Script:
     module: bool = False
 
     def code(self) -> tuple[Any, str, ModuleSpec | None]:
-        """Its code, its file and, of a module, its spec; a ConfigError when there is none, or it is no Python."""
+        """Its code, its file and, for a module, its spec; a ConfigError if it does not exist or is not Python."""
         try:
             if self.module:
                 spec = _found(self.name)
@@ -86,7 +86,7 @@ class Script:
 
 
 def _found(name: str) -> ModuleSpec:
-    """The spec of a module, or of a package's ``__main__``. The packages that it is in are not imported: each rank imports its own."""
+    """The spec of a module, or of a package's ``__main__``. Parent packages are not imported: each rank imports its own."""
     spec: ModuleSpec | None = None
     path: Sequence[str] | None = None
     for part in name.split("."):
@@ -101,9 +101,9 @@ def _found(name: str) -> ModuleSpec:
 
 @dataclass(slots=True, eq=False)
 class _Notes:
-    """What is told at the end: the ends of optimizer steps, and the files that ranks have written.
+    """Observations for the final report: the ends of optimizer steps, and the files that ranks have written.
 
-    An optimizer may step others: ``outermost`` has, by rank, the one that has begun.
+    An optimizer may step others: ``outermost`` holds, by rank, the one that started first.
     """
 
     steps_fs: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
@@ -128,7 +128,7 @@ class _Notes:
 
 
 def run_script(script: Script, nprocs: int, *, shared: Sequence[str] = (), **guides: Any) -> int:
-    """Run a script on every rank, and tell on standard output what it took.
+    """Run a script on every rank, and print a report of its times.
 
     Parameters
     ----------
@@ -146,7 +146,7 @@ def run_script(script: Script, nprocs: int, *, shared: Sequence[str] = (), **gui
     Raises
     ------
     ConfigError
-        For a script that does not exist or is no Python.
+        For a script that does not exist or is not Python.
     """
     code, file, spec = script.code()
     package, place = None if spec is None else spec.parent, str(Path(file).absolute())
@@ -244,7 +244,7 @@ def _told(error: BaseException, prefix: str) -> str:
 
 
 def _thread_failed(args: threading.ExceptHookArgs) -> None:
-    """Tell of an error that ended a thread of a rank, which goes on without it, unless the run ends anyway."""
+    """Report an error that ended a thread of a rank, unless the run is ending anyway."""
     thread = current_thread_or_none()
     if thread is None:
         threading.__excepthook__(args)
@@ -254,7 +254,7 @@ def _thread_failed(args: threading.ExceptHookArgs) -> None:
 
 
 def _set_handler(standard: Callable[[int, Any], Any]) -> Callable[[int, Any], Any]:
-    """Handlers of signals belong to a process's main thread, where no rank runs: a rank's are never called."""
+    """Accept signal handlers of ranks without installing them: they belong to the process's main thread, where no rank runs."""
 
     def set_handler(number: int, handler: Any) -> Any:
         return standard(number, handler) if current_thread_or_none() is None else signal.getsignal(number)
@@ -282,7 +282,7 @@ def _save(standard: Callable[..., Any], notes: _Notes) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _as_script(script: Script, file: str, notes: _Notes) -> Iterator[None]:
-    """Make the process look to the script as torchrun's would."""
+    """Set up the process as torchrun would for the script."""
     folder = str(Path.cwd() if script.module else Path(script.name).resolve().parent)
     changes: list[tuple[Any, str, Any]] = [
         (sys, "argv", [file, *script.arguments]),

@@ -1,7 +1,7 @@
-"""Rules that DTensor lacks: attention on the CPU, where CUDA devices are mapped to it.
+"""Sharding rules that DTensor lacks: attention on the CPU, to which CUDA devices are mapped.
 
-A GPU would take the flash or the efficient kernel, for which DTensor has rules, and ``context_parallel`` a ring of ranks; on the CPU
-PyTorch takes another one.
+On a GPU, PyTorch uses the flash or the memory-efficient kernel, for which DTensor has rules, and ``context_parallel`` a ring of ranks; on
+the CPU it uses another kernel.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.
 
 
 def _attention(*given: Any, attn_mask: Any = None, scale: Any = None) -> list[tuple[list[Any], list[Any]]]:  # noqa: ARG001
-    """Batches and heads may be sharded, by all tensors alike, unless a mask differs between them.
+    """Shard batches and heads of all tensors alike, unless a mask differs between them.
 
-    DTensor moves no tensors that are given by name, so a mask stays as it is: whole.
-    Tensors are what is given before the probability of dropout; those of the forward pass give two results, of the backward pass three.
+    DTensor does not redistribute keyword tensors, so a mask has to stay whole. The tensors are the arguments before the dropout
+    probability; the forward pass has two results, the backward pass three.
     """
     tensors = [each for each in given if hasattr(each, "shape")]
     results = 2 if len(tensors) == 3 else 3
@@ -42,7 +42,7 @@ def _attention(*given: Any, attn_mask: Any = None, scale: Any = None) -> list[tu
 
 
 def _in_ring(operator: Any, args: Any, kwargs: Any) -> list[DTensor]:
-    """Attention of a sequence that the ranks of a mesh share: their keys and values go round, in PyTorch's own order."""
+    """Ring attention over a sequence sharded on a mesh: keys and values rotate in PyTorch's own order."""
     if kwargs.get("attn_mask") is not None:
         raise NotImplementedError("context_parallel takes no attention masks but is_causal=True")
     mesh, sequence, scale = args[0].device_mesh, 2, kwargs.get("scale")
@@ -62,7 +62,7 @@ def _in_ring(operator: Any, args: Any, kwargs: Any) -> list[DTensor]:
 
 
 def add_sharding_rules(undo: contextlib.ExitStack) -> None:
-    """Give DTensor the rules until the end, unless it has them."""
+    """Register the rules for the duration of the run, unless DTensor has them."""
     known = DTensor._op_dispatcher.sharding_propagator
     for operator in (_ATTENTION, _BACKWARD):
         if operator not in context_parallel.custom_ops:

@@ -52,28 +52,28 @@ def spawn(
 ) -> RunResult:
     """Run ``program(rank, world_size, *args)``, a PyTorch program, on every rank, under one simulated clock.
 
-    All ranks run in this process, each in a thread of its own, one at a time, in an order that depends only on the program.
-    Each has its own random numbers (from the generator's state at the call), ``RANK`` and ``LOCAL_RANK``. The program calls
-    ``torch.distributed.init_process_group("simcoll")`` and continues as on any cluster. Only :func:`compute` and communication
-    take simulated time. Under ``FakeTensorMode`` tensors need no memory, and collectives take the same time.
+    All ranks run in this process, each in its own thread, one at a time, in an order that depends only on the program. Each
+    has its own random number generator (a copy of the caller's), ``RANK`` and ``LOCAL_RANK``. The program calls
+    ``torch.distributed.init_process_group("simcoll")`` and continues as on any cluster. By default only :func:`compute` and
+    communication take simulated time. Under ``FakeTensorMode`` tensors need no memory, and collectives take the same time.
 
     Parameters
     ----------
     program
-        A function. Objects that it uses from outside, such as a model, are shared by all ranks.
+        A function. Objects that it captures, such as a model, are shared by all ranks.
     nprocs, args, kwargs, topology, protocol, algorithm, library, debug, alike, trace, record, events, policy
         As for :func:`simcoll.distributed.spawn`.
     compute
-        The time of PyTorch's operators. ``"none"``: they take none. ``"roofline"``: floating-point operations over the rate that the
-        GPU was measured at, or bytes over that of its memory, whichever is longer. Or a TOML file with times of operators and modules. Fake
-        tensors are then on streams, as on a GPU; with real ones, the rank waits for every operator.
+        Time model of PyTorch's operators. ``"none"``: they take no time. ``"roofline"``: floating-point operations over the GPU's
+        measured rate or bytes over its memory bandwidth, whichever is longer. Or a TOML file with times of operators and modules.
+        Operators on fake tensors are then enqueued on streams, as on a GPU; with real tensors, the rank waits for every operator.
     gpu
         A shipped GPU such as ``"h100"``, or a file.
     own_modules
-        Packages that each rank imports for itself, for programs whose modules keep a state per process; True: every pure-Python
-        package that is loaded during the run. See :mod:`simcoll.torch.own_modules`.
+        Packages that each rank imports separately, for modules with per-process state; True: every pure-Python package that is
+        loaded during the run. See :mod:`simcoll.torch.own_modules`.
     cuda_is_cpu
-        Let the program find the GPUs of its node, whose tensors are on the CPU. See :mod:`simcoll.torch.devices`.
+        Show the program the GPUs of its node, whose tensors are on the CPU. See :mod:`simcoll.torch.devices`.
 
     Returns
     -------
@@ -142,7 +142,7 @@ def spawn(
 
 
 def _gpu_name(gpu: str | Path | None, topology: str | Path | Topology | None) -> str:
-    """The GPU that a program finds: the one that was named, or that of the topology's name, or an H100."""
+    """The GPU that a program sees: the one given, else the one in the topology's name, else an H100."""
     if gpu is not None:
         return str(gpu)
     name = str(getattr(topology, "name", topology))
@@ -150,7 +150,7 @@ def _gpu_name(gpu: str | Path | None, topology: str | Path | Topology | None) ->
 
 
 def _watched(thread: RankThread, job: Callable[[], Any], costs: Costs | None) -> Any:
-    """Run a program whose memory is counted and whose operators may take time, and wait until its streams are empty."""
+    """Run a program with its operators intercepted, and wait until its streams are idle."""
     process, me = thread.process, current_rank()
     process.device = device = None if costs is None else Device(me)
     process.watched = Watched(device, costs)
@@ -166,7 +166,7 @@ def _watched(thread: RankThread, job: Callable[[], Any], costs: Costs | None) ->
 
 
 def _environment(rank: int, world_size: int) -> dict[str, str]:
-    """The variables that torchrun would set for a rank, with every node of the topology as a machine."""
+    """The variables that torchrun would set for a rank, with each node of the topology as a machine."""
     box = current_rank().world.plans.topology.groups.get("box")
     mates = [other for other in range(world_size) if box is None or box[other] == box[rank]]
     variables = {

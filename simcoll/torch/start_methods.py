@@ -1,7 +1,7 @@
-"""``torch.multiprocessing.spawn`` in a script whose ranks are there already: each is one of the processes that it would start.
+"""``torch.multiprocessing.spawn`` in a script that runs on every rank: each rank is one of the processes that it would start.
 
-Other processes that ``multiprocessing`` starts anew run as always, without simcoll. PyTorch's own groups would wait there for processes
-that nobody starts, so they find no port to meet at, but the reason.
+Other processes that ``multiprocessing`` starts run as usual, without simcoll. A process group there would wait forever for processes
+that do not exist, so its rendezvous fails with an explanation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["start_replacements"]
 
 
 class _Joined:
-    """In place of a ``ProcessContext``: the process has ended."""
+    """A ``ProcessContext`` of an ended process."""
 
     processes: tuple[()] = ()
 
@@ -38,7 +38,7 @@ class _Joined:
 def _spawn(
     fn: Callable[..., Any], args: tuple[Any, ...] = (), nprocs: int = 1, join: bool = True, *_: Any, **__: Any
 ) -> _Joined | None:
-    """Call ``fn`` for the process that this rank is: of its node, or of all."""
+    """Call ``fn`` as the process that this rank stands for, of its node or of all."""
     environment = current_thread().process.environment
     for size, number in (("LOCAL_WORLD_SIZE", "LOCAL_RANK"), ("WORLD_SIZE", "RANK")):
         if nprocs == int(environment[size]):
@@ -52,7 +52,7 @@ def _spawn(
 
 
 def _started(standard: Callable[..., int]) -> Callable[..., int]:
-    """What starts an interpreter for ``multiprocessing``, with a port where no group can meet."""
+    """Start an interpreter for ``multiprocessing`` with a rendezvous port at which no group can form."""
 
     def start(*args: Any) -> int:
         thread = rank_thread_of()
@@ -71,7 +71,7 @@ def _started(standard: Callable[..., int]) -> Callable[..., int]:
 
 
 def start_replacements() -> list[tuple[Any, str, Any]]:
-    """Owner, name and replacement of what starts one process for every rank."""
+    """Owner, name and replacement of functions that start one process per rank."""
     module = importlib.import_module("torch.multiprocessing.spawn")  # the name in torch.multiprocessing is the function
     return [
         (util, "spawnv_passfds", _started(util.spawnv_passfds)),

@@ -1,4 +1,4 @@
-"""Tensors as arrays on the same memory, and torch's reduction operators as simcoll's."""
+"""Convert tensors to arrays on the same memory, and torch's reduction operators to simcoll's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DTYPES: dict[torch.dtype, np.dtype[Any]] = {getattr(torch, name): np.dtype(name
 
 
 class _Memory:
-    """The memory of a tensor, for numpy. ``Tensor.numpy()`` would make it impossible to resize, as FSDP does."""
+    """Array interface of a tensor's memory; ``Tensor.numpy()`` would prevent the resizing that FSDP does."""
 
     def __init__(self, tensor: torch.Tensor, dtype: np.dtype[Any]) -> None:
         self.tensor = tensor
@@ -41,7 +41,7 @@ class _Memory:
 
 
 def array_of(tensor: torch.Tensor) -> Array:
-    """An array on the memory of a tensor; autograd does not see it.
+    """View the memory of a tensor as an array, invisible to autograd.
 
     Raises
     ------
@@ -68,12 +68,12 @@ def array_of(tensor: torch.Tensor) -> Array:
 
 
 def arrays_of(tensors: Sequence[torch.Tensor]) -> list[Array]:
-    """An array on the memory of each tensor."""
+    """View the memory of each tensor as an array."""
     return [array_of(tensor) for tensor in tensors]
 
 
 def tensor_of(array: Array) -> torch.Tensor:
-    """A tensor on the memory of an array."""
+    """View the memory of an array as a tensor."""
     name = array.dtype.name
     if name in _NAMES:
         return torch.from_numpy(array)

@@ -1,10 +1,10 @@
-"""Threads that a rank's program starts, and their waits for each other: all take turns under the simulated clock.
+"""Threads that a rank's program starts, which take turns under the simulated clock.
 
-While a run is active, ``threading``, ``queue`` and ``time`` behave as follows in the threads of ranks, and elsewhere as always. A thread
-that a rank starts belongs to that rank. It runs when the thread that has started it waits. Waits for a condition (events,
-semaphores, barriers, queues and executors are made of those), for a lock and for the end of a thread let other threads and ranks
-run. Timeouts, ``time.sleep`` and the clocks of ``time`` are simulated time. Threads of ``multiprocessing`` and of an event loop wait
-for other processes and for sockets, so they take no turns, and calls of ``torch.distributed`` are refused there.
+While a run is active, ``threading``, ``queue`` and ``time`` behave as follows in the threads of ranks, and elsewhere as usual. A thread
+that a rank starts belongs to that rank, and runs when its starter waits. Waits for a condition (the basis of events, semaphores,
+barriers, queues and executors), for a lock and for the end of a thread let other threads and ranks run. Timeouts, ``time.sleep`` and
+the clocks of ``time`` use simulated time. Threads of ``multiprocessing`` and of event loops wait for other processes and for sockets, so
+they take no turns, and calls of ``torch.distributed`` are refused there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from simcoll.torch.replacing import for_ranks
 __all__ = ["OUTSIDE_MARK", "end_threads", "replacements"]
 
 _OUTSIDE = ("multiprocessing.", "torch.multiprocessing.", "torch.utils.data.", "concurrent.futures.process")
-"""Modules whose threads exchange bytes with other processes."""
+"""Modules whose threads communicate with other processes."""
 OUTSIDE_MARK = "simcoll_refusal"
 """Attribute of a thread that takes no turns: the error of its calls."""
 
@@ -70,7 +70,7 @@ def _alone(thread: RankThread) -> bool:
 
 
 class _TurnLock:
-    """A lock whose owner may wait in simulated time: then, who wants it waits in simulated time too."""
+    """A lock whose owner may wait in simulated time, so that contenders wait in simulated time too."""
 
     def __init__(self) -> None:
         self._lock = _standard_lock()
@@ -88,7 +88,7 @@ class _TurnLock:
         return taken
 
     def _acquire(self, thread: RankThread, timeout: float) -> bool:
-        """Acquire a lock that another thread has."""
+        """Acquire a lock held by another thread."""
         while True:
             if self._owner is None:  # a thread that takes no turns: it will go on meanwhile
                 return self._lock.acquire(timeout=timeout)
@@ -213,7 +213,7 @@ def _simple_queue(standard: type) -> Callable[[], Any]:
 
 
 def _module_lock(standard: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Locks of imports: a module may call collectives while it is imported, so that other ranks come to import it."""
+    """Import locks that take turns: a module may call collectives during its import, while other ranks import it too."""
     locks: dict[str, Any] = {}
 
     def module_lock(name: str) -> Any:
@@ -237,9 +237,9 @@ def _sleep(thread: RankThread, _: Any, seconds: float) -> None:
 
 
 def _clock(standard: Callable[[], Any], ticks_per_s: int | None = None) -> Callable[[], Any]:
-    """A clock that shows simulated time in ranks, from the real time at the begin of the run.
+    """A clock that shows simulated time in ranks, starting from the real time at the start of the run.
 
-    Each look at it takes a nanosecond, so that no rate is divided by zero.
+    Each reading takes a nanosecond, so that no rate is divided by zero.
     """
     begin, looks = standard(), itertools.count(1)
 
@@ -255,7 +255,7 @@ def _clock(standard: Callable[[], Any], ticks_per_s: int | None = None) -> Calla
 
 
 def replacements() -> list[tuple[Any, str, Any]]:
-    """Owner, name and replacement of everything that waits."""
+    """Owner, name and replacement of functions that wait."""
     return [
         (threading.Thread, "start", _thread_start(threading.Thread.start)),
         (threading.Thread, "join", _thread_join(threading.Thread.join)),
@@ -276,10 +276,10 @@ def replacements() -> list[tuple[Any, str, Any]]:
 
 
 def end_threads(process: Process, *, failed: bool) -> None:
-    """End the threads that a rank has started, when its program has ended, as Python does it at exit.
+    """End the threads of a rank whose program has ended, as Python does at exit.
 
-    Work that was given to executors is finished, other threads that are no daemons are waited for, and daemons are stopped;
-    when the program has failed, all are. Runs in the rank's task.
+    Work submitted to executors is finished, non-daemon threads are joined, and daemon threads are stopped; after a failure, all
+    are stopped. Runs in the rank's task.
     """
     others = [thread for thread in process.threads if not thread.main]
     for thread in others:

@@ -1,17 +1,16 @@
-"""The PyTorch state that a run changes and restores: PyTorch expects one rank per process.
+"""PyTorch's per-process state, which a run changes and restores.
 
 * ``distributed_c10d._world``, the groups of a process: one per rank;
 * the C++ registry of groups: one per thread (PyTorch has a mode for it), equal in all threads of a rank;
-* threads that a rank starts, and what they wait with (:mod:`simcoll.torch.thread_waits`);
+* threads that a rank starts, and their waits (:mod:`simcoll.torch.thread_waits`);
 * ``rendezvous``: the ranks meet in memory;
-* ``BackendConfig``: every backend name stands for this backend;
+* ``BackendConfig``: every backend name selects this backend;
 * the profiler: each rank has its own (:mod:`simcoll.torch.profiling`);
-* ``Future.wait``: waits in simulated time in a rank's thread; ``functools.cached_property`` holds no lock meanwhile;
+* ``Future.wait``: waits in simulated time in a rank's thread; ``functools.cached_property`` holds no lock during a wait;
 * functional collectives of fake tensors, and DistributedDataParallel's reducer under FakeTensorMode;
 * two C++ operators that PyTorch cannot dispatch to a group written in Python;
-* PyTorch's default random generator: that of the running rank; what else a process has for itself
-  (:mod:`simcoll.torch.process_state`);
-* modules and what they register, if each rank has its own (:mod:`simcoll.torch.own_modules`), and CUDA devices that are the CPU;
+* PyTorch's default random generator: that of the running rank; other process state (:mod:`simcoll.torch.process_state`);
+* modules and their registrations, if each rank has its own (:mod:`simcoll.torch.own_modules`), and CUDA devices mapped to the CPU;
 * one compute thread, as torchrun sets it.
 """
 
@@ -58,7 +57,7 @@ _ONE_RUN = threading.Lock()
 
 
 class _WorldOfRank:
-    """A ``distributed_c10d._World`` per rank; outside of ranks, that of before."""
+    """A ``distributed_c10d._World`` per rank; outside ranks, the original."""
 
     def __init__(self, outside: Any) -> None:
         vars(self)["outside"] = outside
@@ -82,7 +81,7 @@ class _WorldOfRank:
 
 
 class _BackendConfig(distributed_c10d.BackendConfig):
-    """The backend of each device: simcoll's in a rank's thread. Gloo would wait for other processes; PyTorch's ``fake`` does not."""
+    """Selects simcoll for each device in a rank's thread, except for PyTorch's ``fake`` backend, which waits for no process."""
 
     def get_device_backend_map(self) -> dict[str, str]:
         thread, names = current_thread_or_none(), dict.fromkeys(self.device_backend_map.values())
@@ -94,7 +93,7 @@ class _BackendConfig(distributed_c10d.BackendConfig):
 
 
 class Ranks:
-    """The threads of a run, and the process state that is swapped when the next rank runs."""
+    """The threads of a run, and the process state swapped between ranks."""
 
     def __init__(
         self, undo: contextlib.ExitStack, modules: OwnModules | None, around: Callable[[], AbstractContextManager[Any]]
@@ -129,7 +128,7 @@ class Ranks:
         self._last = process
 
     def leave(self) -> None:
-        """Put back the state of before, and forget the modules of the rank that ran last."""
+        """Restore the original state, and drop the modules of the last rank."""
         self._before.enter()
         if self._modules is not None and self._last is not None:
             for name in self._last.modules:
@@ -148,9 +147,9 @@ def prepared(modules: OwnModules | None = None, *, cuda: str | None = None) -> I
     Parameters
     ----------
     modules
-        Those that each rank has for itself.
+        The modules copied per rank.
     cuda
-        The GPU that CUDA devices are, while their tensors are on the CPU; None: there are no such devices.
+        The GPU shown to scripts, with CUDA devices mapped to the CPU; None: no CUDA devices.
 
     Raises
     ------
@@ -179,7 +178,7 @@ def prepared(modules: OwnModules | None = None, *, cuda: str | None = None) -> I
 
 
 def _change_torch(undo: contextlib.ExitStack) -> None:
-    """Make the changes."""
+    """Apply the changes."""
     store = HashStore()
 
     @for_ranks
@@ -220,12 +219,12 @@ def _change_torch(undo: contextlib.ExitStack) -> None:
 
 
 def _nccl_version(standard: Callable[[], Any]) -> Callable[[], Any]:
-    """PyTorch asks for it when it logs an error of a group called nccl, also in processes that a rank has forked; no NCCL runs there."""
+    """The NCCL version for PyTorch's log of an error in a group called nccl, in forked processes too; no NCCL runs."""
     return lambda: standard() if rank_thread_of() is None else (0, 0, 0)
 
 
 def _change_fully_sharded(undo: contextlib.ExitStack) -> None:
-    """FullyShardedDataParallel on the CPU: it would free a parameter that it moves there, and times phases in one table for all ranks."""
+    """Adapt FullyShardedDataParallel: on the CPU it would free a parameter that it moves, and it times all ranks in one table."""
     standard_move = FlatParamHandle.to_cpu
 
     def to_cpu(handle: Any) -> Any:
@@ -239,7 +238,7 @@ def _change_fully_sharded(undo: contextlib.ExitStack) -> None:
 def _noted(
     thread: RankThread, standard: Any, size: int, rank: int, members: list[int], *args: Any, **kwargs: Any
 ) -> Any:
-    """A new group, of which the run knows as well."""
+    """Create a group, and record it in the run."""
     if members:
         thread.call(note_group, members)
     return standard(size, rank, members, *args, **kwargs)
@@ -257,7 +256,7 @@ def _wait(thread: RankThread, standard: Callable[..., Any], future: torch.future
 def _monitored_barrier(
     _thread: RankThread, standard: Any, group: Any = None, timeout: Any = None, wait_all_ranks: bool = False
 ) -> None:
-    """PyTorch's function, without its refusal of every backend that is not called gloo."""
+    """PyTorch's function, without its restriction to the backend named gloo."""
     found = distributed_c10d.GroupMember.WORLD if group is None else group
     if not isinstance(found, SimcollGroup):
         standard(group, timeout, wait_all_ranks)
@@ -271,7 +270,7 @@ def _monitored_barrier(
 def _without_lock(
     _thread: RankThread, standard: Callable[..., Any], self: Any, instance: Any, owner: Any = None
 ) -> Any:
-    """A cached property, without the lock that Python before 3.12 holds while it finds the value, and ranks wait in collectives."""
+    """A cached property without the lock that Python before 3.12 holds while computing it, when ranks may wait in collectives."""
     if instance is None:
         return standard(self, instance, owner)
     found = vars(instance)
@@ -282,7 +281,7 @@ def _without_lock(
 
 @for_ranks
 def _without_cache(_thread: RankThread, standard: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
-    """Autocast casts weights under a lock of the process, where the rank may have to wait for its operators; so it keeps no cache."""
+    """Disable autocast's weight cache, which is filled under a process-wide lock while a rank may wait for its operators."""
     standard(self, *args, **kwargs)
     self._cache_enabled = False
 
@@ -298,7 +297,7 @@ def _replace_all(undo: contextlib.ExitStack, changes: list[tuple[Any, str, Any]]
 
 
 def _boxed(work: Any) -> Any:
-    """A Work that C++ can own; the Python half of a RankWork would be lost."""
+    """Wrap a Work so that C++ can own it; the Python half of a RankWork would be lost otherwise."""
     return c10d.PythonCallbackWork(work.wait).boxed()
 
 

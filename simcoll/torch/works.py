@@ -26,11 +26,11 @@ class RankWork(dist.Work):
     thread
         The rank's thread.
     parts
-        The operations; none if the call itself has waited.
+        The operations; empty if the call itself has waited.
     results
         The output tensors.
     device
-        Where fake tensors are whose computation takes time: a wait is one of its selected stream, as on a GPU.
+        The device of fake tensors, with a time model: a wait then blocks its current stream, as on a GPU.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class RankWork(dist.Work):
         Raises
         ------
         RuntimeError
-            When it failed, or takes too long.
+            When it fails or times out.
         """
         for part in self.parts:
             if self.device is None:

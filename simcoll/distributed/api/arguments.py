@@ -20,7 +20,7 @@ __all__ = [
 
 
 def as_array(value: Any, parameter: str = "tensor") -> Array:
-    """An array on the memory of a tensor.
+    """View the memory of a tensor as an array.
 
     Accepted are an ndarray, a buffer (``bytearray``, ``array.array``), and an object with ``__array__`` or DLPack that
     shares its memory, such as a torch CPU tensor; anything else is a TypeError.
@@ -38,7 +38,7 @@ def as_array(value: Any, parameter: str = "tensor") -> Array:
 
 
 def as_arrays(values: Any, parameter: str) -> list[Array]:
-    """Arrays on the memory of a list of tensors; a TypeError for anything else."""
+    """View the memory of each tensor of a list as an array; a TypeError for anything else."""
     if not isinstance(values, list):
         raise TypeError(
             f"Invalid function argument. Expected parameter `{parameter}` of type List[torch.Tensor] but got {type(values)} "
@@ -48,12 +48,12 @@ def as_arrays(values: Any, parameter: str) -> list[Array]:
 
 
 def contiguous(array: Array) -> bool:
-    """Whether it lies in memory in C order; fake arrays, which lie nowhere, do."""
+    """Whether an array is C-contiguous; a fake array, which has no memory, counts as contiguous."""
     return array.flags.c_contiguous or isinstance(array, FakeArray)
 
 
 def root_of(found: ProcessGroup, global_rank: int | None, group_rank: int | None, default: int | None = None) -> int:
-    """The group rank of a root or peer given by its global rank or its group rank, exactly one of them."""
+    """The group rank of a root or peer, given by either its global rank or its group rank."""
     if global_rank is not None and group_rank is not None:
         raise ValueError("Can't specify both group_rank and global_rank")
     if group_rank is not None:
@@ -106,7 +106,7 @@ def sizes_of(arrays: Sequence[Array]) -> int | tuple[int, ...]:
 
 
 def check_list_of_root(given: Any, parameter: str, side: str, *, mine: bool) -> bool:
-    """Whether this rank passes the list that only one rank, the ``side``, must and may pass; else a ValueError."""
+    """Refuse a list that is missing on the ``side`` (source or destination) rank, or given on any other."""
     if mine and not given:
         raise ValueError(f"Argument ``{parameter}`` must be specified on {side} rank.")
     if given and not mine:
@@ -126,7 +126,7 @@ def check_alike(arrays: Sequence[Array], like: Array, parameter: str, function: 
 
 
 def check_whole(whole: Array, part: Array, n: int, whole_name: str, part_name: str) -> None:
-    """Refuse a tensor for all ranks whose size is not the sum of theirs."""
+    """Refuse a concatenated tensor whose size is not ``n`` times one rank's part."""
     if whole.size != n * part.size:
         raise RuntimeError(
             f"{whole_name} tensor size must be equal to world_size times {part_name} tensor size: {whole.size} elements "
@@ -135,7 +135,7 @@ def check_whole(whole: Array, part: Array, n: int, whole_name: str, part_name: s
 
 
 def split_sizes(array: Array, splits: Sequence[int] | None, n: int) -> tuple[int, ...]:
-    """The number of elements for every rank, from numbers of rows."""
+    """The number of elements for each rank, from its number of rows (an equal share without ``splits``)."""
     rows = array.shape[0] if array.ndim else array.size
     if not splits:
         if rows % n:
@@ -150,7 +150,7 @@ def split_sizes(array: Array, splits: Sequence[int] | None, n: int) -> tuple[int
 
 
 def check_length(inputs: Sequence[Any], found: ProcessGroup) -> None:
-    """Refuse a source's list that does not have one entry per rank."""
+    """Refuse an input list without exactly one entry per rank."""
     if len(inputs) != found.size():
         raise RuntimeError(
             f"Incorrect input list size {len(inputs)}. Input list size should be {found.size()}, same as size of the process group."

@@ -1,4 +1,4 @@
-"""Backends: their names, which are available, and how others are registered."""
+"""Backends: names, availability and registration."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class Backend(str):
     ) -> None:
         """Make ``init_process_group(name)`` call ``func(store, rank, world_size, timeout)``.
 
-        It returns an object with a method ``execute(plan, rank, data)``, which plays a plan with the other ranks of the
-        group, from one rank's input to its output; or None, and the emulator plays.
+        ``func`` returns an object with a method ``execute(plan, rank, data)``, which plays one rank's part of a plan and returns
+        its output; or None to leave execution to the emulator.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""Several tensors as one operation on their concatenated elements, with the checks and errors of the collectives."""
+"""Coalesced collectives: several tensors in one operation."""
 
 from __future__ import annotations
 
@@ -101,15 +101,15 @@ class Coalesced:
 
 @contextlib.contextmanager
 def coalescing(group: Any = None, device: Any = None, async_ops: bool = False) -> Iterator[Coalesced]:  # noqa: ARG001  # torch's signature
-    """Start the collectives that the block calls on a group at its end, those that are alike as one operation.
+    """Defer the collectives of a block to its end, and merge like ones into one operation.
 
-    All-reduces, all-gathers of single tensors and reduce-scatters of single tensors are put together, by dtype and operator. Others
-    start one after another, without waiting for each other.
+    All-reduces, all-gathers of single tensors and reduce-scatters of single tensors are merged by dtype and operator. All others
+    start in order, without waiting for each other.
 
     Parameters
     ----------
     async_ops
-        Do not wait at the end: the program waits for what the block gives.
+        Do not wait at the end of the block: the program waits on the object that the block yields.
 
     Raises
     ------
@@ -140,7 +140,7 @@ def coalescing(group: Any = None, device: Any = None, async_ops: bool = False) -
 
 
 def _start(group: ProcessGroup, batch: list[tuple[Call, list[Array], list[Array]]]) -> Work | None:
-    """Start one call, or several that are alike."""
+    """Start one call, or several like calls as one."""
     call, sources, targets = batch[0]
     if len(batch) == 1:
         return play(group, call, sources, targets, targets, async_op=True)

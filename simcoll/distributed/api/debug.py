@@ -27,14 +27,14 @@ __all__ = [
 def monitored_barrier(
     group: Any = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
 ) -> None:
-    """A barrier that names the ranks which did not reach it.
+    """Wait at a barrier, which names the ranks that do not reach it.
 
     Parameters
     ----------
     timeout
         None: 30 minutes.
     wait_all_ranks
-        Rank 0 names all missing ranks, not just the first.
+        Name all missing ranks rather than the first.
 
     Raises
     ------
@@ -95,7 +95,7 @@ def _from_environment() -> DebugLevel:
 
 
 def get_debug_level() -> DebugLevel:
-    """The level that this rank has set, else that of ``TORCH_DISTRIBUTED_DEBUG``; a ValueError when that is none."""
+    """The level set by this rank, else by ``TORCH_DISTRIBUTED_DEBUG``; a ValueError for an invalid variable."""
     me = current_rank_or_none()
     return _from_environment() if me is None or me.debug_level is None else DebugLevel(me.debug_level)
 
@@ -106,7 +106,7 @@ def set_debug_level(level: DebugLevel) -> None:
 
 
 def set_debug_level_from_env() -> None:
-    """Set the level of this rank to that of ``TORCH_DISTRIBUTED_DEBUG``; a ValueError when that is none."""
+    """Set this rank's level from ``TORCH_DISTRIBUTED_DEBUG``; a ValueError for an invalid variable."""
     set_debug_level(_from_environment())
 
 

@@ -96,7 +96,7 @@ class DeviceMesh:
             self._groups = self._make_groups()
 
     def _agree(self) -> None:
-        """Compare the meshes of the ranks now; a difference would make a later call hang."""
+        """Compare the ranks' meshes at creation: a difference would hang a later call."""
         size = get_world_size()
         if self.mesh.size > size:
             raise RuntimeError(
@@ -178,7 +178,7 @@ class DeviceMesh:
         return mesh_dim % self.mesh.ndim
 
     def get_group(self, mesh_dim: int | str | None = None) -> ProcessGroup:
-        """Own group along a dimension, which may be omitted if there is only one; a RuntimeError outside the mesh."""
+        """The calling rank's group along a dimension (optional for one-dimensional meshes); a RuntimeError outside the mesh."""
         dim = self._dim(mesh_dim)
         found = self._groups[dim] if self._groups else None
         if found is None:
@@ -188,16 +188,16 @@ class DeviceMesh:
         return found
 
     def get_all_groups(self) -> list[ProcessGroup]:
-        """Own groups, one per dimension."""
+        """The calling rank's groups, one per dimension."""
         return [self.get_group(dim) for dim in range(self.mesh.ndim)]
 
     def get_coordinate(self) -> tuple[int, ...] | None:
-        """Own index in every dimension; None outside the mesh."""
+        """The calling rank's index in each dimension; None outside the mesh."""
         where = np.argwhere(self.mesh == self._rank)
         return tuple(int(index) for index in where[0]) if len(where) else None
 
     def get_local_rank(self, mesh_dim: int | str | None = None) -> int:
-        """Own index along a dimension, which may be omitted if there is only one; a RuntimeError outside the mesh."""
+        """The calling rank's index along a dimension (optional for one-dimensional meshes); a RuntimeError outside the mesh."""
         return self._coordinate()[self._dim(mesh_dim)]
 
     def _coordinate(self) -> tuple[int, ...]:
@@ -207,11 +207,11 @@ class DeviceMesh:
         return coordinate
 
     def get_rank(self) -> int:
-        """Own global rank."""
+        """The calling rank's global rank."""
         return self._rank
 
     def __getitem__(self, names: str | tuple[str, ...]) -> DeviceMesh:
-        """The slice of the mesh along some dimensions, in the mesh's order, that contains this rank."""
+        """The submesh along the named dimensions (in mesh order) that contains this rank."""
         if self.mesh_dim_names is None:
             raise RuntimeError("Cannot slice a DeviceMesh without mesh_dim_names!")
         chosen = (names,) if isinstance(names, str) else tuple(names)
@@ -228,19 +228,19 @@ class DeviceMesh:
         return DeviceMesh(self.device_type, self.mesh[index], mesh_dim_names=chosen, _groups=groups, _root=self._root)
 
     def _flatten(self, mesh_dim_name: str | None = None) -> DeviceMesh:
-        """A mesh of one dimension with the same ranks, which all call; the mesh that this one is a slice of knows it by name.
+        """Flatten to a one-dimensional mesh, registered by name with the root mesh; all ranks call.
 
         Parameters
         ----------
         mesh_dim_name
-            Its name; by default those of the dimensions, joined by ``_``.
+            Its name. Default: the dimensions' names joined by ``_``.
 
         Raises
         ------
         RuntimeError
             For a mesh without names.
         ValueError
-            For a name that the mesh has already.
+            For a name that is already taken.
         """
         if self.mesh_dim_names is None:
             raise RuntimeError("Cannot flatten a DeviceMesh without mesh_dim_names!")
@@ -276,7 +276,7 @@ class DeviceMesh:
 def init_device_mesh(
     device_type: str, mesh_shape: Sequence[int], *, mesh_dim_names: Sequence[str] | None = None
 ) -> DeviceMesh:
-    """A mesh of the given shape, filled with the first ranks in order; errors as of :class:`DeviceMesh`."""
+    """Make a mesh of the given shape from the first ranks, in row-major order; raises as :class:`DeviceMesh` does."""
     _check_device(device_type)
     _check_names(mesh_dim_names, len(mesh_shape))
     mesh = np.arange(math.prod(mesh_shape), dtype=np.int64).reshape(tuple(mesh_shape))

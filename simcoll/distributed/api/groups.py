@@ -1,4 +1,4 @@
-"""Process groups: which group a call names, the ranks in it, and the default store."""
+"""Process groups: lookup, membership, rank numbering, and the default store."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class group(metaclass=_CurrentWorld):  # noqa: N801  # torch's name
 
 
 class OutsideError(Exception):
-    """A call names a group that its rank is not in."""
+    """The calling rank is not a member of the group."""
 
 
 def members_only(call: Callable[Given, Result]) -> Callable[Given, Result | None]:
-    """Let a call do nothing on ranks outside its group."""
+    """Make a function do nothing on ranks outside its group."""
 
     @functools.wraps(call)
     def inside(*args: Given.args, **kwargs: Given.kwargs) -> Result | None:
@@ -85,7 +85,7 @@ def default_store() -> Any:
 
 
 def _named(given: Any) -> ProcessGroup | None:
-    """The group that a call names (None: the default), which must be one of this rank; None on a rank outside it."""
+    """The group passed to a call (None: the default); None on a rank outside it."""
     default = default_group()
     if given is None or given is GroupMember.NON_GROUP_MEMBER:
         return default if given is None else None
@@ -101,9 +101,9 @@ def _named(given: Any) -> ProcessGroup | None:
 
 
 def member_of(given: Any, operation: str, depth: int = 4) -> ProcessGroup:
-    """The group that a call names (None: the default); an OutsideError, and a warning, on a rank outside it.
+    """The group passed to a call (None: the default); an OutsideError and a warning on a rank outside it.
 
-    The program's line is that many calls away; the usual two are of `members_only` and of the operation.
+    ``depth`` is the number of frames between this function and the program's line: two for `members_only` and the operation.
     """
     found = _named(given)
     if found is None:
@@ -123,7 +123,7 @@ def is_initialized() -> bool:
 
 
 def get_rank(group: Any = None) -> int:
-    """Own group rank; -1 outside the group."""
+    """The calling rank's group rank; -1 outside the group."""
     found = _named(group)
     return -1 if found is None else found.rank()
 
@@ -152,7 +152,7 @@ def get_backend_config(group: Any = None) -> str:
 
 
 def _numbered(given: Any) -> ProcessGroup | None:
-    """A group whose group ranks differ from global ranks; None for the default group, where torch checks nothing."""
+    """A group other than the default one; None for the default group, in which torch does not check ranks."""
     if not isinstance(given, ProcessGroup):
         text = f"Group {given!r} is not registered, please create group with torch.distributed.new_group API"
         raise ValueError(text)  # noqa: TRY004  # as torch
@@ -161,7 +161,7 @@ def _numbered(given: Any) -> ProcessGroup | None:
 
 
 def get_group_rank(group: Any, global_rank: int) -> int:
-    """The group rank of a global rank, a ValueError outside the group; in the default group they are equal, unchecked."""
+    """The group rank of a global rank; a ValueError outside the group. The default group returns it unchecked, as torch does."""
     found = _numbered(group)
     return global_rank if found is None else rank_in_group(found, global_rank)
 
@@ -175,7 +175,7 @@ def rank_in_group(found: ProcessGroup, global_rank: int) -> int:
 
 
 def get_global_rank(group: Any, group_rank: int) -> int:
-    """The global rank of a group rank, a ValueError if there is none; in the default group they are equal, unchecked."""
+    """The global rank of a group rank; a ValueError if there is none. The default group returns it unchecked, as torch does."""
     found = _numbered(group)
     if found is None:
         return group_rank

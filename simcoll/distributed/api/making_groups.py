@@ -1,4 +1,4 @@
-"""Make and destroy process groups: the default one, others, and the default store."""
+"""Create and destroy process groups, including the default group and its store."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEFAULT_TIMEOUT = timedelta(minutes=30)
 
 
 def count(me: Rank, what: str) -> int:
-    """Number a group or mesh that a rank makes, among those of its kind."""
+    """Number the groups (or meshes) that a rank makes."""
     me.created[what] += 1
     return me.created[what]
 
@@ -67,11 +67,11 @@ def new_group(
     timeout
         How long operations on the group may take.
     use_local_synchronization
-        Only the members call.
+        Only the members call this function.
     sort_ranks
         Number the ranks in ascending order, whatever the given order.
     algorithm
-        What its collectives run, as for :func:`simcoll.distributed.spawn`.
+        The algorithm of its collectives, as for :func:`simcoll.distributed.spawn`.
 
     Returns
     -------
@@ -109,7 +109,7 @@ def group_of(
     algorithm: Choice = None,
     callers: Sequence[int] | None = None,
 ) -> Any:
-    """Create a group; ``callers`` are the ranks that call, None: all."""
+    """Create a group; ``callers`` are the ranks that call (None: all)."""
     default = default_group()
     chosen = _checked_ranks(ranks, default.size(), sort_ranks=sort_ranks)
     span = default.timeout if timeout is None else timeout
@@ -144,7 +144,7 @@ def group_of(
 
 
 def note_group(members: Sequence[int]) -> None:
-    """Note a group that the calling rank makes, whether it is a member or not."""
+    """Record that the calling rank makes a group, as a member or not."""
     alike = current_rank().world.alike
     if alike is not None:
         alike.note_group(members)
@@ -162,7 +162,7 @@ def shared_group(
 ) -> Communicator:
     """The record that the ranks of a group share; the first rank makes it.
 
-    Names are those of each rank: groups without a common rank may have the same. Other groups of one name are a disagreement.
+    Each rank numbers its own groups, so disjoint groups may share a name. Overlapping groups of one name are a disagreement.
     """
     groups, key = me.world.groups, f"{me.generation}/{name}"
     named = groups.setdefault(key, [])
@@ -186,9 +186,9 @@ def shared_group(
 def _joined(
     me: Rank, communicator: Communicator, timeout: timedelta, pg_options: Any, meeting: Meeting | None
 ) -> ProcessGroup:
-    """One rank's handle of a group, with the executor of its plans: a registered backend's, the processes' own, or None.
+    """One rank's handle of a group, with its executor: a registered backend's, the link's between processes, or None.
 
-    Between processes, the names that the emulator serves stand for the backend that connects them.
+    Between processes, the backend names that the emulator serves select the backend that connects the processes.
     """
     name = communicator.backend
     maker = None if name == me.world.home else Backend.maker(name)
@@ -208,7 +208,7 @@ def _joined(
 
 
 def _leave_groups(me: Rank) -> None:
-    """Leave all groups."""
+    """Destroy all groups of a rank."""
     for each in (me.default, *me.groups):
         if each is not None:
             each.communicator.destroyed[me.number] = None
@@ -242,7 +242,7 @@ def destroy_process_group(group: Any = None) -> None:
 
 
 def close_store(me: Rank) -> None:
-    """Forget a rank's default store; one that was made here closes with its last user."""
+    """Drop a rank's default store; a store that init_process_group made closes with its last user."""
     own, me.store, me.own_store = me.own_store, None, None
     if own is not None:
         own.users.pop(me.number, None)
@@ -260,7 +260,7 @@ def set_default_group(
     algorithm: Choice = None,
     meeting: Meeting | None = None,
 ) -> None:
-    """Give a rank its handle of the group of all ranks, made at a meeting."""
+    """Give a rank its handle of the default group, which the ranks made at a meeting."""
     name = Backend(backend)
     span = DEFAULT_TIMEOUT if timeout is None else timeout
     limit = (timeout_fs(span), timeout is not None)
@@ -284,9 +284,9 @@ def init_process_group(
 ) -> None:
     """Create the default group, and wait until all ranks have called.
 
-    The ranks are known already: no method is needed, and arguments are only checked, as torch checks them. A method's store is
-    made nevertheless: a TCPStore and its server, or a FileStore; for ``env://`` if ``MASTER_ADDR`` and ``MASTER_PORT`` are
-    set. Emulated ranks share one. It is closed when all have destroyed the group.
+    No rendezvous is needed, because the ranks are already known; arguments are checked as torch checks them. The store of an
+    init method is made nevertheless: a TCPStore and its server, or a FileStore; for ``env://`` if ``MASTER_ADDR`` and
+    ``MASTER_PORT`` are set. Emulated ranks share one store, which closes when all have destroyed the group.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Collectives of Python objects: the sizes of their encoded form, then the bytes.
+"""Collectives of Python objects, which exchange sizes first and encoded bytes second.
 
 Plain data (numbers, text, bytes, lists, dicts, numpy arrays ...) needs no pickle. Anything else does, and unpickling runs code
 of the sender's choice: only with ``trusted=True``, or ``SIMCOLL_TRUSTED_PICKLE=1`` in the environment.
@@ -47,20 +47,20 @@ def _padded(data: Bytes, size: int) -> Bytes:
 
 
 def _decode(object_list: list[Any], parts: Iterable[Bytes], sizes: Sizes, trusted: bool | None) -> None:
-    """Fill a list with the objects at the beginning of each part."""
+    """Decode into a list the object at the start of each part."""
     for index, (part, size) in enumerate(zip(parts, sizes.tolist(), strict=True)):
         object_list[index] = decode(part[:size].tobytes(), trusted=trusted)
 
 
 def _split(object_list: list[Any], data: Bytes, sizes: Sizes, trusted: bool | None) -> None:
-    """Fill a list with the objects that lie one after the other."""
+    """Decode into a list the objects stored back to back."""
     _decode(object_list, [data[begin:] for begin in (np.cumsum(sizes) - sizes).tolist()], sizes, trusted)
 
 
 def _gather(
     object_list: list[Any] | None, obj: Any, found: ProcessGroup, root: int | None, trusted: bool | None
 ) -> None:
-    """Collect one object per rank in the lists of one rank, or of all."""
+    """Collect one object per rank, on the root or on all ranks."""
     (data,), size = _encoded([obj], trusted)
     sizes = np.zeros(found.size(), np.int64)
     with always_moved():
@@ -77,7 +77,7 @@ def _gather(
 
 @members_only
 def all_gather_object(object_list: list[Any], obj: Any, group: Any = None, *, trusted: bool | None = None) -> None:
-    """Collect one object per rank, in group order, in every rank's list; further entries stay.
+    """Collect one object per rank, in group order, in every rank's list; further entries are kept.
 
     Raises
     ------

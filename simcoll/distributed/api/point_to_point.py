@@ -1,4 +1,4 @@
-"""Send and receive. Data moves when both ends are posted: a send waits for its receive."""
+"""Send and receive with rendezvous: data moves once both ends are posted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ITSELF = {
 def _post(
     called: str, tensor: Any, ranks: tuple[int | None, int | None], group: Any, tag: int
 ) -> tuple[ProcessGroup, Work]:
-    """Post one end of a message; ``ranks`` name the other one, by its global rank or its group rank."""
+    """Post a send or a receive; ``ranks`` gives the peer by its global rank or its group rank."""
     array, sends, blocks = as_array(tensor), called in {"send", "isend"}, called in {"send", "recv"}
     fake = is_fake([array], timed=current_rank().world.timed)
     if not contiguous(array):
@@ -59,13 +59,13 @@ def _post(
 
 @members_only
 def isend(tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None) -> Work:
-    """Start to send. A rank may send to itself."""
+    """Start a send. A rank may send to itself."""
     return _post("isend", tensor, (dst, group_dst), group, tag)[1]
 
 
 @members_only
 def irecv(tensor: Any, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None) -> Work:
-    """Start to receive, from any rank when neither ``src`` nor ``group_src`` is given."""
+    """Start a receive, from any rank if neither ``src`` nor ``group_src`` is given."""
     return _post("irecv", tensor, (src, group_src), group, tag)[1]
 
 
@@ -141,7 +141,7 @@ class P2POp:
 
 
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
-    """Start several operations, and return one Work for each, in order.
+    """Start several sends and receives, and return one Work for each, in order.
 
     Raises
     ------

@@ -71,7 +71,7 @@ def premul_sum(factor: Any) -> ReduceOp:
 
 
 def check_op(op: Any, dtype: np.dtype[Any], function: str) -> Reduction:
-    """The reduction of an operator; errors of torch's types for one that the dtype or the function does not support."""
+    """The reduction of an operator; raises as torch does if the dtype or the function does not support it."""
     if not isinstance(op, ReduceOp):
         raise TypeError(f"{function}(): op must be a ReduceOp such as ReduceOp.SUM, got {op!r} ({type(op).__name__})")
     if op.name == "PREMUL_SUM" and op.factor is None:

@@ -13,7 +13,7 @@ __all__ = ["new_subgroups", "new_subgroups_by_enumeration", "split_group"]
 
 
 def group_among(ranks: Sequence[int], desc: str) -> ProcessGroup:
-    """A group whose ranks, and no others, call."""
+    """Create a group by a call of its members only."""
     made: ProcessGroup = group_of(ranks, None, None, group_desc=desc, sort_ranks=False, callers=ranks)
     return made
 
@@ -21,9 +21,9 @@ def group_among(ranks: Sequence[int], desc: str) -> ProcessGroup:
 def new_subgroups(
     group_size: int | None = None, group: Any = None, timeout: timedelta | None = None, backend: str | None = None
 ) -> tuple[Any, list[Any]]:
-    """Divide a group, by default that of all ranks, into groups of ``group_size`` neighbours; returns this rank's, and all.
+    """Divide a group (default: all ranks) into groups of ``group_size`` consecutive ranks; returns this rank's, and all.
 
-    The ranks of the group call.
+    All ranks of the group call.
     """
     members = get_process_group_ranks(group)
     size = len(members) if group_size is None else group_size
@@ -44,7 +44,7 @@ def split_group(
     group_desc: str | None = None,
     backend: str | None = None,
 ) -> ProcessGroup | None:
-    """Split a group into groups without common ranks. All its ranks call, with the same lists of ranks of the group.
+    """Split a group into disjoint groups. All its ranks call, with the same lists of group ranks.
 
     Returns
     -------
@@ -78,7 +78,7 @@ def split_group(
 def new_subgroups_by_enumeration(
     ranks_per_subgroup_list: Sequence[Sequence[int]], timeout: timedelta | None = None, backend: str | None = None
 ) -> tuple[Any, list[Any]]:
-    """Create one group per list of ranks, each in one at most; returns this rank's group (None if in none), and all."""
+    """Create one group per list of disjoint ranks; returns this rank's group (None if it is in none), and all."""
     return _subgroups(ranks_per_subgroup_list, timeout, backend, None)
 
 

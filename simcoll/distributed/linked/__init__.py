@@ -1,1 +1,1 @@
-"""Ranks in processes of their own: control messages, a real clock, a remote mailbox."""
+"""Ranks in separate processes: control messages, a real clock, a remote mailbox."""

@@ -1,7 +1,7 @@
-"""Ranks in processes of their own: the interface of a real backend, and control messages between processes.
+"""Ranks in separate processes: the interface of a real backend, and control messages between processes.
 
-A backend moves two things: small control messages, by which ranks learn what the others do, and the data of plans. What the
-control messages mean is decided in :mod:`simcoll.distributed.linked.world` and is the same for every backend.
+A backend moves two things: small control messages that coordinate the ranks, and the data of plans. The control protocol is
+defined in :mod:`simcoll.distributed.linked.world`, once for all backends.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ HOMES = {"mpi": "realcoll.mpi_link"}
 
 
 class Link(Protocol):
-    """A process's way to the other processes of its job. Rank r is process r."""
+    """The connection of a process to the others of its job. Rank r is process r."""
 
     name: str
     rank: int
     world_size: int
 
     def send_control(self, rank: int, message: bytes) -> None:
-        """Start to send a control message. Those from one rank to another arrive in order."""
+        """Start to send a control message. Messages between a pair of ranks arrive in order."""
 
     def receive_control(self) -> Iterable[tuple[int, bytes]]:
-        """The control messages that have arrived since the last call, each with its sender."""
+        """Control messages received since the last call, each with its sender."""
 
     def lost(self) -> str:
-        """A sentence that names the process that died; empty if none has."""
+        """A sentence that names a process that died; empty if none has."""
 
     def execute(self, plan: Plan, rank: int, data: Array, stream: int, poll: Callable[[], None]) -> Array | None:
         """Play one rank's part of a plan, from its input to its output.
@@ -54,18 +54,18 @@ class Link(Protocol):
         data
             Its input.
         stream
-            Equal for all ranks of the plan, and different from that of every plan that runs at the same time.
+            A tag equal on all ranks of the plan, and unique among concurrent plans.
         poll
-            To be called again and again while something is waited for: other operations proceed meanwhile. It raises
-            when waiting has become useless.
+            Called repeatedly while the plan waits, so that other operations progress. It raises when the wait can no longer
+            succeed.
         """
 
     def give_up(self, reason: str) -> None:
-        """Announce that this process cannot continue; the job ends when this process does."""
+        """Announce that this process cannot continue; its exit ends the job."""
 
 
 class ControlMessages:
-    """Control messages of a process, sorted by run: it may start several, and some ranks are ahead of others."""
+    """Control messages of a process, sorted by run: a process may start several runs, and ranks may be in different ones."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
@@ -97,7 +97,7 @@ def _connection(name: str) -> ControlMessages:
 
 
 def connected(name: str, world_size: int | None = None) -> ControlMessages:
-    """The connection of this process by a backend, made once; an error when another number of processes is there."""
+    """The connection of this process by a backend, made once; a ConfigError if the number of processes differs."""
     if name not in HOMES:
         raise ConfigError(f"no backend {name!r} runs ranks in processes; {nearest(name, [EMULATOR, *HOMES])}")
     connection = _connection(name)
@@ -111,7 +111,7 @@ def connected(name: str, world_size: int | None = None) -> ControlMessages:
 
 
 def place_of(backend: str | None) -> str:
-    """The place where ranks run: the emulator, or a real backend named by the call or ``SIMCOLL_BACKEND``.
+    """Where ranks run: the emulator, or a real backend named by the call or ``SIMCOLL_BACKEND``.
 
     >>> place_of("mpi"), place_of("nccl")
     ('mpi', 'emulator')

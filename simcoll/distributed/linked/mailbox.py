@@ -1,6 +1,6 @@
-"""Messages between processes: a control message announces a send, the receiver matches it and answers, then the data follows.
+"""Messages between processes: the sender announces, the receiver matches and answers, then the data follows.
 
-So a send waits for its receive, and both ends learn of what does not fit, as on the emulator. The data is a plan of two ranks.
+As on the emulator, a send waits for its receive and both ends report a mismatch. The data moves as a plan of two ranks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["RemoteMailbox"]
 
 
 class _Process(World, Protocol):
-    """The part of its process's world that a mailbox needs."""
+    """The part of a process's world that its mailboxes use."""
 
     me: Rank
     control: ControlMessages
@@ -44,7 +44,7 @@ class RemoteMailbox(MatchingMailbox):
         self._announced: dict[int, End] = {}
 
     def post(self, end: End) -> None:
-        """Announce a send to another rank; a receive fails at once when no send can come."""
+        """Announce a send to its receiver; a receive fails at once if its sender has ended."""
         if not end.sends or end.peer == end.rank or end.peer is None or end.work is None:
             super().post(end)
             self.settle()
@@ -55,7 +55,7 @@ class RemoteMailbox(MatchingMailbox):
         self._world.control.send([self.group.members[end.peer]], "send", self.group.key, *announced)
 
     def read(self, sender: int, kind: str, content: list[Any]) -> None:
-        """Read a control message: a send of another rank, or the answer to a send of this one."""
+        """Handle a control message: an announced send, or the answer to a send of this rank."""
         here = self.group.group_rank[self._world.me.number]
         if kind == "send":
             rank, tag, size, dtype, stream = content
@@ -75,7 +75,7 @@ class RemoteMailbox(MatchingMailbox):
         super()._match(send, receive)
 
     def _answer(self, send: End, error: str) -> None:
-        """Answer a sender: its data is expected, or is refused for a reason."""
+        """Answer a sender: accept its data, or refuse it with the reason."""
         to = self.group.members[send.rank]
         self._world.control.send([to], "clear", self.group.key, send.number, error)
 

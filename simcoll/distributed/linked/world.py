@@ -1,11 +1,11 @@
-"""The world of a rank in a process of its own: control messages, a real clock, and the ranks that it waits for.
+"""The world of a rank in a separate process: control messages, a real clock, and the ranks that it waits for.
 
-Every event that needs all ranks (a collective, a new group, a barrier, the end) is a :class:`Meeting`: each rank that
-arrives notifies the others, and continues when it has heard from all. So every process itself knows which ranks are missing, have
-called something else or have ended, and none needs to ask.
+Every event that needs all ranks (a collective, a new group, a barrier, the end) is a :class:`Meeting`: each arriving rank
+notifies the others, and continues when all have arrived. So each process knows by itself which ranks are missing, have called
+something else or have ended.
 
-One thread does everything. While a program waits, the world reads control messages and lets the operations in flight proceed in
-turn; while it computes, nothing happens.
+There is one thread. While a program waits, the world reads control messages and advances the operations in flight in turn;
+while the program computes, nothing progresses.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ __all__ = ["Ending", "LinkedWorld"]
 
 _END = "end"
 EAGER_ROUNDS = 200
-"""Rounds without news before the processor is left to others for longer."""
+"""Idle polling rounds before the process starts to sleep."""
 REST_S = 5e-5
 LONG_REST_S = 1e-3
 PATIENCE_FS = 5 * 10**15
-"""Time that operations in flight have to end after a failure."""
+"""Grace period for operations in flight after a failure."""
 
 
 class Ending(msgspec.Struct, frozen=True, array_like=True):
@@ -61,9 +61,9 @@ class Ending(msgspec.Struct, frozen=True, array_like=True):
     value
         The return value, encoded.
     after_failure
-        Whether another rank had failed before.
+        Whether another rank had already failed.
     peak_bytes
-        The most bytes of arrays that it held.
+        Peak bytes of arrays held.
     """
 
     text: str
@@ -91,9 +91,9 @@ class _LinkExecutor:
 
 
 class LinkedWorld:
-    """One rank here, the others in other processes; time is this process's clock since the common start.
+    """The world of one rank whose peers are other processes; time is this process's clock since the common start.
 
-    The topology is for algorithms that depend on it; nothing is emulated.
+    The topology only serves algorithms that depend on it; nothing is emulated.
     """
 
     def __init__(self, control: ControlMessages, plans: Plans, *, debug: bool, history: History | None = None) -> None:
@@ -164,7 +164,7 @@ class LinkedWorld:
         return execute(group, group.executor, me, call, buffers, guard=guard and self.debug, announce=announce)
 
     def mailbox(self, group: ProcessGroup) -> RemoteMailbox:
-        """The mailbox of a group, with the control messages that came before it was made."""
+        """The mailbox of a group, with the control messages that arrived before it existed."""
         communicator = group.communicator
         found = self._mailboxes.get(communicator.key)
         if found is None:
@@ -178,7 +178,7 @@ class LinkedWorld:
         return _LinkExecutor(self, 0 if meeting is None else meeting.values[min(meeting.expected)])
 
     def default_store(self) -> Store:
-        """Refuse: processes have no store in common."""
+        """Refuse: processes share no store by default."""
         raise RuntimeError(
             "there is no default store: call init_process_group with a store, or init_method='tcp://...' or 'file://...'"
         )
@@ -189,12 +189,12 @@ class LinkedWorld:
         return OwnStore(store, {me.number: None})
 
     def new_stream(self) -> int:
-        """A number that no rank of the run uses twice, nor two ranks."""
+        """A number unique within the run."""
         self._numbers += 1
         return self._numbers * len(self.ranks) + self.me.number
 
     def end(self) -> Meeting:
-        """Announce to all ranks that this rank's program has ended, and how."""
+        """Announce to all ranks how this rank's program ended."""
         me, error_type, said = self.me, "", ""
         value: bytes | None = None
         text = f"rank {me.number} has ended its program"
@@ -229,7 +229,7 @@ class LinkedWorld:
         self._begin_ns = time.monotonic_ns()
 
     def hindrances(self) -> str:
-        """Nothing: other processes tell when they end."""
+        """None: other processes announce their ends."""
         return ""
 
     def later(self, time_fs: int, action: Callable[[], None]) -> None:  # noqa: ARG002  # as on the emulator
@@ -243,7 +243,7 @@ class LinkedWorld:
             self.poll()
 
     def poll(self) -> None:
-        """Let the other tasks proceed for a round; a RuntimeError when a process has died, so that the wait may never end."""
+        """Advance the other tasks by one round; a RuntimeError if a process has died, since the wait might never end."""
         task = current_task()
         if task is None:
             raise InternalError("poll outside of a rank program")
@@ -268,7 +268,7 @@ class LinkedWorld:
             self.tasks.stop()
 
     def _round(self) -> None:
-        """Read control messages, and let every task proceed that can."""
+        """Read control messages, and advance every task that can progress."""
         news = self.control.receive()
         for sender, (kind, key, *rest) in news:
             if kind == "meet":

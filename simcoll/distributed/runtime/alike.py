@@ -1,8 +1,8 @@
-"""Ranks that behave alike: the program of one, the leader, runs for all of its class.
+"""Classes of symmetric ranks: the program of one rank, the leader, runs for its whole class.
 
-The others, its followers, make every call of their leader at the same time, each in its own place: in the leader's group, or in the
-group that is like it. All their transfers are played. A call has ended on the leader when it has ended on its whole class; how far
-apart that was is noted.
+The other ranks of a class, the followers, make each call of their leader at the same time: in the leader's group, or in the
+corresponding group of their own. All their transfers are played. A call completes on the leader when it has completed on the whole
+class; the largest spread is recorded.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ __all__ = ["Alike", "read_classes"]
 
 
 class Alike:
-    """The classes of ranks of a run, and the groups that its programs made.
+    """The classes of symmetric ranks of a run, and the groups that its programs made.
 
     Attributes
     ----------
     leader
         The leader of every rank: the lowest of its class.
     skew_fs
-        The longest time between the ends of one call on two ranks of a class; 0 if they behaved exactly alike.
+        The largest difference between the completion times of one call within a class; 0 for exact symmetry.
     """
 
     def __init__(self, leader: Sequence[int]) -> None:
@@ -39,11 +39,11 @@ class Alike:
         return list(self._classes)
 
     def leaders_of(self, ranks: Iterable[int]) -> list[int]:
-        """Those among some ranks that are leaders."""
+        """The leaders among some ranks."""
         return [rank for rank in ranks if self.leader[rank] == rank]
 
     def note_group(self, members: Sequence[int]) -> None:
-        """Note that the programs make a group, perhaps one that no leader is in."""
+        """Record a group that the programs make, possibly one without a leader."""
         self._groups[tuple(members)] = None
 
     def classes_of(self, members: Sequence[int]) -> dict[int, Sequence[int]]:
@@ -52,7 +52,7 @@ class Alike:
         Raises
         ------
         RuntimeError
-            When the leader of a member is not in the group: nobody would make the member's calls.
+            When the leader of a member is not in the group, so that no program would make the member's calls.
         """
         place = {member: number for number, member in enumerate(members)}
         found: dict[int, list[int]] = {}
@@ -67,7 +67,7 @@ class Alike:
         return dict(found)
 
     def like(self, members: Sequence[int]) -> list[tuple[int, ...]]:
-        """The groups of the same dimension without a leader whose members are of the same classes, rank by rank."""
+        """The leaderless groups of the same mesh dimension whose members have the same classes, rank by rank."""
         pattern = [self.leader[member] for member in members]
         return [
             group
@@ -76,7 +76,7 @@ class Alike:
         ]
 
     def _dimension(self, members: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """The groups of one size without common ranks that were made one after the other with a group."""
+        """The disjoint groups of equal size that were made consecutively with a group."""
         dimension: list[tuple[int, ...]] = []
         taken: set[int] = set()
         for group in self._groups:
@@ -89,7 +89,7 @@ class Alike:
         return dimension if members in dimension else []
 
     def pairs_like(self, source: int, target: int) -> list[tuple[int, int]]:
-        """The pairs of followers that exchange the same message, by their places in their classes."""
+        """The pairs of followers that exchange the same message, matched by position in their classes."""
         pair = self._classes[self.leader[source]], self._classes[self.leader[target]]
         places = tuple(ranks.index(rank) for ranks, rank in zip(pair, (source, target), strict=True))
         if pair[0] is pair[1] or len(pair[0]) != len(pair[1]) or places[0] != places[1]:
@@ -98,7 +98,7 @@ class Alike:
 
 
 def read_classes(given: str | Sequence[Sequence[int]], nranks: int) -> Alike:
-    """Classes of ranks from ``"all"``, or lists of ranks; a rank in no list is in a class of its own.
+    """Read classes of ranks: ``"all"``, or lists of ranks; an unlisted rank forms its own class.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Calls of collectives and ends of messages: what a rank asked for, and how two calls differ."""
+"""A rank's call of a collective or of a send or receive, and how two calls differ."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Call(NamedTuple):
     splits
         Elements sent to and received from every rank, for an all_to_all with splits.
     fake
-        Whether it moves nothing, and only takes time.
+        Whether it only takes time and moves no data.
     """
 
     name: str
@@ -79,9 +79,9 @@ class Call(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class End:
-    """One end of a message, a send or a receive: ``rank`` posted it; ``peer`` is None for a receive from any rank.
+    """A posted send or receive of ``rank``; ``peer`` is None for a receive from any rank.
 
-    ``number`` names a send between processes; ``work`` is None when the rank is in another process.
+    ``number`` identifies a send between processes; ``work`` is None when the rank runs in another process.
     """
 
     sends: bool
@@ -96,7 +96,7 @@ class End:
 
     @property
     def posted(self) -> Work:
-        """The Work of an end that was posted here."""
+        """The Work, for an end posted in this process."""
         if self.work is None:
             raise InternalError(f"the end of a message at rank {self.rank} is in another process")
         return self.work

@@ -1,7 +1,7 @@
-"""Streams of a rank's accelerator: work that the program enqueues and does not wait for.
+"""Streams of a rank's emulated accelerator, with the semantics of CUDA streams.
 
-A stream does one thing after another: an operator that takes time, a wait for an event of another stream, a wait for a collective. A
-collective begins on a rank when the stream on which it was called has come so far, as NCCL's do.
+A stream executes in order: operators that take time, waits for events of other streams, waits for collectives. As with NCCL, a
+collective starts on a rank when the stream it was called on reaches it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class DeviceStream:
     Attributes
     ----------
     tail
-        Finishes when everything that has been enqueued is done.
+        Finishes when all enqueued work is done.
     """
 
     __slots__ = ("known", "label", "name", "rank", "tail")
@@ -53,7 +53,7 @@ class DeviceStream:
         self._then(start)
 
     def wait(self, other: Waitable) -> None:
-        """Let what comes after wait for something else."""
+        """Make work enqueued from now on wait for something."""
         recorded = self.rank.world.history.recording is not None
         if recorded and other.causes is not None:
             self.known = {**self.known, **other.causes.get(self.rank.number, {})}
@@ -75,7 +75,7 @@ class DeviceStream:
 
 
 class _Enqueued(Waitable):
-    """The end of something on a stream."""
+    """The completion of an item on a stream."""
 
     __slots__ = ("other",)
 
@@ -84,12 +84,12 @@ class _Enqueued(Waitable):
         self.other = other
 
     def waits_for(self) -> str:
-        """What the stream waits for, if not for an operator."""
+        """The stream, and what it is waiting for, if anything."""
         return self.label if self.other is None else f"{self.label}, which waits for {self.other.waits_for()}"
 
 
 class Device:
-    """The accelerator of a rank: the stream that is selected, and all that there are."""
+    """The emulated accelerator of a rank: its streams, and the current one."""
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
@@ -103,7 +103,7 @@ class Device:
         return made
 
     def tail(self) -> Waitable:
-        """Finishes when all that has been enqueued on any stream is done."""
+        """Finishes when all work enqueued on any stream is done."""
         join = DeviceStream(self.rank, "all streams")
         for stream in self.streams:
             join.wait(stream.tail)
@@ -114,13 +114,13 @@ _START: ContextVar[Waitable | None] = ContextVar("simcoll_start_of_calls", defau
 
 
 def start_of_calls() -> Waitable | None:
-    """What the calls that are made now wait for before they begin; None if they begin at once."""
+    """The event that calls made now must wait for; None if they start at once."""
     return _START.get()
 
 
 @contextmanager
 def after(stream: DeviceStream) -> Iterator[None]:
-    """Let the calls that are made inside begin when a stream has come so far."""
+    """Make calls inside the block start when the stream reaches them."""
     token = _START.set(stream.tail)
     try:
         yield

@@ -1,7 +1,7 @@
 """The world of emulated ranks: greenlets under one simulated clock.
 
-Rank programs run one at a time. At one timestamp the fabric's events come first, then the ranks that they woke, lowest
-rank first, until none is left; then the fabric settles its rates. So a run depends on nothing but its program.
+Rank programs run one at a time. At each timestamp the fabric's events are handled first, then the ranks that they woke, in
+ascending order, until none can continue; then the fabric computes its rates. So a run is a function of its program alone.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from simcoll.units import MAX_TIME_FS, format_time
 __all__ = ["PEER_ENDED", "EmulatedWorld", "RankWaiter"]
 
 PROGRAMS = EventPriority(5)
-"""After the events of a timestamp, before the fabric settles its rates (priority 10)."""
+"""After the events of a timestamp, before the fabric computes its rates (priority 10)."""
 
 REPEATED_HANGS = 100
-"""A program that catches this many reports of the same hang is stopped; so often may threads that wait idly look up meanwhile."""
+"""Reports of one hang that a program may catch, and idle polls that its threads may make meanwhile, before it is stopped."""
 
 SHOWN_RANKS = 64
 
 PEER_ENDED = "Connection closed by peer"
-"""How the report begins that ranks get which wait for one that has failed."""
+"""Start of the error raised on ranks that wait for a failed rank."""
 
 
 class _Pause(Waitable):
@@ -64,13 +64,13 @@ class EmulatedWorld:
     plans
         With the topology and protocol of the run; a protocol's name is that of the pattern of each schedule.
     timed
-        Whether no data moves, only time passes.
+        Whether the run is only timed, and moves no data.
     alike
-        The ranks that behave alike, by class; the programs of all others are in classes of their own.
+        Classes of symmetric ranks; every other rank forms its own class.
     alone
-        Whether only one rank runs here, and nothing is known of the others but what its backend plays.
+        Whether only one rank runs in this process, and its registered backend reaches the others.
     events
-        What happens during the run.
+        Faults and background traffic during the run.
     """
 
     home: str | None = None
@@ -117,7 +117,7 @@ class EmulatedWorld:
         self._blocked: set[int] = set()
         self._idle_rounds = 0
         self.stopped = False
-        """Whether a rank has: then the timeouts of groups pass, which the others wait for."""
+        """Whether a rank has stopped; group timeouts then expire for the ranks that wait for it."""
         self._faults = None if events is None else Faults(self, events, capacities)
 
     # What rank programs ask
@@ -142,7 +142,7 @@ class EmulatedWorld:
         return meeting
 
     def issue(self, group: ProcessGroup, me: Rank, call: Call, buffers: Buffers, *, guard: bool) -> Work:
-        """Play a call here, or on the backend that its group was made with."""
+        """Start a call on the emulator, or on the registered backend of its group."""
         guard = guard and self.debug
         if group.executor is not None:
             return execute(group, group.executor, me, call, buffers, guard=guard, announce=False)
@@ -152,7 +152,7 @@ class EmulatedWorld:
         return streams.issue(me, call, buffers, guard=guard)
 
     def mailbox(self, group: ProcessGroup) -> EmulatedMailbox:
-        """The mailbox where the group's sends and receives match; registered backends have none."""
+        """The group's mailbox, which matches sends with receives; registered backends have none."""
         communicator = group.communicator
         if group.executor is not None:
             raise RuntimeError(f"backend {communicator.backend!r} has no point-to-point operations here")
@@ -168,7 +168,7 @@ class EmulatedWorld:
         return self._store
 
     def open_store(self, me: Rank, url: str, timeout: timedelta | None) -> OwnStore:
-        """The store of a URL, which the first rank makes."""
+        """The store of a URL, made by the first rank that asks and shared."""
         own = self._own_stores.get(me.generation)
         if own is None:
             store = rendezvous(url, rank=0, world_size=1, timeout=timeout).store
@@ -197,7 +197,7 @@ class EmulatedWorld:
         self.tasks.run_ready()
 
     def pause(self, duration_fs: int, name: str) -> None:
-        """Let the running rank spend time."""
+        """Block the running rank for a duration."""
         over, task = _Pause(name), current_task()
         if self.history.recording is not None and task is not None and duration_fs:
             self.history.recording.work(task, duration_fs, name, over)
@@ -209,23 +209,23 @@ class EmulatedWorld:
         wait_until(over)
 
     def hindrances(self) -> str:
-        """Ranks that have stopped, and messages that wait for links that are down."""
+        """Describe stopped ranks, and messages stalled at links that are down."""
         found = [] if self._faults is None else [*self._faults.stopped(), *self._faults.waiting()]
         return "".join(f"; {line}" for line in found[:SHOWN_RANKS])
 
     def later(self, time_fs: int, action: Callable[[], None]) -> None:
-        """Act at a time."""
+        """Schedule an action."""
         self.calendar.at(time_fs, lambda _: action(), None)
 
     def _waited(self, task: Task, what: Waitable, reason: str, begin_fs: int) -> None:
-        """Note a wait of a rank in the timeline."""
+        """Record a wait of a rank in the timeline."""
         timeline = self.history.timeline
         if timeline is not None and self.now > begin_fs:
             spans = timeline.computed if isinstance(what, _Pause) else timeline.waited
             spans.append(Span(task.owner.number, reason, begin_fs, self.now))
 
     def fail_group(self, group: Communicator, error: str, *ranks: int) -> None:
-        """Let everything on a group fail, from now on, that needs some of its ranks."""
+        """Fail all present and future operations of a group that need the failed ranks."""
         group.failure = group.failure or error
         if group in self._streams:
             self._streams[group].fail(error, 0)
@@ -283,18 +283,18 @@ class EmulatedWorld:
         self.calendar.at(int(first), lambda _: tasks.interrupt(self.now), None)
 
     def _may_expire(self, waiting: list[Task]) -> bool:
-        """Whether a timeout of the program's own will end a wait, and not again and again that of idle waits only."""
+        """Whether an explicit timeout will end a wait, other than the endlessly repeated ones of idle waits."""
         busy = _busy(waiting)
         blocked = {id(task.waiting) for task in busy}
         self._idle_rounds, self._blocked = (self._idle_rounds + 1 if blocked == self._blocked else 0), blocked
         return any(self._expires(task) for task in (busy if self._idle_rounds > REPEATED_HANGS else waiting))
 
     def _expires(self, task: Task) -> bool:
-        """Whether a wait may end by its timeout though nothing else can happen."""
+        """Whether a wait may time out although no other event is left."""
         return task.explicit or (self.stopped and task.deadline_fs >= 0)
 
     def _unstick(self) -> None:
-        """Let the next explicit timeout expire, or report the hang: no event is left, but tasks wait."""
+        """Resolve a deadlock: let the next explicit timeout expire, or report the hang."""
         live = sorted(self.tasks.live, key=lambda task: task.order)
         waiting = [task for task in live if task.waiting is not None]
         if self._may_expire(waiting):
@@ -345,7 +345,7 @@ class RankWaiter:
         self._waiting: list[Waitable] = []
 
     def wait(self, ready: Callable[[], bool], timeout_s: float) -> bool:
-        """Try again after every change of a store; False after the timeout."""
+        """Retry after every change of a store; False after the timeout."""
         task = current_task()
         if task is None:
             return ready()

@@ -18,7 +18,7 @@ __all__ = ["FakeArray", "always_moved", "fake_array", "is_fake"]
 
 
 class FakeArray(np.ndarray[Any, Any]):
-    """An array whose elements are all the same one in memory; arithmetic gives fake arrays of the right shape and dtype."""
+    """An array without storage: all its elements share one; arithmetic gives fake arrays of the right shape and dtype."""
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None, **kwargs: Any) -> Any:
         """Shape and dtype of an elementwise operation."""
@@ -34,7 +34,7 @@ class FakeArray(np.ndarray[Any, Any]):
         return tuple(results) if isinstance(found, tuple) else results[0]
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:  # numpy's protocol
-        """Refuse what needs elements."""
+        """Refuse functions that need elements."""
         raise TypeError(f"a fake array has no elements: numpy.{func.__name__} needs them")
 
 
@@ -69,7 +69,7 @@ _ALWAYS_MOVED: ContextVar[bool] = ContextVar("simcoll_always_moved", default=Fal
 
 @contextmanager
 def always_moved() -> Iterator[None]:
-    """Move data inside the block also in a run that is only timed: the program needs its content, as in object collectives."""
+    """Move data inside the block even in a timed-only run, for content that the program needs (object collectives)."""
     token = _ALWAYS_MOVED.set(True)
     try:
         yield
@@ -78,7 +78,7 @@ def always_moved() -> Iterator[None]:
 
 
 def is_fake(arrays: Iterable[Array], *, timed: bool) -> bool:
-    """Whether an operation on these buffers moves nothing; ``timed``: the run is only timed."""
+    """Whether an operation on these buffers moves no data; ``timed``: the run is only timed."""
     if timed and not _ALWAYS_MOVED.get():
         return True
     for array in arrays:  # noqa: SIM110  # this is on every call, and a loop is faster

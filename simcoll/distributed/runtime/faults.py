@@ -22,7 +22,7 @@ __all__ = ["Faults"]
 
 
 class Emulated(Protocol):
-    """The world of emulated ranks, as far as events reach it."""
+    """The part of the emulated world that events act on."""
 
     emulator: Emulator
     tasks: Tasks
@@ -37,19 +37,19 @@ class Emulated(Protocol):
         ...
 
     def later(self, time_fs: int, action: Callable[[], None]) -> None:
-        """Act at a time."""
+        """Schedule an action."""
         ...
 
     def fail_group(self, group: Communicator, error: str, *ranks: int) -> None:
-        """Let everything on a group fail that needs some of its ranks."""
+        """Fail the operations of a group that need the failed ranks."""
         ...
 
 
 class Faults:
     """The events of a world of emulated ranks.
 
-    A rank that stops ends where it is. In groups whose backend is not nccl the others learn of it at once, as from gloo's closed
-    connections: whatever they do with it raises. Under nccl they wait until the timeout of the group is over.
+    A rank that stops ends where it is. In groups with a backend other than nccl the other ranks notice at once, as through
+    gloo's closed connections: operations with the stopped rank raise. Under nccl they wait until the group's timeout.
     """
 
     def __init__(self, world: Emulated, timeline: Timeline, whole_uBps: Sequence[int]) -> None:
@@ -66,13 +66,13 @@ class Faults:
                 world.later(at_fs, functools.partial(self._stop, rank))
 
     def worked_fs(self, rank: int, work_fs: int) -> int | None:
-        """When work is over that a rank begins now; ``None``: never."""
+        """When work that a rank begins now finishes; ``None``: never."""
         now = self._world.now
         pace = self._timeline.pace
         return now + work_fs if pace is None else pace.end(rank, now, work_fs)
 
     def _stop(self, number: int) -> None:
-        """A rank stops where it is."""
+        """Stop a rank where it is."""
         world, rank = self._world, self._world.ranks[number]
         self._stopped[number] = world.now
         if rank.finish_fs >= 0:  # its program had ended; operations that it began wait for it for ever
@@ -95,7 +95,7 @@ class Faults:
                 world.tasks.wake(task)
 
     def overdue(self, late: OverdueError) -> None:
-        """Fail the groups whose messages have waited too long for a link."""
+        """Fail the groups whose messages have stalled at a dead link for too long."""
         world = self._world
         told = f"was given up at {format_time(world.now)}"
         groups = [group for named in world.groups.values() for group in named]
@@ -110,7 +110,7 @@ class Faults:
         return [f"rank {number} stopped at {format_time(at_fs)}" for number, at_fs in self._stopped.items()]
 
     def waiting(self) -> list[str]:
-        """The messages that wait for links that are down, in words."""
+        """The messages stalled at links that are down, in words."""
         return [
             f"down: {links}: a message of rank {ends[0]} to rank {ends[1]} waits"
             for item in self._world.emulator.fabric.waiting()

@@ -1,4 +1,4 @@
-"""The part that followers have in their leaders' operations: they enter with them, and a leader goes on when all have left."""
+"""Followers in an operation: they enter with their leaders, and a leader continues when its whole class has left."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Followers"]
 
 @dataclass(slots=True, eq=False)
 class _Class:
-    """What is left to do before the leader of a class leaves an operation."""
+    """The ranks of a class still in an operation, which its leader waits for."""
 
     missing: int
     first_fs: int = -1
@@ -25,12 +25,12 @@ class _Class:
 
 @dataclass(slots=True, eq=False)
 class Followers:
-    """One operation of a group, with the same operation of the groups that are like it.
+    """One operation of a group, and the same operation of the corresponding groups of followers.
 
     Parameters
     ----------
     classes
-        By the group rank of every leader, those that enter with it.
+        Group ranks that enter with each leader, by the leader's group rank.
     leave
         Called with the group rank of every leader whose class has left, and the leader's output.
     """
@@ -44,26 +44,26 @@ class Followers:
     _leader: dict[int, int] = field(default_factory=dict)
 
     def play(self, plans: Iterable[Plan], label: tuple[str, int, str]) -> None:
-        """Begin the operation in the groups that are like the leaders'."""
+        """Start the operation in the corresponding groups of followers."""
         self.elsewhere = [Playing(self.emulator, plan, label, self.follower_left, fake=True) for plan in plans]
         for leader, ranks in self.classes.items():
             self._classes[leader] = _Class(len(ranks) * (1 + len(self.elsewhere)))
             self._leader.update(dict.fromkeys(ranks, leader))
 
     def enter(self, leader: int) -> None:
-        """Let a class enter, except in the leaders' own group."""
+        """Let the followers of a leader enter, except in the leaders' own group."""
         for playing in self.elsewhere:
             for rank in self.classes[leader]:
                 playing.enter(rank, ())
 
     def left(self, rank: int, values: Array | None) -> None:
-        """Note that a rank of the leaders' group has left."""
+        """Record that a rank of the leaders' group has left."""
         if rank == self._leader[rank]:
             self._classes[rank].values = values
         self.follower_left(rank, None)
 
     def follower_left(self, rank: int, _values: Array | None) -> None:
-        """Note that a rank has left; the last one of a class lets its leader go on."""
+        """Record that a follower has left; the last one of a class releases its leader."""
         leader, now = self._leader[rank], self.emulator.calendar.now
         entry = self._classes[leader]
         if entry.first_fs < 0:

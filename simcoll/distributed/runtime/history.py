@@ -1,4 +1,4 @@
-"""The history of a run: its finished operations, and what was wrong."""
+"""The history of a run: finished operations, findings and failures."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ class Record:
 
 @dataclass(slots=True)
 class History:
-    """The findings of a run so far.
+    """What a run has recorded so far.
 
     Attributes
     ----------
     max_records
         How many records are kept.
     end_fs
-        When the last of them ended.
+        When the last operation ended.
     digest
-        Sum of the operations' hashes: independent of their order.
+        Sum of the operations' hashes, which does not depend on their order.
     findings
-        What was not wrong enough for an error.
+        Problems short of an error.
     failures
-        What programs raised; the first is the cause, others may only have waited for it.
+        Exceptions of the programs; the first is the cause, and others may be its consequences.
     timeline
-        Everything that happened, if it is wanted.
+        Spans and messages for a trace, if requested.
     recording
-        What ranks do, to be played again elsewhere, if that is wanted.
+        Operations and dependencies to replay as a workload, if requested.
     """
 
     max_records: int = KEPT_RECORDS

@@ -1,4 +1,4 @@
-"""Messages between two ranks: a send and a receive match, and the data moves when both are posted."""
+"""Point-to-point messages: matching of sends and receives; data moves once both are posted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["EmulatedMailbox", "MatchingMailbox", "deliver_message", "message_nam
 
 
 class MatchingMailbox:
-    """The unmatched sends and receives of a group, by destination and tag, in the order in which they were posted."""
+    """The unmatched sends and receives of a group by destination and tag, in posting order."""
 
     def __init__(self, group: Communicator) -> None:
         self.group = group
@@ -27,7 +27,7 @@ class MatchingMailbox:
         self._receives: dict[tuple[int | None, int], deque[End]] = {}
 
     def post(self, end: End) -> None:
-        """Post an end; it takes the first one on the other side that fits."""
+        """Post a send or receive, and match it with the first counterpart that fits."""
         key = (end.peer if end.sends else end.rank, end.tag)
         mine, others = (self._sends, self._receives) if end.sends else (self._receives, self._sends)
         for other in others.get(key, ()):
@@ -49,7 +49,7 @@ class MatchingMailbox:
                 work.over(error)
 
     def _misfit(self, send: End, receive: End) -> str | None:
-        """The reason why two ends cannot be one message, if there is one. Only debug mode refuses receives that are too long."""
+        """The reason why a send and a receive cannot match, if any. Only debug mode refuses receives that are too long."""
         shorter = send.size < receive.size and not self.group.world.debug
         members = self.group.members
         if send.fake != receive.fake:
@@ -63,7 +63,7 @@ class MatchingMailbox:
         )
 
     def _start(self, send: End, receive: End) -> None:
-        """Move the data of a message whose ends fit."""
+        """Move the data of a matched message."""
         raise NotImplementedError
 
 
@@ -76,7 +76,7 @@ class EmulatedMailbox(MatchingMailbox):
         self._moving: dict[End, End] = {}  # receives and their sends
 
     def fail(self, error: str, ranks: Sequence[int]) -> None:
-        """End what waits for one of some group ranks, or moves from or to one of them."""
+        """Fail the messages, waiting or moving, that involve any of some group ranks."""
         for queues in (self._sends, self._receives):
             for queue in queues.values():
                 for end in [end for end in queue if end.peer in ranks or end.rank in ranks or end.peer is None]:
@@ -123,12 +123,12 @@ class EmulatedMailbox(MatchingMailbox):
 
 
 def message_name(group: Communicator, send: End, receive: End) -> str:
-    """A message, for the trace."""
+    """The name of a message in the trace."""
     return f"send {group.members[send.rank]} -> {group.members[receive.rank]} tag {send.tag}"
 
 
 def deliver_message(receive: End, sender: int, values: Array | None) -> None:
-    """Finish a receive with the message that came, which may be shorter than the tensor."""
+    """Finish a receive with the arrived message, which may be shorter than the tensor."""
     work = receive.posted
     error = work.guarded()
     if values is not None and error is None:

@@ -1,4 +1,4 @@
-"""The memory of a rank: the bytes that hold its arrays or tensors and are alive, and the most at once."""
+"""Memory accounting of a rank: live bytes of its arrays or tensors, and their peak."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["Memory"]
 
 
 class Memory:
-    """Bytes of the arrays that a rank has given to calls, and of its fake ones as if they were real.
+    """Bytes of the arrays that a rank has passed to calls; fake arrays count as if they were real.
 
     Attributes
     ----------
     held_bytes
-        Of those that are alive.
+        Bytes that are live now.
     peak_bytes
-        The most that it was.
+        Peak of ``held_bytes``.
     """
 
     __slots__ = ("_known", "held_bytes", "peak_bytes")
@@ -32,14 +32,14 @@ class Memory:
         self._known: dict[int, tuple[weakref.ref[Any], int]] = {}  # by a number that the owner has while it is alive
 
     def given(self, arrays: Iterable[Array]) -> None:
-        """Count the whole arrays that these are, or are views of, until they are gone."""
+        """Count these arrays, or the arrays that they are views of, until they are freed."""
         for array in arrays:
             while isinstance(array.base, np.ndarray):
                 array = array.base  # noqa: PLW2901  # up to the owner
             self.hold(id(array), array, array.nbytes)
 
     def hold(self, where: int, owner: Any, size_bytes: int) -> None:
-        """Count an owner of memory from now until it is gone, or if it is known, its new size."""
+        """Count an owner of memory until it is freed; for a known owner, update its size."""
         known = self._known.get(where)
         before = 0 if known is None else known[1]
         if known is None or size_bytes != before:

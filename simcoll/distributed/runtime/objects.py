@@ -2,8 +2,7 @@
 
 Plain data is None, bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, range, numpy arrays and
 scalars (and those of ml_dtypes), nested in any way; it comes back with the same types. The encoding is MessagePack with
-extension types for what MessagePack lacks. Decoding it runs no code from the sender. Unpickling does, so both sides have to
-declare that they trust each other.
+extension types for what MessagePack lacks. Decoding it runs no code from the sender. Unpickling can, so both sides have to opt in.
 """
 
 from __future__ import annotations
@@ -132,7 +131,7 @@ def _packed(thing: object, way: _Way = None, depth: int = 0) -> bytes:
 
 
 def _plain(thing: object, way: _Way, depth: int) -> object:
-    """The object in terms of what MessagePack has. Exact types only: a subclass would come back as something else."""
+    """Convert an object to MessagePack's types. Exact types only: a subclass would come back as its base."""
     kind = type(thing)
     if kind in _ATOMS:
         return thing

@@ -1,4 +1,4 @@
-"""Collectives: the calls of a group's ranks, the plans that they agree on, and the play of one rank's part by an executor.
+"""Collective calls of a group: matching, agreement on a plan, and execution of one rank's part.
 
 On the emulator, :mod:`simcoll.distributed.runtime.streams` matches and plays them.
 """
@@ -28,7 +28,7 @@ __all__ = ["Operation", "begin", "deliver", "execute", "plan_of", "play"]
 
 SHOWN_RANKS = 64
 LINGER_FS = 3 * 10**14
-"""How long a rank that has seen another call waits for the rest, so that its report can name them."""
+"""How long a rank that has seen a mismatched call waits for the others, to name them in its report."""
 
 
 def begin(group: Communicator, me: Rank, name: str, buffers: Buffers, *, p2p: bool = False) -> Work:
@@ -64,7 +64,7 @@ def begin(group: Communicator, me: Rank, name: str, buffers: Buffers, *, p2p: bo
 
 
 def plan_of(group: Communicator, call: Call, sizes: Any, members: tuple[int, ...] | None = None) -> Plan:
-    """The plan of a call, whose ``sizes`` are those that all ranks agree on; for other members, if given."""
+    """The plan of a call with the ``sizes`` that all ranks agreed on; for other members, if given."""
     plans = group.world.plans
     collective = Collective(call.kind, len(group.members), root=call.root)
     op = call.op.pairwise if call.op is not None else "sum"
@@ -73,7 +73,7 @@ def plan_of(group: Communicator, call: Call, sizes: Any, members: tuple[int, ...
 
 
 def deliver(work: Work, call: Call, values: Array | None, nranks: int) -> str | None:
-    """Fill a call's outputs from a plan's flat output; returns a fault of the buffers, if there is one."""
+    """Fill a call's outputs from a plan's flat output; returns a violation found in watched buffers, if any."""
     error = work.guarded()
     if error is None and values is not None:
         if call.op is not None:
@@ -84,7 +84,7 @@ def deliver(work: Work, call: Call, values: Array | None, nranks: int) -> str | 
 
 @dataclass(slots=True, eq=False)
 class Operation:
-    """One collective of a group: the calls that this process has seen, by group rank, and their Works."""
+    """One collective of a group: the calls seen in this process by group rank, and their Works."""
 
     group: Communicator
     sequence: int
@@ -102,7 +102,7 @@ class Operation:
         return f"{self.calls[rank]} ({self.where}, {self.works[rank].entry.site})"
 
     def missing(self) -> Sequence[int]:
-        """Global ranks whose calls are not known and are waited for."""
+        """Global ranks whose calls are still awaited."""
         return [member for number, member in enumerate(self.group.members) if number not in self.calls]
 
     def describe(self, rank: int) -> str:
@@ -112,7 +112,7 @@ class Operation:
         return f"{self.what(rank)} waits for {waits_for}"
 
     def add(self, rank: int, call: Call, work: Work) -> None:
-        """Note the call of a rank; the first one's plan is that of all."""
+        """Record the call of a rank; the first call determines the plan."""
         if not self.calls and call.splits is None:
             self.plan = plan_of(self.group, call, call.sizes)
         self.calls[rank] = call
@@ -129,7 +129,7 @@ class Operation:
         return None
 
     def refusal(self, said: Mapping[int, tuple[str, Any]], reason: str) -> str:
-        """The error that lists every rank's call and the line that made it, ``said`` by group rank."""
+        """The error that lists each rank's call and its source line, from ``said`` by group rank."""
         members = self.group.members
         lines = [f"Detected mismatch between collectives on ranks: {self.where}: {reason}"]
         for rank, member in enumerate(members[:SHOWN_RANKS]):
@@ -141,7 +141,7 @@ class Operation:
 
 
 class _Announced(msgspec.Struct, frozen=True, array_like=True):
-    """A rank's announcement of its call, besides the fields that must be equal on all ranks."""
+    """The rank-specific part of a call's announcement."""
 
     call: str
     site: str
@@ -151,7 +151,7 @@ class _Announced(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Executed(Operation):
-    """An operation of which this process makes one call, and plays one rank's part with an executor."""
+    """An operation in which this process runs one rank, whose part an executor plays."""
 
     executor: Executor
     here: int
@@ -160,7 +160,7 @@ class _Executed(Operation):
     agreement: Meeting | None = None
 
     def missing(self) -> Sequence[int]:
-        """The ranks that have not announced their calls; none, where calls are not announced."""
+        """The ranks whose announcements are missing; none where calls are not announced."""
         return () if self.agreement is None else self.agreement.missing()
 
     def announce(self, me: Rank) -> None:
@@ -173,7 +173,7 @@ class _Executed(Operation):
         self.agreement = self.group.world.meet(me, Arrival(key, self.what(self.here), members, subject, said))
 
     def run(self) -> None:
-        """Wait for the call before and for the other ranks, and play the plan."""
+        """Wait for the previous call and for the other ranks, then play the plan."""
         if self.before is not None:
             wait_until(self.before)
         group, call, work = self.group, self.calls[self.here], self.works[self.here]
@@ -214,7 +214,7 @@ class _Executed(Operation):
             raise RuntimeError(group.failure) from None
 
     def _all_sizes(self, call: Call) -> Any:
-        """The sizes of an all_to_all whose calls were not announced: the splits are collected first."""
+        """Collect the splits of an all_to_all whose calls were not announced."""
         own = np.array(() if call.splits is None else call.splits[0], np.int64)
         plan = plan_of(self.group, Call("splits", "all_gather", own.size, own.dtype), own.size)
         rows = np.asarray(self.executor.execute(plan, self.here, own)).reshape(own.size, own.size)

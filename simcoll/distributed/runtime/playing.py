@@ -1,4 +1,4 @@
-"""Plans in flight on the emulator: buffers to play them on, and ranks that enter and leave one by one."""
+"""Plans in flight on the emulator: staging buffers, and ranks that enter and leave individually."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ KEPT_BYTES = 1 << 24
 
 @dataclass(slots=True, eq=False)
 class Emulator:
-    """The emulator of a run: its links, and buffers to play plans on.
+    """The emulator of a run: its links and staging buffers.
 
     Attributes
     ----------
     stages
-        Buffers that are not in use, by the identity of their plan and whether they are fake.
+        Free buffers by the identity of their plan and whether they are fake.
     kept_bytes
-        What they hold together.
+        Total size of the free buffers.
     unsettled
-        What to do as soon as no more calls can come: operations that will fail then.
+        Operations to fail as soon as no more calls can come.
     pace, detours
-        Of ranks that slow down or stop, and around links that are down; ``None`` where no event says so.
+        Slowed or stopped ranks, and routes around dead links; ``None`` without such events.
     steady
-        Whether links and ranks stay as they are, so that what was played once may be followed later.
+        Whether links and ranks never change, so that recorded takes can be replayed.
     playing, following
-        How many plans in flight are played, and those that follow a take: at any time one kind only.
+        Plans in flight: the number being simulated, and those replaying a take. At most one of the two is non-empty.
     drawn
-        How many messages with jitter have begun: the number of the next, by which its jitter is drawn.
+        Messages with jitter so far, which numbers the next draw.
     """
 
     topology: Topology
@@ -69,7 +69,7 @@ class Emulator:
     following: dict[Playing, None] = field(default_factory=dict)
 
     def stage(self, plan: Plan, *, fake: bool) -> Stage:
-        """Buffers for a plan: those of an earlier run of it, or new ones."""
+        """Buffers for a plan, reused from an earlier run where possible."""
         waiting = self.stages.get((id(plan), fake))
         if not waiting:
             return Stage(self, plan, fake=fake)
@@ -78,7 +78,7 @@ class Emulator:
         return stage
 
     def give_back(self, stage: Stage) -> None:
-        """Keep buffers for the next run of their plan, unless they are large."""
+        """Keep buffers for reuse, unless they are large."""
         held = self.kept_bytes + stage.size_bytes
         known = stage.score is not None or stage.placement is not None
         if known and stage.size_bytes <= KEPT_BYTES and held <= 16 * KEPT_BYTES:
@@ -86,7 +86,7 @@ class Emulator:
             self.stages.setdefault((id(stage.plan), stage.pool is None), []).append(stage)
 
     def catch_up(self) -> None:
-        """Play all plans from now on that follow takes, after the part that is behind them."""
+        """Switch all plans that replay takes to simulation, after simulating the elapsed part."""
         late, self.following = list(self.following), {}
         entries = [entry for playing in late for entry in playing.stop_following()]
         if late:
@@ -97,11 +97,11 @@ class Emulator:
 
 
 class Stage:
-    """Buffers to play a plan on, apart from the caller's; each rank's input is copied in on its arrival.
+    """Staging buffers of a plan, separate from the caller's; each rank's input is copied in on arrival.
 
-    ``inputs`` and ``outputs`` are per rank a flat array; ``None`` where there is none, and everywhere if they are fake.
-    ``links`` are those of the topology that the plan uses. ``score`` is what comes again with each run of the plan; with jitter only
-    ``placement`` do.
+    ``inputs`` and ``outputs`` hold a flat array per rank; ``None`` where there is none, and everywhere if they are fake.
+    ``links`` are the topology links that the plan uses. ``score`` can be reused by every run of the plan; with jitter only
+    ``placement`` can.
     """
 
     __slots__ = ("inputs", "links", "outputs", "placement", "plan", "pool", "score", "size_bytes", "storage")
@@ -139,11 +139,11 @@ class Playing:
     label
         Group, sequence number and name of the operation, for the history.
     leave
-        Called with every rank whose last transfer is done, and its output.
+        Called with each rank whose last transfer is done, and its output.
     over
         Called when the last rank has left.
     fake
-        Whether nothing moves.
+        Whether no data moves.
     """
 
     emulator: Emulator
@@ -165,7 +165,7 @@ class Playing:
     _player: Player | None = None
 
     def __post_init__(self) -> None:
-        """Take buffers, and start the clock."""
+        """Acquire buffers, and start the clock."""
         emulator = self.emulator
         self.begin_fs = emulator.calendar.now
         self._stage = stage = emulator.stage(self.plan, fake=self.fake)
@@ -203,7 +203,7 @@ class Playing:
         return player
 
     def enter(self, rank: int, sources: Iterable[Array], op: Reduction | None = None) -> None:
-        """Let a rank begin its part, with a copy of its input."""
+        """Let a rank enter with a copy of its input."""
         staged = self._stage.inputs[rank]
         if staged is not None:
             self._stale, begin = True, 0
@@ -224,7 +224,7 @@ class Playing:
     # Following a take
 
     def _follows(self, event: Event) -> bool:
-        """Whether an entry is what comes next in the take, or in another one that went the same way so far."""
+        """Whether an entry matches the next event of the take, or of another take with the same history."""
         count = len(self._log)
         if self._take is not None and self._take.log[count : count + 1] == (event,):
             return True
@@ -236,7 +236,7 @@ class Playing:
         return False
 
     def _expect(self, take: Take) -> None:
-        """Wake up when the take goes on: when ranks leave, or should have entered."""
+        """Schedule the take's next event: a departure, or an expected entry."""
         calendar = self.emulator.calendar
         if len(self._log) == len(take.log):
             return
@@ -252,7 +252,7 @@ class Playing:
                 calendar.at(time_fs, lambda _: calendar.at_end(self._look), None)
 
     def _go_on(self, take: Take) -> None:
-        """Let those ranks leave that leave now."""
+        """Release the ranks that leave at this time."""
         after_fs = self.emulator.calendar.now - self.begin_fs
         while self._take is take and len(self._log) < len(take.log) and not self.stopped:
             time_fs, rank, leaves = take.log[len(self._log)]
@@ -263,7 +263,7 @@ class Playing:
             self._leave(rank)
 
     def _look(self, _event: object) -> None:
-        """Give the take up if a rank has not come that should have by now."""
+        """Abandon the take if an expected rank has not entered by now."""
         take, now = self._take, self.emulator.calendar.now
         if take is not None and len(self._log) < len(take.log):
             after_fs, _, leaves = take.log[len(self._log)]
@@ -271,13 +271,13 @@ class Playing:
                 self.emulator.catch_up()
 
     def stop_following(self) -> list[tuple[int, Callable[[int], None], int]]:
-        """Give the take up; returns what to do, and when, to come as far as this by playing."""
+        """Abandon the take; returns the timed actions that bring a simulation to this point."""
         self._take, self._behind = None, True
         self._player = player = self._play()
         return [(self.begin_fs + after_fs, player.enter, rank) for after_fs, rank, left in self._log if not left]
 
     def caught_up(self) -> None:
-        """Check that playing came as far as following."""
+        """Check that the simulation has reached the point of the abandoned take."""
         self._behind, now = False, self.emulator.calendar.now
         gone = [rank for after_fs, rank, left in self._log if left and self.begin_fs + after_fs < now]
         if not self._early.isdisjoint(gone):
@@ -308,7 +308,7 @@ class Playing:
         self.leave(rank, values)
 
     def _is_over(self) -> bool:
-        """Whether all ranks have left, also in the player if a take was given up."""
+        """Whether all ranks have left, in the player too if a take was abandoned."""
         return self._left == self.plan.nranks and (self._take is not None or not self._early)
 
     def _close_when_over(self) -> None:
@@ -343,4 +343,4 @@ class Playing:
 
 
 def _nobody(_rank: int, _values: Array | None) -> None:
-    """Called when a rank leaves something that is over: never."""
+    """Placeholder after the last rank has left; never called."""

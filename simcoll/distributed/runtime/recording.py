@@ -1,8 +1,8 @@
-"""A run as a workload: what each rank did, and what it had waited for before.
+"""Record a run as a workload: the operations of each rank and their dependencies.
 
-Every operation is noted when its rank asks for it, after all that the asking task has waited for. So the recorded program has the order of
-the real one and not its times, and can be played where these are others. What a task knows to be over is, for each stream, the last
-operation on it; waitables carry it from those that end to those that wait.
+An operation is recorded when its rank issues it, and depends on everything that the issuing task has waited for. The recording thus
+keeps the program's order but not its times, and can be replayed on other machines. A task's knowledge is a vector clock: for each
+stream, the last operation known to have finished. Waitables carry it from the task that finishes them to those that wait.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from simcoll.workload.workload import Rules, Workload
 __all__ = ["Recording"]
 
 Past = dict[str, int]
-"""For each stream of a rank, the number of the last operation on it that is over."""
+"""For each stream of a rank, the number of its last finished operation."""
 
 
 class _Group(Protocol):
-    """What is noted of a group: its key and description, its global ranks, and its algorithm."""
+    """A recorded group: key and description, global ranks, algorithm."""
 
     key: str
     desc: str
@@ -43,9 +43,9 @@ class _Group(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Noted:
-    """An operation of a rank: after what its program had passed, and at the ``gate`` of its accelerator's stream.
+    """A recorded operation of a rank, with its dependencies and the ``gate`` of its accelerator's stream.
 
-    ``together`` and the lane of a message are known when its partners are.
+    ``together`` and the lane of a message are filled in once its partners are known.
     """
 
     stream: str
@@ -62,7 +62,7 @@ class _Noted:
 
 @dataclass(slots=True, eq=False)
 class _Rank:
-    """What a rank has done, what it has waited for, in that order, and the last message on each of its lanes."""
+    """The operations and waits of a rank, in order, and the last message on each of its lanes."""
 
     noted: list[_Noted] = field(default_factory=list)
     seen: Past = field(default_factory=dict)
@@ -72,7 +72,7 @@ class _Rank:
 
 
 class Recording:
-    """What the ranks of a run do, as they do it, and how the run chooses plans."""
+    """The recording of a run in progress."""
 
     def __init__(self, nranks: int, plans: Plans) -> None:
         self.plans = plans
@@ -84,7 +84,7 @@ class Recording:
     # What tasks know
 
     def passed(self, task: Task, waitable: Waitable) -> None:
-        """Note that a task goes on after something."""
+        """Record that a task continues after a waitable."""
         rank = task.owner.number
         own = self.ranks[rank]
         causes = own.seen if waitable.causes is None else waitable.causes.get(rank, {})
@@ -98,7 +98,7 @@ class Recording:
             own.waited.setdefault(number, len(own.waited))
 
     def _note(self, rank: int, stream: str, extra: Iterable[int] = (), **traits: Any) -> int:
-        """Add an operation, after what the running task knows and ``extra``; returns its number."""
+        """Add an operation that depends on the running task's past and ``extra``; returns its number."""
         task = current_task()
         own = self.ranks[rank]
         past = task.past.values() if task is not None and task.owner.number == rank else own.seen.values()
@@ -108,7 +108,7 @@ class Recording:
     # What ranks do
 
     def work(self, task: Task, duration_fs: int, name: str, over: Waitable) -> None:
-        """Note that a rank computes until ``over``, and waits for it."""
+        """Record that a rank computes until ``over``, and waits for it."""
         rank = task.owner.number
         names = self.ranks[rank].tasks
         stream = names.setdefault(task.order[1], f"host {len(names) + 1}" if names else "host")
@@ -116,18 +116,18 @@ class Recording:
         over.causes = {rank: {stream: number}}
 
     def enqueued(self, rank: int, stream: str, duration_fs: int, name: str, known: Past) -> Past:
-        """Note an operator on a stream of an accelerator, whose end so far implies ``known``; returns what it then implies."""
+        """Record an operator on an accelerator's stream whose tail implies ``known``; returns what the new tail implies."""
         return {stream: self._note(rank, stream, known.values(), name=name, time_fs=duration_fs)}
 
     def begin(self, work: Work) -> None:
-        """Note that a rank asks for an operation, or posts an end of a message."""
+        """Record that a rank issues an operation, or posts a send or receive."""
         rank = work.rank.number
         gate = {} if work.gate is None or work.gate.causes is None else work.gate.causes.get(rank, {})
         number = self._note(rank, f"operation {len(self.ranks[rank].noted)}", gate.values(), name=work.name, asked=True)
         work.causes = {rank: {self.ranks[rank].noted[number].stream: number}}
 
     def call(self, rank: int, group: _Group, call: Call, work: Work) -> None:
-        """Note the call of a collective."""
+        """Record the call of a collective."""
         self.groups[group.key] = group
         noted, number = self._of(rank, work)
         noted.stream = f"group {group.key}"
@@ -136,7 +136,7 @@ class Recording:
         noted.sends = None if call.splits is None else call.splits[0]
 
     def message(self, group: _Group, send: End, receive: End) -> None:
-        """Note that the two ends of a message have met."""
+        """Record that a send and a receive have matched."""
         pair = (group.members[send.rank], group.members[receive.rank])
         size = send.size * parse_dtype(send.dtype).itemsize
         if pair[0] == pair[1] or not size:
@@ -157,13 +157,13 @@ class Recording:
             noted.together, noted.lane = together, f"messages {lane}" if lane else "messages"
 
     def _is_free(self, rank: int, noted: _Noted, lane: int) -> bool:
-        """Whether a rank had waited for the last message on a lane before it posted an end."""
+        """Whether a rank had waited for the last message on a lane before it posted this one."""
         own = self.ranks[rank]
         last = own.lanes[lane] if lane < len(own.lanes) else -1
         return last < 0 or own.waited.get(last, noted.passed) < noted.passed
 
     def meet(self, rank: int, arrival: Arrival, meeting: Meeting) -> None:
-        """Note that a rank comes to a meeting."""
+        """Record that a rank arrives at a meeting."""
         if meeting.causes is None:
             meeting.causes = {}
         expected = () if arrival.expected is None else tuple(sorted(arrival.expected))
@@ -174,7 +174,7 @@ class Recording:
         meeting.causes[rank] = {"meetings": number}
 
     def waits_for_key(self, rank: int, now_fs: int) -> None:
-        """Note that a rank waits for a key of a store: before anything has taken time, that orders nothing."""
+        """Record that a rank waits for a key of a store, unless no time has passed, when the wait orders nothing."""
         if now_fs > 0:
             self.unsaid[f"rank {rank} waits for a key of a store after the program has begun to take time"] = None
 
@@ -185,13 +185,13 @@ class Recording:
     # The workload
 
     def workload(self, alike: Alike | None) -> Workload:
-        """All that was recorded.
+        """The recording as a workload.
 
         Raises
         ------
         ConfigError
-            For what a workload cannot say: messages of a rank to itself or without bytes, waits for keys of stores, calls on registered
-            backends, protocols and algorithms that are no names.
+            For operations that a workload cannot express: messages to oneself or without bytes, waits for store keys, calls on
+            registered backends, protocols and algorithms not given by name.
         """
         if self.unsaid:
             raise ConfigError(f"the run cannot be recorded as a workload: {'; '.join(list(self.unsaid)[:8])}")
@@ -210,7 +210,7 @@ class Recording:
         return gathered(_without_idle_meetings(traces), rules=rules)
 
     def _names(self) -> dict[str, str]:
-        """A name for each group, the same for groups that are alike and share no rank."""
+        """A name for each group; corresponding disjoint groups share one."""
         taken: dict[str, set[int]] = {}
         found = {}
         for key, group in self.groups.items():
@@ -227,7 +227,7 @@ class Recording:
     def _steps(
         self, rank: int, named: Mapping[str, str], rows: Mapping[Hashable, dict[int, tuple[int, ...]]]
     ) -> list[Step]:
-        """What a rank did, without ends of messages that never met."""
+        """The operations of a rank, without unmatched sends and receives."""
         made: list[Step] = []
         place: dict[int, tuple[int, ...]] = {}
         for number, noted in enumerate(self.ranks[rank].noted):
@@ -250,7 +250,7 @@ class Recording:
         return made
 
     def _rows(self) -> dict[Hashable, dict[int, tuple[int, ...]]]:
-        """What each rank sends in an all_to_all with splits."""
+        """The sizes that each rank sends in an all_to_all with splits."""
         rows: dict[Hashable, dict[int, tuple[int, ...]]] = defaultdict(dict)
         for rank, own in enumerate(self.ranks):
             for noted in own.noted:
@@ -260,7 +260,7 @@ class Recording:
 
 
 def _together(group: _Group, call: Call, sequence: int, plans: Plans) -> Together:
-    """A collective, as a workload asks for it; the blocks of an all_to_all with splits come later."""
+    """A collective in the terms of a workload; the blocks of an all_to_all with splits are added later."""
     n = len(group.members)
     dtype = "uint8" if call.dtype.kind == "b" else call.dtype.name
     collective = Collective(call.kind, n, root=call.root)
@@ -275,7 +275,7 @@ def _together(group: _Group, call: Call, sequence: int, plans: Plans) -> Togethe
 
 
 def _uneven(together: Together, rows: dict[int, tuple[int, ...]]) -> dict[str, Any]:
-    """Size and blocks of an all_to_all whose ranks said what they send."""
+    """Size and blocks of an all_to_all from the sizes that each rank sends."""
     found = matrix([rows[rank] for rank in together.ranks])
     n, itemsize = len(together.ranks), parse_dtype(together.dtype).itemsize
     if isinstance(found, int):
@@ -285,12 +285,12 @@ def _uneven(together: Together, rows: dict[int, tuple[int, ...]]) -> dict[str, A
 
 
 def _algorithm(group: _Group, call: Call, plans: Plans) -> str:
-    """The algorithm that a program named; empty where none serves.
+    """The name of the algorithm that a program chose; empty where it does not apply.
 
     Raises
     ------
     ConfigError
-        For a schedule of the program's own, or a function that chooses: a workload can only say names.
+        For a schedule or a selecting function: a workload holds only names.
     """
     for position, given in enumerate((call.algorithm, group.algorithm, plans.algorithm)):
         choice = given.get(call.kind) if isinstance(given, Mapping) else given
@@ -306,7 +306,7 @@ def _algorithm(group: _Group, call: Call, plans: Plans) -> str:
 
 
 def _followed(rank: int, steps: list[Step], alike: Alike) -> list[Step]:
-    """The steps of a rank that does what its leader's program does, in its own groups."""
+    """The steps of a follower: its leader's, in the follower's own groups."""
     made = []
     for step in steps:
         asked = step.together
@@ -326,7 +326,7 @@ def _followed(rank: int, steps: list[Step], alike: Alike) -> list[Step]:
 
 
 def _without_idle_meetings(traces: Traces) -> Traces:
-    """Without meetings of ranks that had nothing to do before: they order nothing."""
+    """Drop meetings of ranks without earlier operations, which order nothing."""
     late = {
         step.together.key
         for steps in traces

@@ -43,7 +43,7 @@ class Site:
 
 # Each greenlet has its own context: no other rank sees this.
 asked_from: ContextVar[Site | None] = ContextVar("simcoll_asked_from", default=None)
-"""The line to report for a call that another thread makes; None: the caller's own."""
+"""The source line to report for a call made on another thread's behalf; None: the caller's own."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -52,7 +52,7 @@ def _site(function: str, file: str, line: int) -> Site:
 
 
 def calling_site(*folders: str) -> Site:
-    """The innermost line outside these folders; by default, outside this package."""
+    """The innermost stack frame outside these folders (default: outside this package)."""
     known = asked_from.get()
     if known is not None:
         return known
@@ -66,7 +66,7 @@ def calling_site(*folders: str) -> Site:
 
 
 def buffers_of(arrays: Sequence[Array]) -> Described:
-    """Some arrays by shape and dtype."""
+    """Describe arrays by shape and dtype."""
     return _described(tuple([(array.shape, array.dtype) for array in arrays]))
 
 
@@ -133,7 +133,7 @@ def _ns(time_fs: int) -> int | None:
 
 
 def new_flight() -> Flight:
-    """A record without operations; beyond ``KEPT``, the oldest is dropped."""
+    """An empty flight record, which keeps the last ``KEPT`` operations."""
     return deque(maxlen=KEPT)
 
 

@@ -1,8 +1,8 @@
-"""The collectives of a group on the emulator: calls are matched, compared and played.
+"""The collectives of a group on the emulator: matching, comparing and playing calls.
 
-A group is a stream: a rank enters an operation when its part of the one before has finished, and when it has called; it does
-not wait for the calls of the others. Only transfers that need a rank that has not called wait. Operations of different groups
-overlap, and share the links.
+A group is a stream: a rank enters an operation once it has called and its part of the previous operation has finished. It does
+not wait for the other ranks' calls; only transfers that involve a rank that has not called wait. Operations of different groups
+overlap and share the links.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Streams"]
 
 @dataclass(slots=True, eq=False)
 class Streams:
-    """A group's operations on the emulator: each rank's stream, and the operations that some rank has yet to call."""
+    """A group's operations on the emulator: one stream per rank, and the operations that await further calls."""
 
     group: Communicator
     emulator: Emulator
@@ -36,7 +36,7 @@ class Streams:
     open: dict[int, _Matched] = field(default_factory=dict)
 
     def issue(self, me: Rank, call: Call, buffers: Buffers, *, guard: bool) -> Work:
-        """Match a call with those of the other ranks and put it on the rank's stream."""
+        """Match a call with the other ranks' calls, and enqueue it on the rank's stream."""
         work = begin(self.group, me, call.name, buffers)
         here, sequence = self.group.group_rank[me.number], work.entry.sequence
         recording = self.group.world.history.recording
@@ -67,14 +67,14 @@ class Streams:
         return self.together
 
     def leave(self, rank: int) -> None:
-        """Let a rank enter the next operation: its part of the one at the head of its stream has finished."""
+        """Advance a rank's stream: its part of the operation at the head has finished."""
         stream = self.streams[rank]
         stream.pop(0)
         if stream:
             stream[0].enter(rank)
 
     def fail(self, error: str, sequence: int) -> None:
-        """Fail this operation and all later ones, including calls to come: none can be trusted any more."""
+        """Fail this operation, all later ones and future calls: the ranks are out of step."""
         self.group.failure = self.group.failure or error
         for number in [number for number in self.open if number >= sequence]:
             self.open.pop(number).fail(error)
@@ -84,7 +84,7 @@ class Streams:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Matched(Operation):
-    """An operation whose ranks are all in this process, from the first call to the last departure."""
+    """An operation of emulated ranks, from the first call to the last departure."""
 
     streams: Streams
     mismatch: bool = False
@@ -126,7 +126,7 @@ class _Matched(Operation):
         self.streams.fail(self.refusal(said, reason), self.sequence)
 
     def fail(self, error: str) -> None:
-        """End it with an error on all ranks."""
+        """Fail the operation on all ranks."""
         self.failed = True
         if self.playing is not None:
             self.playing.stopped = True
@@ -135,7 +135,7 @@ class _Matched(Operation):
             work.over(error)
 
     def enter(self, rank: int) -> None:
-        """Let a rank begin, whose stream has reached the operation, when its device has come so far."""
+        """Let a rank enter whose stream has reached the operation, once its device stream has too."""
         gate = self.works[rank].gate
         if gate is not None and not gate.done:
             gate.when_done(functools.partial(self.enter, rank))
@@ -161,7 +161,7 @@ class _Matched(Operation):
             self.followers.enter(rank)
 
     def _begin(self, call: Call, plan: Plan) -> Playing:
-        """Start to play, also in the groups of followers that are like this one."""
+        """Start playing, in the corresponding groups of followers too."""
         streams, alike, leave = self.streams, self.group.world.alike, self._leave
         label = (self.group.name, self.sequence, call.name)
         if alike is not None:
@@ -172,7 +172,7 @@ class _Matched(Operation):
         return Playing(streams.emulator, plan, label, leave, self._close, fake=call.fake)
 
     def _close(self) -> None:
-        """Forget it: all ranks have left."""
+        """Drop the operation after the last rank has left."""
         self.streams.open.pop(self.sequence, None)
         self.followers = None  # they know this one: no circle is left to be collected
 

@@ -1,8 +1,8 @@
-"""Takes: plans as they were played, kept to be followed when their ranks come at the same times again.
+"""Takes: recorded executions of plans, replayed when their ranks enter at the same relative times again.
 
-A plan that nothing shares its links with goes the same way whenever its ranks enter at the same times after the first one, to the
-femtosecond. So it need not be played again, as long as they do. If one of them does not, or something else comes onto the links, the
-time since the first entry is played after all: until then, nothing could depend on what was to come.
+A plan that shares its links with nothing else takes exactly the same course, to the femtosecond, whenever its ranks enter at the same
+offsets from the first entry. So a recorded take is replayed instead of simulating the plan again. If an entry deviates, or other traffic
+reaches the links, the time since the first entry is simulated after all, which is sound because no rank has yet seen a later event.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ Log = tuple[Event, ...]
 __all__ = ["Links", "Take", "Takes", "take_of"]
 
 KEPT = 4
-"""So many takes of a plan are kept; 0: everything is played."""
+"""Takes kept per plan; 0 disables replay."""
 KEPT_MESSAGES = 1 << 18
-"""So many messages of all takes."""
+"""Messages kept over all takes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Take:
-    """A plan as it was played.
+    """A recorded execution of a plan.
 
     Attributes
     ----------
     log
-        What happened to its ranks, in order: femtoseconds after the first entry, rank, whether it left.
+        Entries and departures in order: femtoseconds after the first entry, rank, whether it left.
     end_fs
-        When its last message was done, after the first entry.
+        Completion of the last message, after the first entry.
     hash
-        Of its messages, from the first entry on.
+        Hash of its messages, with times relative to the first entry.
     """
 
     plan: Plan
@@ -49,7 +49,7 @@ class Take:
 
 
 def take_of(plan: Plan, log: Iterable[Event], begin_fs: int, ledger: Ledger) -> Take:
-    """The take of a plan that has been played, with a ledger that kept its columns."""
+    """Make a take from a finished execution, whose ledger kept its columns."""
     columns = np.concatenate(ledger.columns, axis=1) if ledger.columns else np.zeros((7, 0), np.int64)
     columns[4:] -= begin_fs
     return Take(plan, tuple(log), max(0, ledger.time_fs - begin_fs), ledger.messages, MovedHash(list(columns)))
@@ -57,7 +57,7 @@ def take_of(plan: Plan, log: Iterable[Event], begin_fs: int, ledger: Ledger) -> 
 
 @dataclass(slots=True)
 class Takes:
-    """The takes of a run, by the identity of their plans, the newest last."""
+    """The takes of a run by the identity of their plans, newest last."""
 
     kept: dict[int, list[Take]] = field(default_factory=dict)
     messages: int = 0
@@ -67,7 +67,7 @@ class Takes:
         return self.kept.get(id(plan), [])
 
     def add(self, take: Take) -> None:
-        """Keep a take; the oldest of its plan gives way, and all of plans that have not been played for long."""
+        """Keep a take; evict the oldest of its plan, and those of plans least recently played."""
         takes = self.kept.pop(id(take.plan), [])
         self.kept[id(take.plan)] = takes
         takes.append(take)
@@ -80,13 +80,13 @@ class Takes:
 
 @dataclass(slots=True)
 class Links:
-    """The links that are in use, and whose use of them is theirs alone."""
+    """Links in use, and the users that share none of theirs."""
 
     users: dict[int, Hashable] = field(default_factory=dict)
     crowd: dict[Hashable, None] = field(default_factory=dict)
 
     def take(self, user: Hashable, links: Iterable[int]) -> bool:
-        """Note a user of some links; whether it is alone on them."""
+        """Register a user of some links; returns whether it shares none of them."""
         others = dict.fromkeys(self.users[link] for link in links if link in self.users)
         if others or self.crowd:
             self.crowd.update(others)
@@ -95,12 +95,12 @@ class Links:
         return not others
 
     def crowd_all(self, user: Hashable) -> None:
-        """Note a user that may use any link: until it gives them back, nobody is alone."""
+        """Register a user that may use any link, so that until it leaves every user shares its links."""
         self.crowd.update(dict.fromkeys(self.users.values()))
         self.crowd[user] = None
 
     def give_back(self, user: Hashable, links: Iterable[int]) -> bool:
-        """Free the links of a user; whether it was alone on them all the time."""
+        """Release the links of a user; returns whether it never shared any of them."""
         for link in links:
             if self.users.get(link) == user:
                 del self.users[link]

@@ -1,4 +1,4 @@
-"""Rank programs as greenlets: tasks that run until they wait, for a waitable or a meeting of ranks, and up to a deadline."""
+"""Rank programs as greenlets: tasks that run until they block on a waitable, with a deadline."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ SHOWN_RANKS = 16
 class Waitable:
     """Something that will finish: a Work, a future, a meeting of ranks, or the event named by ``label``.
 
-    ``raises`` is the class of its errors. ``idle``: who waits for it may do so for ever, so that a hang is reported to others.
-    ``causes``: of recorded runs, by rank, the last operations by stream that are over when it is; None: nobody said.
+    ``raises`` is the class of its errors. ``idle`` marks waits that may last for ever (a worker thread's, for example), which do not
+    count as hanging. ``causes`` (recorded runs): by rank and stream, the last operations that its completion implies; None: unknown.
     """
 
     __slots__ = ("causes", "done", "error", "idle", "label", "raises", "watchers")
@@ -37,7 +37,7 @@ class Waitable:
         self.watchers: list[Callable[[], None]] = []
 
     def finish(self, error: str | None = None) -> None:
-        """Mark it finished, and wake all tasks that wait for it."""
+        """Mark it finished, and wake all waiting tasks."""
         if self.done:
             return
         self.done = True
@@ -58,12 +58,12 @@ class Waitable:
         return self.label
 
     def expired(self, waited_fs: int) -> str:
-        """The message for a task that has waited too long."""
+        """The error message for a wait that timed out."""
         return f"Timed out waiting {waited_fs // 10**12}ms for {self.waits_for()}"
 
 
 class Clock(Protocol):
-    """The time that tasks wait in."""
+    """The clock of a world."""
 
     tasks: Tasks
 
@@ -76,8 +76,8 @@ class Clock(Protocol):
 
 
 class Owner(Protocol):
-    """The rank whose program a task runs: its number, its world, the asynchronous operations it has not waited for,
-    those whose buffers are watched, and the memory that it holds.
+    """The rank whose program a task runs: its number and world, its open asynchronous operations, those with watched buffers,
+    and its memory.
     """
 
     @property
@@ -97,7 +97,7 @@ class Owner(Protocol):
 
 
 class Task(greenlet.greenlet):  # type: ignore[misc]
-    """A rank's program, or one of its callbacks, that runs until it waits."""
+    """A rank's program or callback, which runs until it blocks."""
 
     def __init__(
         self, hub: greenlet.greenlet, owner: Owner, number: int, body: Callable[[], Any], over: Callable[[Task], None]
@@ -126,13 +126,13 @@ class Task(greenlet.greenlet):  # type: ignore[misc]
         self.close()
 
     def close(self) -> None:
-        """Report the end, also that of a task that was stopped from outside."""
+        """Report the end of the task, stopped from outside or not."""
         self._over(self)
 
 
 @dataclass(slots=True, eq=False)
 class Tasks:
-    """The tasks of a world: those that have not ended, those that can continue, and the next deadline.
+    """The scheduler of a world's tasks: live tasks, ready tasks, and the next deadline.
 
     Parameters
     ----------
@@ -141,9 +141,9 @@ class Tasks:
     on_ready
         Called whenever a task can continue.
     on_waited
-        Called after every wait: the task, what it waited for, that in words when it began, and when that was.
+        Called after every wait with the task, the waitable, its description when the wait began, and that time.
     on_passed
-        Called whenever a task goes on after something that it asked to wait for, whether it had to or not.
+        Called whenever a task continues after a waitable, whether it had to block or not.
     """
 
     horizon_fs: float = math.inf
@@ -163,7 +163,7 @@ class Tasks:
         over: Callable[[Task], None],
         past: Mapping[str, int] | None = None,
     ) -> None:
-        """Start a program now; ``over`` is called when it has ended. ``past``: what it begins after; default: what its starter has."""
+        """Start a program now; ``over`` is called when it ends. ``past`` is its recorded past (default: its starter's)."""
         self._number += 1
 
         def ended(task: Task) -> None:
@@ -176,13 +176,13 @@ class Tasks:
         self.wake(task)
 
     def wake(self, task: Task) -> None:
-        """Let a task continue at this time."""
+        """Make a task ready."""
         self.ready.append(task)
         if self.on_ready is not None:
             self.on_ready()
 
     def block(self, task: Task, timeout_fs: int | None, now: int, *, explicit: bool) -> None:
-        """Note until when a task waits."""
+        """Set the deadline of a blocked task."""
         deadline_fs = -1 if timeout_fs is None else now + timeout_fs
         task.waited_from_fs = now
         task.deadline_fs = deadline_fs if deadline_fs <= self.horizon_fs else -1
@@ -191,7 +191,7 @@ class Tasks:
             self.deadline_fs = min(self.deadline_fs, task.deadline_fs)
 
     def run_ready(self) -> None:
-        """Let every task continue that can, lowest rank first."""
+        """Run all ready tasks, lowest rank first."""
         ready, self.ready = self.ready, []
         for task in sorted(ready, key=lambda task: task.order):
             if not task.dead:
@@ -199,7 +199,7 @@ class Tasks:
                 task.switch()
 
     def interrupt(self, now: int, lost: str = "") -> None:
-        """End the waits that have lasted too long, which will raise; all of them, when a process has died."""
+        """Interrupt waits past their deadlines, which then raise; all waits, if a process has died."""
         for task in list(self.live):
             waiting = task.waiting
             if waiting is not None and not waiting.done and (lost or 0 <= task.deadline_fs <= now):
@@ -213,9 +213,9 @@ class Tasks:
 
 
 def current_task() -> Task | None:
-    """The task that runs, if this code runs in one.
+    """The running task, if any.
 
-    The greenlet itself carries its rank: worlds can be nested, and run in several threads.
+    The greenlet carries its rank, so that worlds can be nested and run in several threads.
     """
     here: greenlet.greenlet | None = greenlet.getcurrent()
     if type(here) is Task:
@@ -228,13 +228,13 @@ def current_task() -> Task | None:
 
 
 def past_of(owner: Owner) -> dict[str, int]:
-    """What the running task has passed, if it is one of a rank's."""
+    """The recorded past of the running task, if it belongs to this rank."""
     task = current_task()
     return dict(task.past) if task is not None and task.owner is owner else {}
 
 
 def wait_until(waitable: Waitable, timeout_fs: int | None = None, *, explicit: bool = False) -> None:
-    """Block the running task until something has finished.
+    """Block the running task until a waitable has finished.
 
     Raises
     ------
@@ -273,7 +273,7 @@ def _block(waitable: Waitable, timeout_fs: int | None, *, explicit: bool) -> Non
 
 
 def listed(ranks: Iterable[int]) -> str:
-    """Ranks for people: the first few."""
+    """Format ranks for messages: the first few, then an ellipsis."""
     every = list(ranks)
     return ", ".join(map(str, every[:SHOWN_RANKS])) + (", ..." if len(every) > SHOWN_RANKS else "")
 
@@ -285,17 +285,17 @@ class Arrival:
     Attributes
     ----------
     key
-        Names the meeting: the same on all ranks, and used once.
+        Identifies the meeting: equal on all ranks, and used once.
     what
-        What the ranks do together, for messages.
+        The purpose, for messages.
     expected
-        The ranks to wait for; None for as many as it takes to compare the subjects.
+        The ranks to wait for; None to wait only until two subjects can be compared.
     subject
-        What this rank came for: must be equal on all ranks.
+        Must be equal on all ranks.
     value
-        Its contribution to the meeting, as plain data.
+        This rank's contribution, as plain data.
     tell
-        The ranks that may arrive; None: those that are waited for.
+        The ranks to notify; None: the expected ranks.
     """
 
     key: str
@@ -307,16 +307,16 @@ class Arrival:
 
 
 class Meeting(Waitable):
-    """Ranks that must all arrive; it takes no simulated time, since nothing crosses the network.
+    """A synchronisation point of ranks, which takes no simulated time, since nothing crosses the network.
 
     Attributes
     ----------
     what, expected
-        As of the first arrival in this process; empty before.
+        From the first arrival in this process; empty before.
     subjects, values
         By rank, in order of arrival.
     clash
-        The first two ranks that came for different things.
+        The first two ranks with different subjects.
     """
 
     __slots__ = ("clash", "expected", "subjects", "values", "what")
@@ -330,7 +330,7 @@ class Meeting(Waitable):
         self.clash: tuple[int, int] | None = None
 
     def arrive(self, rank: int, subject: Any, value: Any) -> None:
-        """Note that a rank is here."""
+        """Record the arrival of a rank."""
         self.subjects[rank] = subject
         self.values[rank] = value
         first = next(iter(self.subjects))
@@ -347,7 +347,7 @@ class Meeting(Waitable):
         return f"{self.what} waits for rank {listed(missing)}" if missing else f"{self.what} waits for data"
 
     def settle(self, ended: Mapping[int, str]) -> None:
-        """Finish if all ranks are here, if they disagree, or if one can never come: ``ended`` says why."""
+        """Finish if all ranks have arrived, if they disagree, or if one never can: ``ended`` says why."""
         if not self.what:
             return
         if self.clash is not None:
@@ -362,6 +362,6 @@ class Meeting(Waitable):
             self.finish()
 
     def check(self) -> None:
-        """Raise if the ranks came for different things, or one of them has ended."""
+        """Raise if the ranks' subjects differ, or one of the ranks has ended."""
         if self.error is not None:
             raise RuntimeError(self.error)

@@ -1,4 +1,4 @@
-"""The timeline of a run: when each rank computed, communicated and waited, and the share of communication that was exposed."""
+"""The timeline of a run: each rank's computation, communication and waits, and its exposed communication."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Span", "Summary", "Timeline", "covered", "overlap"]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Time that a rank spent computing, or waiting for something."""
+    """An interval in which a rank computed or waited."""
 
     rank: int
     name: str
@@ -34,15 +34,15 @@ class Summary:
     Attributes
     ----------
     total_fs
-        Until its program, and the last of its operations, had ended.
+        Until the end of its program and of its last operation.
     compute_fs, communication_fs
-        Time in which it computed, and in which at least one of its operations was in flight; the two may overlap.
+        Time computing, and time with at least one operation in flight; the two may overlap.
     exposed_fs
-        By group: time in which an operation of the group was in flight and the rank did not compute.
+        By group: time with an operation of the group in flight while the rank did not compute.
     idle_fs
-        Time in which it did neither.
+        Time with neither.
     peak_bytes
-        The most bytes of arrays or tensors that it held at once.
+        Peak bytes of arrays or tensors held.
     """
 
     rank: int
@@ -55,7 +55,7 @@ class Summary:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """Everything but the rank as text, in the order of ``HEAD``."""
+        """All columns except the rank as text, in the order of ``HEAD``."""
         times = (self.total_fs, self.compute_fs, self.communication_fs, self.idle_fs)
         exposed = ", ".join(f"{format_time(time)} of {group}" for group, time in self.exposed_fs.items() if time)
         return *map(format_time, times), format_memory(self.peak_bytes), exposed or "none"
@@ -70,22 +70,22 @@ class Summary:
 
 @dataclass(slots=True)
 class Timeline:
-    """Everything that happened in a run, as it happened.
+    """The recorded events of a run, in order.
 
     Attributes
     ----------
     computed, waited
-        Time that ranks spent in ``compute``, and blocked in a call, with what they waited for.
+        Intervals that ranks spent in ``compute``, and blocked in a call, with the reason.
     operations
-        Every call of a collective and every end of a message, with the rank that made it.
+        Each collective call, send and receive, with its rank.
     messages
-        The two ends of every message of send and receive.
+        The send and the receive of each message.
     played
-        Every plan that was played, with its begin and end.
+        Each plan played, with its start and end.
     finish_fs, peak_bytes
-        When each rank's program ended, and the most bytes that it held.
+        When each rank's program ended, and its peak memory.
     leader
-        Whose program each rank ran: its own, or that of the rank that it is like.
+        The rank whose program each rank ran: itself, or the leader of its class.
     """
 
     computed: list[Span] = field(default_factory=list)
@@ -98,13 +98,13 @@ class Timeline:
     leader: Sequence[int] = ()
 
     def summary(self, rank: int) -> Summary:
-        """The time of a rank, by what it did."""
+        """Break down the time of a rank."""
         leader = self.leader[rank]
         spans = [span for span in self.computed if span.rank == leader]
         return self._summary(rank, spans, [entry for owner, entry in self.operations if owner == leader])
 
     def table(self) -> str:
-        """The summaries of all ranks, a line for those that are alike; no more than 16 lines."""
+        """The summaries of all ranks, one line for equal ones; at most 16 lines."""
         spans: defaultdict[int, list[Span]] = defaultdict(list)
         entries: defaultdict[int, list[Entry]] = defaultdict(list)
         for span in self.computed:
@@ -143,7 +143,7 @@ class Timeline:
 
 
 def _ranges(ranks: Sequence[int]) -> str:
-    """Numbers in ascending order for people: those that follow each other as one range.
+    """Format ascending numbers, with consecutive ones as a range.
 
     >>> _ranges([0, 1, 2, 5, 8, 9])
     '0-2, 5, 8-9'
@@ -163,7 +163,7 @@ def _length(intervals: Iterable[Interval]) -> int:
 
 
 def covered(intervals: Iterable[Interval]) -> list[Interval]:
-    """The time in any of some intervals, as disjoint intervals in order.
+    """The union of intervals, as disjoint intervals in order.
 
     >>> covered([(5, 7), (0, 2), (1, 3)])
     [(0, 3), (5, 7)]
@@ -178,7 +178,7 @@ def covered(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def overlap(one: list[Interval], other: list[Interval]) -> int:
-    """The time that two lists of disjoint intervals have in common.
+    """The length of the intersection of two lists of disjoint intervals.
 
     >>> overlap([(0, 3), (5, 7)], [(2, 6)])
     2

@@ -1,4 +1,4 @@
-"""Handles of operations in flight, futures of their results, and the buffers that are watched meanwhile."""
+"""Handles of operations in flight, futures of their results, and guards of their buffers."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _checksum(arrays: Iterable[Array]) -> int:
 
 
 def _poison(arrays: Iterable[Array]) -> None:
-    """Fill buffers with a pattern that betrays early reads: NaN, bytes A5, or True."""
+    """Fill buffers with a pattern that exposes early reads: NaN, bytes A5, or True."""
     for array in arrays:
         if array.dtype.kind in "iu":
             array[...] = np.frombuffer(b"\xa5" * array.dtype.itemsize, array.dtype)[0]
@@ -139,7 +139,7 @@ class Work(Waitable):
         self.rank.watched_works[self] = None
 
     def guarded(self) -> str | None:
-        """The fault of the watched buffers, if they have one."""
+        """The violation found in the watched buffers, if any."""
         if self._checks is None:
             return None
         before, self._checks = self._checks, None
@@ -153,9 +153,9 @@ class Work(Waitable):
         return None
 
     def received_beside(self, other: Work) -> None:
-        """Another receive has filled its tensor: if it is the same, it was not the program that changed it.
+        """Account for another receive into the same tensor, which is not a change by the program.
 
-        PyTorch's pipelines do so to make connections; whichever message comes last stays.
+        PyTorch's pipelines receive twice into one tensor to set up connections; the last message stays.
         """
         if self._checks is not None and any(np.may_share_memory(a, b) for a in self.targets for b in other.targets):
             self._checks = self._checks[0], _checksum(self.targets)
@@ -188,7 +188,7 @@ class Work(Waitable):
         return self.name if self.reason is None else self.reason()
 
     def expired(self, waited_fs: int) -> str:
-        """Torch's message for a timeout, and the ranks it waited for."""
+        """Torch's message for a timeout, with the missing ranks."""
         before = "" if self.entry.p2p else "Operation timed out! "
         return f"{before}Timed out waiting {waited_fs // 10**12}ms for {self.name} operation to complete: {self.waits_for()}"
 
@@ -257,11 +257,11 @@ class Work(Waitable):
         return self._future
 
     def get_future_result(self) -> Future:
-        """Refuse: only NCCL has it."""
+        """Refuse: only NCCL offers it."""
         raise RuntimeError("Work::getFutureResult not implemented.")
 
     def boxed(self) -> Work:
-        """Return itself: torch passes handles between languages."""
+        """Return itself; torch boxes handles to pass them between languages."""
         return self
 
     @staticmethod

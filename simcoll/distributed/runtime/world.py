@@ -1,7 +1,7 @@
 """A world: the ranks of a run, their groups, and the services that rank programs use.
 
 :class:`World` has two implementations: :class:`simcoll.distributed.runtime.emulated.EmulatedWorld`, where all ranks share this
-process and a simulated clock, and :class:`simcoll.distributed.linked.world.LinkedWorld`, where each has a process of its own.
+process and a simulated clock, and :class:`simcoll.distributed.linked.world.LinkedWorld`, where each rank is a separate process.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NOT_INITIALIZED = "Default process group has not been initialized, please make s
 
 
 class Executor(Protocol):
-    """Plays plans with the other ranks of a group, from this rank's input to its output."""
+    """Executes one rank's part of a group's plans, from input to output."""
 
     def execute(self, plan: Plan, rank: int, data: Array) -> Array | None:
         """Play one rank's part of a plan."""
@@ -75,19 +75,19 @@ class World(Clock, Protocol):
         """Run all tasks to their ends."""
 
     def pause(self, duration_fs: int, name: str) -> None:
-        """Let the running rank spend time; the timeline shows it under a name."""
+        """Block the running rank for a duration, named in the timeline."""
 
     def later(self, time_fs: int, action: Callable[[], None]) -> None:
-        """Act at a time; only on the emulator."""
+        """Schedule an action; only on the emulator."""
 
     def hindrances(self) -> str:
-        """Why data may not come: ranks that have stopped, links that are down; empty where nothing is known of them."""
+        """Describe why data may not arrive: stopped ranks, dead links; empty where unknown."""
 
     def meet(self, me: Rank, arrival: Arrival) -> Meeting:
         """Arrive at a meeting."""
 
     def issue(self, group: ProcessGroup, me: Rank, call: Call, buffers: Buffers, *, guard: bool) -> Work:
-        """Match a call with those of the other ranks and start it; ``guard`` watches the buffers, in debug mode."""
+        """Match a call with the other ranks' calls and start it; ``guard`` watches the buffers (debug mode)."""
 
     def mailbox(self, group: ProcessGroup) -> Mailbox:
         """The mailbox of the group's sends and receives; a RuntimeError when its backend has none."""
@@ -96,10 +96,10 @@ class World(Clock, Protocol):
         """The executor of a group that was made at a meeting; None for the emulator."""
 
     def default_store(self) -> Store:
-        """The store of ranks that were given none; a RuntimeError where ranks are processes."""
+        """The store used when none is given; a RuntimeError where ranks are processes."""
 
     def open_store(self, me: Rank, url: str, timeout: timedelta | None) -> OwnStore:
-        """The store of a URL; emulated ranks share the first one's store, as they share its process."""
+        """The store of a URL, which emulated ranks share."""
 
 
 Buffers = tuple["list[Array]", "list[Array]"]
@@ -121,11 +121,11 @@ class Communicator:
     destroyed
         Global ranks that have left.
     failure
-        Why nothing works on it any more.
+        The reason why the group is unusable.
     turn
         The last call of this process on a registered backend.
     calls, messages, barriers
-        By group rank, how many it has made.
+        Number made so far, by group rank.
     """
 
     world: World
@@ -151,12 +151,12 @@ class Communicator:
 
     @property
     def is_nccl(self) -> bool:
-        """Whether its name says that NCCL plays its calls."""
+        """Whether its backend is named nccl."""
         return "nccl" in self.backend
 
     @property
     def raises(self) -> type[RuntimeError]:
-        """The class of its errors, as torch's backends have it."""
+        """The class of its errors, as in torch's backends."""
         return DistBackendError if self.is_nccl else RuntimeError
 
     def __str__(self) -> str:
@@ -173,7 +173,7 @@ class ProcessGroup:
     executor: Executor | None = None
 
     def rank(self) -> int:
-        """The rank's own number in the group."""
+        """The calling rank's group rank."""
         return self.communicator.group_rank[self.global_rank]
 
     def size(self) -> int:
@@ -209,9 +209,9 @@ class Rank:
     groups
         Its other groups.
     generation
-        How often it has called init_process_group.
+        Number of its calls of init_process_group.
     created
-        How many groups and meshes it has made, by kind.
+        Number of groups and meshes it has made, by kind.
     store, own_store
         Its default store, and the store that init_process_group made for it.
     open_works
@@ -219,13 +219,13 @@ class Rank:
     watched_works
         Those in flight whose buffers are watched.
     coalescing
-        The calls that wait for the end of a block, by group.
+        Calls deferred to the end of a block, by group.
     debug_level, breakpoints
-        What it set, and how many breakpoints it has passed.
+        The level it set, and the number of breakpoints passed.
     value, failure, finish_fs
-        What its program returned or raised, and when; -1 while it runs.
+        Return value or exception of its program, and when it ended; -1 while it runs.
     memory
-        What its arrays or tensors take.
+        Accounting of its arrays or tensors.
     """
 
     number: int
@@ -250,7 +250,7 @@ class Rank:
 
 
 def current_rank_or_none() -> Rank | None:
-    """The rank whose program runs this code, if one does."""
+    """The rank whose program runs this code, if any."""
     task = current_task()
     return None if task is None else cast("Rank", task.owner)
 

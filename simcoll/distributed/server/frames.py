@@ -1,8 +1,8 @@
-"""Frames of messages, the greeting that opens a connection, and the limits on clients.
+"""Message framing, the authentication handshake, and limits on clients.
 
-A frame is a 4-byte length (big-endian) and as many bytes of MessagePack. Messages are records with declared types, so decoding
-neither nests without bound nor allocates what has not arrived. Each side proves that it knows the secret, without sending it:
-the server greets with a random number, the client answers with one of its own and a proof over both, the server with its proof.
+A frame is a 4-byte length (big-endian) and a body of MessagePack. Messages are records with declared types, so decoding neither
+nests without bound nor allocates memory for bytes that have not arrived. Both sides prove that they know the secret without
+sending it: the server greets with a nonce, the client answers with its own nonce and a proof over both, the server with its proof.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 
 class MalformedError(ValueError):
-    """Bytes that are no message."""
+    """Bytes that are not a valid message."""
 
 
 def encode(message: msgspec.Struct) -> bytearray:
-    """The frame of a message.
+    """Encode a message as a frame.
 
     >>> encode(Refusal("no")).hex()
     '0000000692cc83a26e6f'
@@ -52,7 +52,7 @@ def encode(message: msgspec.Struct) -> bytearray:
 
 
 def decode(body: bytes | memoryview, decoder: msgspec.msgpack.Decoder[Sent]) -> Sent:
-    """The message in a frame's body; a MalformedError for bytes that are not of the decoder's type."""
+    """Decode a frame's body; a MalformedError for bytes that are not of the decoder's type."""
     try:
         return decoder.decode(body)
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
@@ -60,7 +60,7 @@ def decode(body: bytes | memoryview, decoder: msgspec.msgpack.Decoder[Sent]) -> 
 
 
 def body_length(buffer: bytes | bytearray) -> int | None:
-    """Length of the body of the frame that begins here; None until its head has arrived."""
+    """The body length of the frame at the start of the buffer; None until its head has arrived."""
     return _LENGTH.unpack_from(buffer)[0] if len(buffer) >= HEAD_BYTES else None
 
 
@@ -103,7 +103,7 @@ BACKLOG = 1024
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds on what clients can make a server hold; times in seconds.
+    """Bounds on a server's memory and on its clients' time, in bytes and seconds.
 
     ``max_message_bytes`` bounds one request or reply, ``max_bytes`` and ``max_keys`` what a store keeps,
     ``max_buffered_bytes`` everything that has arrived or waits to be sent, over all connections.
@@ -149,13 +149,13 @@ class Welcome(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_field
 
 
 class Refusal(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=131):
-    """Why the server closes this connection, at whatever point."""
+    """The server's reason for closing the connection, at any point."""
 
     why: str
 
 
 class RefusedError(ConnectionError):
-    """The other side is not the expected server, or refused; the message says why."""
+    """The peer is not the expected server, or refused the connection."""
 
 
 HELLOS = msgspec.msgpack.Decoder(Hello)
@@ -164,12 +164,12 @@ _ANSWERS: msgspec.msgpack.Decoder[Welcome | Refusal] = msgspec.msgpack.Decoder(W
 
 
 def proof(secret: bytes, service: str, who: bytes, server_nonce: bytes, client_nonce: bytes) -> bytes:
-    """Evidence of knowing the secret: HMAC-SHA256 (RFC 2104) over service, side and both random numbers."""
+    """Proof of knowing the secret: HMAC-SHA256 (RFC 2104) over service, side and both nonces."""
     return hmac.digest(secret, b"|".join((service.encode(), who, server_nonce, client_nonce)), hashlib.sha256)
 
 
 def introduce(channel: Channel, service: str, secret: bytes, patience_s: float) -> int:
-    """Greet a server, which must be the expected one and know the secret; returns the most bytes it takes in one message."""
+    """Authenticate with a server, which must be the expected one and know the secret; returns its message size limit."""
     until_s = time.monotonic() + patience_s
     try:
         greeting = channel.receive(_GREETINGS, HELLO_BYTES, until_s)
@@ -191,7 +191,7 @@ def introduce(channel: Channel, service: str, secret: bytes, patience_s: float) 
 
 
 def is_ours(sock: socket.socket) -> bool:
-    """Whether a local socket's other end runs as this user; over a network the secret decides."""
+    """Whether the peer of a local socket runs as this user; over a network the secret decides."""
     if sock.family != getattr(socket, "AF_UNIX", None):
         return True
     fields = struct.Struct("3i")  # process, user, group

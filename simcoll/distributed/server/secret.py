@@ -1,7 +1,7 @@
-"""The secret of a job, which lets its processes tell each other from strangers, and what a server may do without one.
+"""The shared secret of a job, by which its processes authenticate, and the rule for servers without one.
 
-Our launchers make it. Under others (mpirun, srun, torchrun) it is given in a file that only its owner can read, or in a variable. A number
-that others can guess or list, such as that of a batch job, is no secret.
+simcoll's launchers generate it. Under other launchers (mpirun, srun, torchrun) it comes from a file that only its owner can read, or
+from a variable. An identifier that others can guess or list, such as a batch job's number, is not a secret.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAKE_ONE = f"(umask 077; head -c 32 /dev/urandom | base64 > secret); export {FIL
 
 
 def new_secret() -> str:
-    """One of 256 random bits."""
+    """Generate a secret of 256 random bits."""
     return secrets.token_hex(32)
 
 
@@ -59,7 +59,7 @@ def job_secret(environment: Mapping[str, str]) -> str:
 
 
 def is_own_file(descriptor: int) -> bool:
-    """Whether an open file is a regular one of this user that nobody else may read or write."""
+    """Whether an open file is a regular file of this user, without access for others."""
     found = os.fstat(descriptor)
     mine = not hasattr(os, "getuid") or found.st_uid == os.getuid()
     return stat.S_ISREG(found.st_mode) and mine and not (hasattr(os, "getuid") and found.st_mode & 0o077)
@@ -71,7 +71,7 @@ def check_reach(address: str, secret: str | bytes) -> None:
     Raises
     ------
     ConfigError
-        With what to do.
+        For an address that others can reach and an empty secret.
 
     Examples
     --------

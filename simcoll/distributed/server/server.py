@@ -32,17 +32,17 @@ _SPARE_DESCRIPTORS = 32
 
 
 class Service(Protocol):
-    """The work behind a server. Calls come from the server's thread; an exception costs the client its connection."""
+    """The application behind a server, called on the server's thread; an exception closes the client's connection."""
 
     name: str
     decoder: msgspec.msgpack.Decoder[Any]
 
     def received(self, peer: Peer, message: Any) -> None:
-        """Take a message of a client that has introduced itself."""
+        """Handle a message from an authenticated client."""
         ...
 
     def lost(self, peer: Peer) -> None:
-        """Forget a client whose connection has ended."""
+        """Drop a client whose connection has ended."""
         ...
 
 
@@ -69,7 +69,7 @@ class Peer:
     # For services
 
     def send(self, message: msgspec.Struct) -> None:
-        """Send a message; nothing happens on a connection that has ended."""
+        """Send a message; a no-op on a closed connection."""
         if self.closed:
             return
         if self.known and not self._outbox:
@@ -91,7 +91,7 @@ class Peer:
         self._account()
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether the server may hold that much more."""
+        """Whether the server may buffer that many more bytes."""
         return self._server.buffered_bytes + size_bytes <= self._server.limits.max_buffered_bytes
 
     def soon(self, action: Callable[[Peer], None]) -> None:
@@ -111,11 +111,11 @@ class Peer:
         self.has_turn = False
 
     def later(self, delay_s: float, action: Callable[[Peer], None]) -> asyncio.TimerHandle:
-        """Call an action for this client after a time, unless it is cancelled or the client has gone."""
+        """Schedule an action for this client, unless cancelled or the client disconnects."""
         return self._server.loop.call_later(delay_s, self._guarded, action)
 
     def close(self) -> None:
-        """End the connection at once."""
+        """Close the connection at once."""
         if self.closed:
             return
         self.closed = True
@@ -129,7 +129,7 @@ class Peer:
         self._server.forget(self)
 
     def refuse(self, why: str) -> None:
-        """Report a client's mistake to it and close: after nonsense, nothing it sends can be understood."""
+        """Report an error to the client and close: after malformed input the stream cannot be resynchronised."""
         self.send(frames.Refusal(why))
         self._leaving = True
         if not self._outbox:
@@ -138,12 +138,12 @@ class Peer:
     # For the server
 
     def greet(self) -> None:
-        """Begin the conversation."""
+        """Start the handshake."""
         self._server.loop.add_reader(self._descriptor, self._guarded, Peer._receive)
         self.send(frames.Greeting(self._server.service.name, self._nonce))
 
     def is_late(self, now_s: float, limits: frames.Limits) -> bool:
-        """Whether the client has used up its time: for its hello, for finishing a request, for taking a reply."""
+        """Whether the client has exceeded a deadline: for its hello, a started request, or taking a reply."""
         busy = bool(self._outbox) or (bool(self._inbox) and not self.waiting)
         if not self.known:
             limit_s: float | None = limits.handshake_s
@@ -180,7 +180,7 @@ class Peer:
         self._server.loop.add_reader(self._descriptor, self._guarded, Peer._receive)
 
     def _sent(self, data: bytearray) -> int:
-        """Number of bytes that the client takes now; all of them if it has gone."""
+        """The number of bytes accepted by the socket; all of them if the client has disconnected."""
         try:
             return self._sock.send(memoryview(data)[:_SEND_BYTES])
         except (BlockingIOError, InterruptedError):
@@ -198,7 +198,7 @@ class Peer:
         self.held_bytes = held
 
     def _guarded(self, action: Callable[[Peer], None]) -> None:
-        """Serve the client; whatever it makes go wrong costs its connection and no other's."""
+        """Run an action for a client; an error closes only its connection."""
         if self.closed:
             return
         try:
@@ -249,7 +249,7 @@ class Peer:
 
 
 class Server(threading.Thread):
-    """Serves the connections of one listening socket until its last holder has released it.
+    """Serves the connections of one listening socket until its last holder releases it.
 
     Parameters
     ----------
@@ -336,18 +336,18 @@ class Server(threading.Thread):
             self.loop.call_later(time.monotonic() - began_s, self._next_in_line)
 
     def trust(self, peer: Peer) -> None:
-        """A client has shown that it knows the secret."""
+        """Record that a client has authenticated."""
         peer.known = True
         del self._strangers[peer]
 
     def forget(self, peer: Peer) -> None:
-        """A connection has ended."""
+        """Record that a connection has ended."""
         self._strangers.pop(peer, None)
         del self._peers[peer]
         self.service.lost(peer)
 
     def make_room(self) -> None:
-        """Close the connections that hold most until the rest fits, so that small requests always get through."""
+        """Close the connections with the largest buffers until the rest fits, so that small requests always get through."""
         while self.buffered_bytes > self.limits.max_buffered_bytes:
             max(self._peers, key=lambda peer: peer.held_bytes).close()
 
@@ -371,7 +371,7 @@ class Server(threading.Thread):
         self._admit(sock)
 
     def _admit(self, sock: socket.socket) -> None:
-        """Take in a new connection; where there is no room, in place of the oldest that has not introduced itself."""
+        """Accept a connection; without room, in place of the oldest unauthenticated one."""
         full = len(self._peers) >= self._most_peers
         if not frames.is_ours(sock) or (full and not self._strangers):
             sock.close()

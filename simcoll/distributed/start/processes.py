@@ -1,6 +1,6 @@
-"""The one process starter: workers with torchrun's environment, which end together.
+"""Start worker processes with torchrun's environment, which end together.
 
-A worker has a session of its own, so that everything it starts can be ended with it, and does not outlive a launcher that is killed.
+Each worker runs in its own session, so that its descendants can be ended with it, and does not outlive a killed launcher.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Job:
     nnodes
         Machines.
     node_rank
-        Which of the machines this is.
+        Number of this machine.
     master_addr
         The address of machine 0.
     master_port
-        Where rank 0 listens; 0 chooses a free port (one machine only).
+        Port of rank 0; 0 chooses a free one (one machine only).
     run_id
         A name for this job.
     """
@@ -74,7 +74,7 @@ class Job:
 
 
 def worker_environment(job: Job, local_rank: int) -> dict[str, str]:
-    """The variables of one worker.
+    """The environment variables of one worker.
 
     >>> variables = worker_environment(Job(nproc_per_node=4, nnodes=2, node_rank=1), local_rank=3)
     >>> variables["RANK"], variables["LOCAL_RANK"], variables["WORLD_SIZE"]
@@ -113,7 +113,7 @@ class Worker:
 
     @property
     def title(self) -> str:
-        """The worker as messages name it."""
+        """The name of the worker in messages."""
         return f"rank {self.environment['RANK']} (local rank {self.environment['LOCAL_RANK']}"
 
 
@@ -129,18 +129,18 @@ def run_workers(
     Parameters
     ----------
     workers
-        Each is started before the next is asked for.
+        Each is started before the next is requested.
     last_words_s
         After a failure, time for the other workers to report before they get SIGTERM.
     terminate_s
-        How long they may take to end after that, before they get SIGKILL. A second signal to this process cuts it short.
+        Time between SIGTERM and SIGKILL. A second signal to this process cuts it short.
     attend
-        Called over and over with a number of seconds to pass.
+        Called repeatedly with the number of seconds that it may block.
 
     Returns
     -------
-    0 when all ended well; else the exit status of the first that did not (128 + the signal for one that was killed), or
-    128 + the signal that this process got.
+    0 if all workers succeed; else the exit status of the first that fails (128 + signal if it was killed), or 128 + the
+    signal that this process received.
     """
     started: list[tuple[Worker, subprocess.Popen[bytes]]] = []
     with _noting_signals() as signals:
@@ -171,7 +171,7 @@ def _start(worker: Worker) -> subprocess.Popen[bytes]:
 
 
 def _end_with(launcher: int) -> Callable[[], None] | None:
-    """First act of a new process: ask the kernel to end it with its launcher."""
+    """Make the kernel end this new process with its launcher."""
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None).prctl
@@ -207,7 +207,7 @@ def _first_failure(started: _Started, signals: Sequence[int], attend: Callable[[
 def _status(process: subprocess.Popen[bytes]) -> int | None:
     """Exit status of a worker that has ended, as Popen gives it.
 
-    It does not collect the worker: until then no other process can get its number.
+    Does not reap the worker, so that its process ID cannot be reused yet.
     """
     if process.returncode is not None:
         return process.returncode
@@ -224,7 +224,7 @@ def _end(
     terminate_s: float,
     attend: Callable[[float], object],
 ) -> None:
-    """End the workers that have not ended well, and everything they started."""
+    """End the remaining workers and all their descendants."""
     left = [process for _, process in started if process.returncode is None]
     noted = len(signals)
 
@@ -251,10 +251,10 @@ def _signal_all(processes: Iterable[subprocess.Popen[bytes]], how: signal.Signal
 
 @contextlib.contextmanager
 def _noting_signals() -> Iterator[list[int]]:
-    """Note signals that would end this process: its workers must end first.
+    """Record signals that would end this process, since its workers must end first.
 
-    An exception out of a signal handler will not do, KeyboardInterrupt included: raised inside of Popen it leaves a lock held,
-    and the next wait never returns.
+    The handler must not raise (KeyboardInterrupt included): an exception inside Popen leaves a lock held, and the next wait never
+    returns.
     """
     noted: list[int] = []
 

@@ -14,12 +14,12 @@ __all__ = ["write_recording"]
 
 
 def write_recording(path: str | Path, result: RunResult) -> None:
-    """Write what the ranks of a run did: ``w.json``, a workload; ``w.et``, a Chakra trace for each rank; else a folder with both.
+    """Write a recorded run: ``w.json``, a workload; ``w.et``, a Chakra trace per rank; else a folder with both.
 
     Raises
     ------
     ConfigError
-        When the run was not recorded, or a file cannot be written; then the old ones stay.
+        When the run was not recorded, or a file cannot be written; old files are then kept.
     """
     workload, target = result.workload, Path(path)
     if workload is None:

@@ -29,8 +29,8 @@ __all__ = ["RunResult", "collected", "flight_of", "leftovers", "memory_of", "rai
 class RunResult:
     """The result of a run of rank programs.
 
-    Where ranks are processes, times are on each process's clock since the common start, operations and records are those of
-    this rank, and there is no trace hash and no count of messages.
+    Where ranks are processes, times are on each process's clock since the common start, operations and records are this
+    rank's, and there is neither a trace hash nor a message count.
 
     Attributes
     ----------
@@ -39,24 +39,24 @@ class RunResult:
     finish_fs
         When each rank's program ended.
     returns
-        What each program returned.
+        Return value of each program.
     trace_hash
         Hash of every operation with its transfers and times, and of the finish times.
     operations, messages
-        How many collectives and messages were played.
+        Number of collectives and messages played.
     records
         The first 100,000 operations, in order of completion.
     findings
         Problems short of an error: a Work that was never waited for, a return value that could not be sent.
     skew_fs
-        Of ranks that are alike, how far apart they ended one call at most.
+        With classes of symmetric ranks, the largest difference between completion times of one call within a class.
     peak_bytes
-        The most bytes of arrays or tensors that each rank held at once: of PyTorch programs all that operators have made, else what was
-        given to calls, and fake arrays.
+        Peak bytes of each rank's arrays or tensors. PyTorch programs count all tensors that operators make; others count arrays
+        passed to calls, and fake arrays.
     timeline
-        When each rank computed, communicated and waited, if spawn was called with ``trace=``.
+        Each rank's computation, communication and waits, if spawn was called with ``trace=``.
     workload
-        What the ranks did, if spawn was called with ``record=``: play it with :func:`simcoll.planning.run_workload`.
+        The recorded run, if spawn was called with ``record=``: play it with :func:`simcoll.planning.run_workload`.
     """
 
     time_fs: int
@@ -85,25 +85,25 @@ class RunResult:
         return tuple(self._flights)
 
     def flight_record(self, rank: int) -> dict[str, Any]:
-        """The last operations of a rank that ran in this process, in the fields of PyTorch's Flight Recorder."""
+        """The flight record of a rank of this process, with the fields of PyTorch's Flight Recorder."""
         if rank not in self._flights:
             listed = ", ".join(map(str, [*self._flights][:4])) + (", ..." if len(self._flights) > 4 else "")
             raise ConfigError(f"flight record of rank {rank!r}: this process has those of rank {listed}")
         return document(*self._flights[rank])
 
     def write_flight_record(self, rank: int, path: str | Path) -> None:
-        """Write the flight record of a rank as JSON; a ConfigError when it cannot be written, and the old file stays."""
+        """Write the flight record of a rank as JSON; a ConfigError if that fails, which keeps an old file."""
         write_file(path, f"{json.dumps(self.flight_record(rank), indent=1)}\n".encode())
 
 
 def memory_of(result: RunResult) -> str:
-    """For the line about a run: the memory of the rank that held most; empty where nothing was counted."""
+    """The largest peak memory of a rank, for a run's summary line; empty where nothing was counted."""
     most = max(result.peak_bytes)
     return f", at most {format_memory(most)} of tensors on a rank" if most else ""
 
 
 def table_of(result: RunResult) -> str:
-    """The table of a timeline as lines that begin with ``#``; empty without one."""
+    """The table of a timeline, each line prefixed with ``#``; empty without a timeline."""
     return "" if result.timeline is None else "".join(f"# {line}\n" for line in result.timeline.table().splitlines())
 
 
@@ -137,7 +137,7 @@ def leftovers(world: World) -> None:
 
 
 def raise_first(failures: list[BaseException], ranks: Sequence[Rank]) -> NoReturn:
-    """Raise the first of the failures, and forget them: an error knows its frames, and they the ranks, which must not know the error."""
+    """Raise the first failure, and clear the list: errors refer to frames, and these to ranks, which must not refer back."""
     first = failures[0]
     failures.clear()
     for rank in ranks:
@@ -157,7 +157,7 @@ def result_of(
     last_fs: int = 0,
     trace_hash: str = "",
 ) -> RunResult:
-    """The result of a run that has ended well; its findings become warnings at the line that called spawn."""
+    """The result of a successful run; findings become warnings at the line that called spawn."""
     history = world.history
     leaders = world.everyone if world.alike is None else world.alike.leader
     peaks = tuple(world.ranks[number].memory.peak_bytes for number in leaders)

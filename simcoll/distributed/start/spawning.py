@@ -82,10 +82,10 @@ def spawn(
     protocol
         Costs of a message: ``ideal``, ``LL``, ``LL128``, ``Simple``, or a :class:`simcoll.types.Protocol`.
     algorithm
-        What collectives run: an algorithm's name (where it serves), a schedule, a mapping from collective to one of these, or
-        a function of (collective, ranks, bytes). None: few steps for small sizes, few bytes for large ones.
+        Algorithm of the collectives: a name (used where it applies), a schedule, a mapping from collective to one of these, or
+        a function of (collective, ranks, bytes). None: latency-optimal for small sizes, bandwidth-optimal for large ones.
     library
-        Run what a communication library would, such as ``"nccl"``, at its speed, where no algorithm is given.
+        Without an algorithm: emulate the choices and the speed of a communication library, such as ``"nccl"``.
     backend
         ``"mpi"``: ranks are the processes that ``mpiexec`` started. None: the environment variable ``SIMCOLL_BACKEND``,
         else the emulator. Other names run on the emulator, and get_backend returns them; a registered backend plays the
@@ -93,25 +93,24 @@ def spawn(
     init
         Give every rank a default group. A program that calls init_process_group itself replaces it.
     debug
-        Watch the buffers of asynchronous operations, and refuse receives that are too long.
+        Guard the buffers of asynchronous operations, and refuse receives that are too long.
     data
         ``"none"``: collectives and messages only take time, and leave tensors as they are, which may then be
         :func:`fake_array`; object collectives work as always.
     alike
-        Classes of ranks that behave alike, as lists of ranks, or ``"all"``: only the program of the lowest rank of each runs, and the
-        others make its calls at the same time. A call has ended when it has ended on the whole class; ``RunResult.skew_fs`` says how
-        far apart that was at most.
+        Classes of symmetric ranks, as lists of ranks, or ``"all"``: only the program of the lowest rank of each class runs, and the
+        others make its calls at the same time. A call completes when it has completed on the whole class; ``RunResult.skew_fs`` is
+        the largest spread.
     trace
         Keep a timeline of the run, ``RunResult.timeline``; with a path, write it there: a file for Perfetto (``t.json`` or
         ``t.json.gz``), or a folder with a file per rank, as PyTorch's profiler writes them. Not for real backends.
     record
-        Keep what the ranks did as a workload, ``RunResult.workload``, to be played on other topologies; with a path, write it there:
-        ``w.json``, Chakra traces ``w.et``, or a folder with both. Not for real backends.
-
+        Record the run as a workload, ``RunResult.workload``, for other topologies; with a path, write it there: ``w.json``, Chakra
+        traces ``w.et``, or a folder with both. Not for real backends.
     events, policy
-        What happens during the run, and to bytes that meet a link that is down, as for :func:`simcoll.emulate`. A rank that stops ends
-        where it is, and returns None. Under the name of a backend other than nccl the others get a RuntimeError at once, under nccl's a
-        DistBackendError when the timeout of their group is over.
+        Faults and traffic during the run, and the treatment of bytes at a dead link, as for :func:`simcoll.emulate`. A rank that
+        stops ends where it is, and returns None. Under backend nccl the others get a DistBackendError after their group's timeout,
+        under other backends a RuntimeError at once.
 
     Raises
     ------
@@ -174,7 +173,7 @@ def _play(
     over: Callable[[Rank, Task], None],
     backend: str | None,
 ) -> None:
-    """Run ranks of a world to their ends, each with a default group unless ``backend`` is None."""
+    """Run ranks of a world to completion, each with a default group unless ``backend`` is None."""
     for rank in ranks:
         if backend is not None:
             set_default_group(rank, backend, implicit=True)
@@ -223,9 +222,9 @@ def _linked_run(world: LinkedWorld, program: Callable[[int], Any], backend: str 
 
 
 START_FS = 60 * 10**15
-"""How long ranks wait for each other before the programs start."""
+"""Time limit for the ranks to meet before the programs start."""
 AFTER_FAILURE_FS = 5 * 10**15
-"""How long a rank whose program has failed waits for the other programs to end."""
+"""Time that a rank with a failed program waits for the other programs."""
 
 
 def _run_linked(world: LinkedWorld, program: Callable[[], Any], backend: str | None) -> None:
@@ -260,7 +259,7 @@ def _run_linked(world: LinkedWorld, program: Callable[[], Any], backend: str | N
 
 
 def _failure(world: LinkedWorld) -> BaseException | None:
-    """The first failure of a program, as far as clocks show; another rank's is rebuilt from its name and text."""
+    """The earliest failure by the ranks' clocks; another rank's is rebuilt from its name and text."""
     me, endings = world.me, world.endings
     failed = sorted((end.after_failure, end.finish_fs, rank) for rank, end in endings.items() if end.error_type)
     first = failed[0][2] if failed else me.number
@@ -346,7 +345,7 @@ def run_rank(
 
 
 def _topology(given: str | Path | Topology | None, nprocs: int) -> Topology:
-    """The topology, with as many nodes as the ranks need, or hosts of a crossbar."""
+    """The topology, with enough nodes for the ranks; by default a crossbar."""
     if given is None:
         return crossbar(nprocs, "50 GB/s", "1 us")
     place = given if isinstance(given, Topology) else load_topology(given)
@@ -363,7 +362,7 @@ def _topology(given: str | Path | Topology | None, nprocs: int) -> Topology:
 
 
 def _ended(rank: Rank, task: Task) -> None:
-    """Note a program's end, with its result or exception."""
+    """Record a program's end, with its result or exception."""
     rank.finish_fs, rank.value, rank.failure, task.failure = rank.world.now, task.value, task.failure, None
     if rank.failure is not None:
         rank.world.history.failures.append(rank.failure)
@@ -373,7 +372,7 @@ def _ended(rank: Rank, task: Task) -> None:
 
 
 def flight_record() -> dict[str, Any]:
-    """The last operations of the calling rank, in the fields of PyTorch's Flight Recorder."""
+    """The calling rank's flight record, with the fields of PyTorch's Flight Recorder."""
     return document(*flight_of(current_rank()))
 
 

@@ -1,6 +1,6 @@
-"""The timeline of a run as Trace Event Format, with PyTorch's profiler's field names.
+"""Timelines in Trace Event Format, with the field names of PyTorch's profiler.
 
-Perfetto and chrome://tracing show it; holistic trace analysis reads the files of a folder, one per rank.
+Perfetto and chrome://tracing show them; holistic trace analysis reads a folder with one file per rank.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ __all__ = ["write_timeline"]
 
 FS_PER_US = 10**9
 COMPUTE_STREAM = 7
-"""The number that CUDA programs see as the default stream; those of groups follow."""
+"""Stream number of computation, as in CUDA traces; the streams of groups follow."""
 WAITS = 0
 BUSIEST = 16
-"""Links with a counter: those that carried most bytes."""
+"""Number of links with a counter: those that carried most bytes."""
 POINTS = 1000
 """Values of a counter over the run."""
 
@@ -46,7 +46,7 @@ def write_timeline(path: str | Path, result: RunResult, topology: Topology) -> N
     Raises
     ------
     ConfigError
-        When there is no timeline, or it cannot be written; then nothing is, or the old files stay.
+        When there is no timeline, or it cannot be written, which keeps old files.
     """
     timeline, target = result.timeline, Path(path)
     if timeline is None:
@@ -147,7 +147,7 @@ def _elements(buffers: Sequence[tuple[tuple[int, ...], str]]) -> int:
 
 
 def _arguments(entry: Entry, rank: int) -> Event:
-    """What PyTorch's profiler says about a collective, and the number by which arrows find it."""
+    """The arguments that PyTorch's profiler records for a collective, and the ID for its flow arrows."""
     buffers = entry.inputs or entry.outputs
     return {
         "Collective name": entry.name,
@@ -180,7 +180,7 @@ def _arrows(timeline: Timeline, by_rank: Iterable[list[Event]]) -> Iterable[Even
 
 
 def _counters(timeline: Timeline, topology: Topology, time_fs: int) -> Iterable[Event]:
-    """The share of the busiest links that is in use, each plan's bytes spread evenly over the time that it was in flight."""
+    """Utilisation counters of the busiest links, with each plan's bytes spread evenly over its time in flight."""
     loads: dict[int, Floats] = {}
     for plan, _ in timeline.played:
         if id(plan) not in loads:
@@ -211,7 +211,7 @@ def _counters(timeline: Timeline, topology: Topology, time_fs: int) -> Iterable[
 
 
 def _link_bytes(plan: Plan, topology: Topology) -> Floats:
-    """The bytes that a plan sends over every link."""
+    """The bytes that a plan sends over each link."""
     found, place = np.zeros(topology.nlinks), np.asarray(plan.ranks)
     for step in plan.steps():
         links = topology.route(place[step.src_rank], place[step.dst_rank]).links

@@ -1,4 +1,4 @@
-"""The critical path of a run of rank programs: computations and operations of which each began when the one before it ended."""
+"""The critical path of a run of rank programs: a chain of computations and operations, each started by the end of its predecessor."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from simcoll.emulator.trace_marks import path_back
 __all__ = ["COMPUTE", "Piece", "critical_pieces"]
 
 COMPUTE = -1
-"""Stands for the number of an operation where a rank computes."""
+"""Marks a computation in place of an operation's number."""
 
 
 class Piece(NamedTuple):
-    """Time of a rank in a computation or an operation; the latter from when the last of its ranks was there."""
+    """An interval of a rank in a computation, or in an operation since the arrival of its last rank."""
 
     rank: int
     begin_fs: int
@@ -26,9 +26,9 @@ class Piece(NamedTuple):
 
 
 def critical_pieces(timeline: Timeline) -> list[Piece]:
-    """The path back from the last piece to end, in order of time.
+    """The path that leads to the last piece, in order of time.
 
-    A computation waits for what ended on its rank, an operation for what ended on any of its ranks.
+    The predecessor of a computation ended on its rank, that of an operation on any of its ranks.
     """
     pieces = sorted(_pieces(timeline))
     over: dict[tuple[int, int], list[Piece]] = defaultdict(list)

@@ -1,8 +1,8 @@
-"""Stores: where ranks meet, before and beside their collectives.
+"""Key-value stores, through which ranks rendezvous and coordinate.
 
-One meaning (`table`), one interface (`store`), and four places to keep the data: this process (HashStore), a file
-(FileStore), a server (TCPStore), a corner of another store (PrefixStore). Nothing here knows groups, collectives or the
-emulator; a runtime that must not sleep gives a store its own `Waiter`.
+One semantics (`table`), one interface (`store`), and four places for the data: this process (HashStore), a file (FileStore), a
+server (TCPStore), a namespace of another store (PrefixStore). Stores do not depend on groups, collectives or the emulator; a runtime
+that must not block supplies its own `Waiter`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """FileStore: a store in a file that the processes of one machine share.
 
-The file is a log of the operations that changed the store, which every store replays. After a first line that says what the file is,
-each record is the length and CRC-32 of a request (`wire`) and the request. Writers append under an exclusive lock of the file, which
-the kernel releases when a process dies; a record left unfinished by a dying process is cut off by the next writer.
+The file is a log of the operations that changed the store, which each process replays. After a header line, each record is the length
+and CRC-32 of a request (`wire`) and the request. Writers append under an exclusive file lock, which the kernel releases when a
+process dies; the next writer truncates a record that a dying process left unfinished.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _RECORD = struct.Struct(">II")
 
 @dataclass(slots=True)
 class _Log:
-    """A store's view of the file: how far it has replayed it, and the resulting table."""
+    """A store's view of the file: the replayed position, and the resulting table."""
 
     path: str
     table: Table = field(default_factory=Table)
@@ -49,7 +49,7 @@ class _Log:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self, request: Request, patience_s: float, *, create: bool = False) -> Answer:
-        """Catch up with the file, apply one operation, and append it if it is a change; who keeps the file is waited for so long."""
+        """Catch up with the file, apply one operation, and append it if it is a change; ``patience_s`` bounds the wait for the lock."""
         writing = request.code.changes
         with self.lock:
             if not writing and self._is_current():
@@ -62,7 +62,7 @@ class _Log:
                 return result
 
     def leave(self, world_size: int, pid: int) -> None:
-        """Count one user less, unless it is a forked child, and remove the file with the last of ``world_size``."""
+        """Deregister a user (not a forked child), and remove the file with the last of ``world_size``."""
         if os.getpid() != pid:
             return
         # A missing file needs no leaving.
@@ -83,7 +83,7 @@ class _Log:
         return cast("int", self.table.apply(request))
 
     def _is_current(self) -> bool:
-        """Whether the file has kept its length since it was last replayed, as most reads find."""
+        """Whether the file's length is unchanged since the last replay, the common case of reads."""
         try:
             found = os.stat(self.path)  # noqa: PTH116
         except OSError:
@@ -111,7 +111,7 @@ class _Log:
             os.ftruncate(file, self.position)
 
     def _record_end(self, data: bytes, at: int) -> int | None:
-        """End of the record that begins here; None at the end of the file, or where a writer died."""
+        """The end of the record at a position; None at the end of the file, or where a writer died."""
         if self.position == 0 or len(data) - at < _RECORD.size:
             return None
         length, checksum = cast("tuple[int, int]", _RECORD.unpack_from(data, at))
@@ -148,7 +148,7 @@ class _Log:
 
 @contextlib.contextmanager
 def _locked(path: str, patience_s: float, *, exclusive: bool, create: bool) -> Iterator[int]:
-    """The file, open and locked; opened anew each time, so that threads and forked processes exclude each other, too."""
+    """Open and lock the file; a new open each time also excludes other threads and forked processes."""
     if sys.platform == "win32":
         raise DistStoreError("FileStore needs the file locks of a POSIX system; use a TCPStore")
     import fcntl
@@ -202,18 +202,18 @@ class FileStore(Store):
     Parameters
     ----------
     file_name
-        The file; made when it does not exist, in a directory that does.
+        The file; created if it does not exist, in an existing directory.
     world_size
-        How many stores will use the file: the last of them to close removes it. Not positive: it stays.
+        Number of stores that use the file: the last one to close removes it. Zero or less: the file is kept.
 
     Raises
     ------
     DistStoreError
-        The file cannot be opened, or is something else than a store.
+        The file cannot be opened, or is not a store.
 
     Notes
     -----
-    Queues are not supported (NotImplementedError). `delete_key` is. The file grows with every change.
+    `delete_key` is supported, queues are not (NotImplementedError). The file grows with every change.
     """
 
     def __init__(self, file_name: str | os.PathLike[str], world_size: int = -1) -> None:

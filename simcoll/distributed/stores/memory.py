@@ -1,4 +1,4 @@
-"""HashStore: a store in the memory of this process; and PrefixStore: a corner of another store."""
+"""HashStore, a store in this process's memory, and PrefixStore, a namespace of another store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["HashStore", "PrefixStore"]
 
 
 class HashStore(Store):
-    """A store that threads of this process share, and its emulated ranks.
+    """A store in memory, shared by the threads and emulated ranks of this process.
 
     >>> store = HashStore()
     >>> store.set("first_key", "first_value")
@@ -55,7 +55,7 @@ class HashStore(Store):
 
 
 class PrefixStore(Store):
-    """A store whose key ``k`` is ``prefix/k`` in another, with that one's timeout and way of waiting.
+    """A namespace of another store: key ``k`` is ``prefix/k`` there. Timeout and waiter are the underlying store's.
 
     A TypeError if the prefix is not a str, or the store no Store.
 
@@ -74,7 +74,7 @@ class PrefixStore(Store):
 
     @property
     def underlying_store(self) -> Store:
-        """The store this one is a corner of."""
+        """The store that holds this one's keys."""
         return self._store
 
     @property
@@ -96,12 +96,12 @@ class PrefixStore(Store):
         self._store.set_timeout(timeout)
 
     def call(self, request: Request, timeout_s: float | None = None) -> Answer:
-        """Hand the operation on with the prefix before every key."""
+        """Forward the operation with the prefix before each key."""
         keys = tuple(f"{self._prefix}/{key}" for key in request.keys)
         return self._store.call(msgspec.structs.replace(request, keys=keys), timeout_s)
 
     def list_keys(self) -> list[str]:
-        """The keys of this corner, without the prefix, sorted. (`num_keys` counts the underlying store's.)"""
+        """The keys with this prefix, without it, sorted. (`num_keys` counts the underlying store's.)"""
         start = f"{self._prefix}/"
         return sorted(key.removeprefix(start) for key in self._store.list_keys() if key.startswith(start))
 
@@ -110,5 +110,5 @@ class PrefixStore(Store):
         return self._store.has_extended_api()
 
     def clone(self) -> Self:
-        """A corner of a clone of the underlying store."""
+        """The same namespace of a clone of the underlying store."""
         return type(self)(self._prefix, self._store.clone())

@@ -1,4 +1,4 @@
-"""Rendezvous: an address, a file, the environment or a store becomes (store, rank, world size)."""
+"""Rendezvous: from an address, a file, the environment or a store to (store, rank, world size)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEFAULT_TIMEOUT = timedelta(minutes=30)
 
 @dataclass(frozen=True, slots=True)
 class MeetingPlace:
-    """The store where processes meet, and this one's rank among them."""
+    """The store where processes meet, and this process's rank among them."""
 
     store: Store
     rank: int
@@ -33,15 +33,15 @@ def rendezvous(
     store: Store | None = None,
     timeout: timedelta | None = None,
 ) -> MeetingPlace:
-    """Make or take the store, and find out the rank and world size.
+    """Create or adopt the store, and determine rank and world size.
 
     Parameters
     ----------
     init_method
-        ``env://`` (when neither this nor a store is given), ``tcp://host:port`` or ``file:///path``. The rank and world size
-        may stand in it: ``?rank=0&world_size=2``.
+        ``env://`` (the default without a store), ``tcp://host:port`` or ``file:///path``, optionally with rank and world size:
+        ``?rank=0&world_size=2``.
     rank, world_size
-        Which process this is, of how many; -1 leaves it to the URL or the environment.
+        This process's rank, and the number of processes; -1 leaves them to the URL or the environment.
     store
         A store to use instead of an ``init_method``; rank and world size are required then.
     timeout
@@ -49,20 +49,20 @@ def rendezvous(
 
     Returns
     -------
-    The store, the rank and the world size. Nothing has been waited for but, with ``tcp://`` and ``env://``, the server and
-    on rank 0 all the others.
+    The store, the rank and the world size. With ``tcp://`` and ``env://`` this waits for the server, and on rank 0 for all other
+    ranks; other methods wait for nothing.
 
     Raises
     ------
     ValueError
-        Something is missing, or is no number.
+        A value is missing, or is not a number.
     RuntimeError
         The URL's scheme has no handler.
     AssertionError
         Both a store and an ``init_method``; a store without rank or world size; a rank both in the URL and as argument.
         (The types are torch's.)
     TypeError
-        ``timeout`` is no timedelta.
+        ``timeout`` is not a timedelta.
     DistNetworkError, DistStoreError
         The store could not be made.
 
@@ -86,7 +86,7 @@ def rendezvous(
 
 
 def parse_init_method(init_method: str, rank: int = -1, world_size: int = -1) -> tuple[int, int]:
-    """The rank and world size that `rendezvous` would find, without meeting anybody; the same errors.
+    """The rank and world size that `rendezvous` would return, without connecting; raises the same errors.
 
     >>> parse_init_method("tcp://127.0.0.1:29500", rank=1, world_size=4)
     (1, 4)
@@ -95,7 +95,7 @@ def parse_init_method(init_method: str, rank: int = -1, world_size: int = -1) ->
 
 
 def _parsed(url: object, rank: int, world_size: int) -> tuple[int, int, Callable[[timedelta], Store]]:
-    """The rank and world size in a URL or given with it, and what opens the store."""
+    """The rank and world size in a URL or given with it, and a function that opens the store."""
     if not isinstance(url, str):
         raise TypeError(f"init_method must be a str such as 'tcp://127.0.0.1:29500', got {url!r}")
     parts = urlsplit(url)
@@ -153,7 +153,7 @@ def _number(scheme: str, name: str, text: str) -> int:
 
 
 def _both(scheme: str, query: Mapping[str, str]) -> tuple[int, int]:
-    """The rank and world size, once both are known to fit."""
+    """The rank and world size of a query, checked."""
     for name in ("rank", "world_size"):
         if name not in query:
             _wrong(scheme, f"{name.replace('_', ' ')} parameter missing")
@@ -177,7 +177,7 @@ def _tcp(parts: SplitResult) -> tuple[str, int]:
 
 
 def _env(query: dict[str, str]) -> tuple[str, int]:
-    """The server's address in the environment; rank and world size go into the query, where they are missing."""
+    """The server's address from the environment; missing rank and world size are added to the query."""
 
     def setting(variable: str) -> str:
         text = os.environ.get(variable)

@@ -1,11 +1,11 @@
-"""`Store`: the methods all stores have, each of them one `Request`.
+"""`Store`: the methods common to all stores, each of them one `Request`.
 
-torch's programs test ``isinstance(store, Store)`` and hand any store to any function, so this is a class with subclasses,
-unlike the rest of simcoll. A store of your own implements one method, `call`.
+torch programs test ``isinstance(store, Store)`` and pass any store to any function, so unlike elsewhere in simcoll this is a class
+with subclasses. A custom store implements one method, `call`.
 
-A runtime that plays many ranks in one thread must not sleep in one of them. It says `use_waiter` at the start of each
-rank's greenlet, with a `Waiter` of its own that parks the rank and lets the others run; stores made and used in that greenlet
-wait by it. (``store.waiter = ...`` does the same for one store, wherever it is used.)
+A runtime that plays many ranks in one thread must not block the thread. It calls `use_waiter` at the start of each rank's greenlet
+with a `Waiter` that parks the rank and lets the others run; stores used in that greenlet wait through it. (``store.waiter = ...``
+does the same for one store everywhere.)
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _Item = TypeVar("_Item")
 
 
 class Waiter(Protocol):
-    """The way a store waits.
+    """The waiting strategy of a store.
 
-    ``ready`` tries the operation; it is called again and again until it says True, and never after.
+    ``ready`` tries the operation; it is called until it returns True, and never after that.
     """
 
     def wait(self, ready: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait until ``ready()`` is True; False when it is not within ``timeout_s`` seconds (it is tried at least once)."""
+        """Wait until ``ready()`` is True; False if it is not within ``timeout_s`` seconds (it is tried at least once)."""
         ...
 
     def notify(self) -> None:
-        """Let the waiting ranks try again: a store has changed. Must not call into a store."""
+        """Wake the waiting ranks after a change of a store. Must not call into a store."""
         ...
 
 
@@ -53,18 +53,18 @@ WAITER_HERE: ContextVar[Waiter | None] = ContextVar("simcoll_store_waiter", defa
 
 
 def use_waiter(waiter: Waiter | None) -> None:
-    """Make stores used in this context (greenlet, thread) wait by ``waiter``; None: each in its own way again."""
+    """Make stores used in this context (greenlet, thread) wait through ``waiter``; None restores their own waiters."""
     WAITER_HERE.set(waiter)
 
 
 class ThreadWaiter:
-    """For stores that threads of this process share: waits on a condition, wakes when something changes."""
+    """Waits on a condition variable, for stores shared by threads of this process."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
 
     def wait(self, ready: Callable[[], bool], timeout_s: float) -> bool:
-        """Try under the condition's lock, so that no change is missed between a failed try and going to sleep."""
+        """Try under the condition's lock, so that no change is missed between a failed try and the wait."""
         with self._changed:
             return self._changed.wait_for(ready, min(timeout_s, threading.TIMEOUT_MAX))
 
@@ -75,7 +75,7 @@ class ThreadWaiter:
 
 
 class PollingWaiter:
-    """For changes by others: tries again after pauses, by ``sleep``, that grow from half a millisecond to ``longest_s``."""
+    """Polls for changes by other processes, with ``sleep`` pauses that grow from 0.5 ms to ``longest_s``."""
 
     def __init__(self, longest_s: float = 0.01, sleep: Callable[[float], None] = time.sleep) -> None:
         self._longest_s = longest_s
@@ -98,7 +98,7 @@ class PollingWaiter:
 
 
 def key_text(key: object) -> str:
-    """The key as given; a TypeError unless a str, a ValueError for text that has no UTF-8 form.
+    """Check a key: a TypeError unless it is a str, a ValueError for text without a UTF-8 form.
 
     >>> key_text(3)
     Traceback (most recent call last):
@@ -136,7 +136,7 @@ def _amount(amount: object) -> int:
 
 
 def _seconds(timeout: object) -> float:
-    """A timeout in seconds, from a timedelta or a float of seconds (what torch's binding takes; an int it refuses)."""
+    """A timeout in seconds, from a timedelta or a float of seconds (torch's binding refuses an int)."""
     if isinstance(timeout, timedelta):
         length = timeout.total_seconds()
     elif isinstance(timeout, float):
@@ -151,11 +151,10 @@ def _seconds(timeout: object) -> float:
 
 
 class Store:
-    """Keys and values that all ranks see.
+    """A key-value store visible to all ranks.
 
-    Keys are str; values go in as str or bytes and come out as bytes. Methods that wait do so for at most `timeout` and
-    then raise DistStoreError; a timeout of zero asks once. Wrong types raise TypeError. Every method may be called from
-    several threads.
+    Keys are str; values are stored from str or bytes and returned as bytes. Methods that wait do so for at most `timeout`, then
+    raise DistStoreError; a timeout of zero tries once. Wrong types raise TypeError. All methods are thread-safe.
     """
 
     def __init__(self) -> None:
@@ -163,7 +162,7 @@ class Store:
         self._waiter: Waiter | None = None
 
     def call(self, request: Request, timeout_s: float | None = None) -> Answer:
-        """Carry out one operation: the method a store implements.
+        """Carry out one operation; the only method that a custom store has to implement.
 
         Parameters
         ----------
@@ -185,7 +184,7 @@ class Store:
 
     @property
     def waiter(self) -> Waiter | None:
-        """The waiter of this store: as set here, else by `use_waiter`; None for its own way."""
+        """The waiter set on this store, else by `use_waiter`; None for the store's own."""
         return self._waiter or WAITER_HERE.get()
 
     @waiter.setter
@@ -194,11 +193,11 @@ class Store:
 
     @property
     def timeout(self) -> timedelta:
-        """Time that methods wait unless given their own timeout: 300 seconds at first."""
+        """Default timeout of this object's methods; initially 300 seconds."""
         return self._timeout
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Change how long methods of this object wait."""
+        """Set the default timeout of this object's methods."""
         self._timeout = timedelta(seconds=_seconds(timeout))
 
     def has_extended_api(self) -> bool:
@@ -206,7 +205,7 @@ class Store:
         return False
 
     def clone(self) -> Self:
-        """Another object for the same data, which can be used at the same time as this one."""
+        """Another object for the same data, which can be used concurrently with this one."""
         raise RuntimeError("Not implemented.")
 
     def _like(self, other: Self) -> Self:
@@ -216,7 +215,7 @@ class Store:
         return other
 
     def close(self) -> None:
-        """Release connections and files. Safe to call twice; garbage collection does it, too."""
+        """Release connections and files. Idempotent; garbage collection does it too."""
 
     def __enter__(self) -> Self:
         """The store itself; it is closed at the end of the block."""
@@ -244,22 +243,22 @@ class Store:
         return cast("bytes", self._ask(Verb.GET, [key], timeout_s=self._patience_s()))
 
     def try_get(self, key: str) -> bytes | None:
-        """The value of a key, or None at once when there is none. (Not in torch.)"""
+        """The value of a key, or None if there is none, without waiting. (Not in torch.)"""
         value = self._ask(Verb.GET, [key])
         return None if value is NOT_READY else cast("bytes", value)
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a counter, which starts at 0 and is kept as decimal text; returns the sum.
+        """Add to a counter, which starts at 0 and is stored as decimal text; returns the sum.
 
         Raises
         ------
         ValueError
-            The value there is not a number, or the sum does not fit in 64 bits.
+            The value is not a number, or the sum does not fit in 64 bits.
         """
         return cast("int", self._ask(Verb.ADD, [key], amount=amount))
 
     def append(self, key: str, value: str | bytes) -> None:
-        """Append to the value of a key; sets it when there is none."""
+        """Append to the value of a key, or set it if there is none."""
         self._ask(Verb.APPEND, [key], [value])
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
@@ -280,7 +279,7 @@ class Store:
         self._ask(Verb.WAIT, keys, timeout_s=self._patience_s() if timeout is None else _seconds(timeout))
 
     def delete_key(self, key: str) -> bool:
-        """Remove a key or queue; whether there was one."""
+        """Remove a key or queue; returns whether it existed."""
         return cast("bool", self._ask(Verb.DELETE_KEY, [key]))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
@@ -288,7 +287,7 @@ class Store:
         return cast("list[bytes]", self._ask(Verb.MULTI_GET, keys, timeout_s=self._patience_s()))
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        """Set these keys to these values, all at once; a ValueError when their numbers differ."""
+        """Set several keys atomically; a ValueError if the numbers of keys and values differ."""
         self._ask(Verb.MULTI_SET, keys, values)
 
     def num_keys(self) -> int:
@@ -300,11 +299,11 @@ class Store:
         return cast("list[str]", self._ask(Verb.LIST_KEYS))
 
     def queue_push(self, key: str, value: str | bytes) -> None:
-        """Put a value at the end of a queue, making it when there is none."""
+        """Append a value to a queue, creating it if needed."""
         self._ask(Verb.QUEUE_PUSH, [key], [value])
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
-        """Take the first value of a queue; waits for one.
+        """Remove and return the first value of a queue; waits for one.
 
         Raises
         ------
@@ -317,12 +316,12 @@ class Store:
         return cast("bytes", value)
 
     def queue_len(self, key: str) -> int:
-        """Number of values in a queue; 0 when there is no such queue."""
+        """Number of values in a queue; 0 if there is no such queue."""
         return cast("int", self._ask(Verb.QUEUE_LEN, [key]))
 
 
 def call_and_wait(store: Store, waiter: Waiter, request: Request, timeout_s: float) -> Answer:
-    """Try an operation until it is ready, waiting as ``waiter`` does; a DistStoreError after ``timeout_s`` seconds."""
+    """Retry an operation through a waiter until it is ready; a DistStoreError after ``timeout_s`` seconds."""
     answer: Answer = NOT_READY
 
     def ready() -> bool:
@@ -336,7 +335,7 @@ def call_and_wait(store: Store, waiter: Waiter, request: Request, timeout_s: flo
 
 
 def timed_out(store: Store, keys: Sequence[str], timeout_s: float) -> DistStoreError:
-    """The error of an operation whose keys did not come in time; it names the keys that are missing."""
+    """The error of an operation that timed out, with the missing keys."""
     if 1 < len(keys) <= _MOST_ASKED:
         # A queue that is waited for may have a value of the same name.
         # Nor is its end meanwhile, with the process that keeps it, what this error is about.

@@ -1,8 +1,8 @@
-"""The key space behind every store: the meaning of each operation, without waiting, locking or sockets.
+"""The table behind every store: the semantics of each operation, without waiting, locking or sockets.
 
-A store turns a method call into a `Request`; `Table.apply` carries it out and gives the answer or, for an operation that waits
-for keys, `NOT_READY`. HashStore applies requests under a lock, FileStore replays them from a file, TCPStore's server applies
-what arrives. So all stores mean the same.
+A store turns a method call into a `Request`; `Table.apply` carries it out and returns the answer or, for an operation that waits
+for keys, `NOT_READY`. HashStore applies requests under a lock, FileStore replays them from a file, and TCPStore's server applies
+those that it receives, so all stores have the same semantics.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Table:
         return _RUN[request.code](self, request)
 
     def first_missing(self, request: Request, start: int = 0) -> int | None:
-        """The first of the keys, from number ``start`` on, that a waiting operation still waits for."""
+        """The index of the first missing key, from ``start`` on, of an operation that waits."""
         values = request.code is not Verb.QUEUE_POP
         queues = request.code in {Verb.QUEUE_POP, Verb.WAIT}
         for at in range(start, len(request.keys)):

@@ -1,6 +1,6 @@
-"""Requests of stores and their replies, as they travel to a server; a FileStore's records are requests.
+"""Wire format of store requests and replies; a FileStore's records are requests.
 
-``docs/reference/stores.md`` describes the conversation.
+``docs/reference/stores.md`` describes the protocol.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class _NotReady(enum.Enum):
 
 
 NOT_READY: Final = _NotReady.NOT_READY
-"""The answer to an operation that waits for keys which are not there."""
+"""The answer to an operation whose keys are missing."""
 Answer = None | bool | int | bytes | list[bytes] | list[str] | _NotReady
 
 
 class Verb(enum.IntEnum):
     """Operations of a store, by their numbers on the wire and in the file.
 
-    After the number: how many keys and values it takes, whether it changes the table, and the type of its answer.
+    Each value also has the numbers of keys and values, whether the operation changes the table, and the type of its answer.
     """
 
     keys: int | None
@@ -99,7 +99,7 @@ class Request(_Fields, frozen=True, tag=1):
     code: Verb
 
     def check(self) -> None:
-        """Refuse wrong numbers of keys or values; only a request from outside can have them."""
+        """Refuse wrong numbers of keys or values, which only a request from outside can have."""
         for what, given, expected in (
             ("keys", len(self.keys), self.code.keys),
             ("values", len(self.values), self.code.values),
@@ -109,7 +109,7 @@ class Request(_Fields, frozen=True, tag=1):
 
 
 class Reply(_Fields, frozen=True, tag=1):
-    """The outcome of a request; which field counts follows from the operation."""
+    """The outcome of a request; the operation determines which field holds it."""
 
     @classmethod
     def of(cls, answer: Answer) -> Self:

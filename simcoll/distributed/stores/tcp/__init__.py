@@ -1,1 +1,1 @@
-"""The store behind a socket: server, client, and the messages between them."""
+"""TCPStore: client and server."""

@@ -1,4 +1,4 @@
-"""TCPStore: a store behind a socket, for processes on any machines; one of them, the master, holds the server."""
+"""TCPStore: a store for processes on any machines, served by one of them, the master."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _KNOCK_S = 0.5
 
 @dataclass(slots=True, weakref_slot=True)
 class Connection:
-    """A connection: one question and its answer at a time. The server takes messages of ``max_message_bytes``."""
+    """A client connection with one outstanding request. The server accepts messages of ``max_message_bytes``."""
 
     channel: frames.Channel
     lock: threading.Lock
@@ -48,7 +48,7 @@ class Connection:
     max_message_bytes: int
 
     def ask(self, request: Request, patience_s: float) -> Reply:
-        """Send a request and receive its reply; a connection on which that failed is closed for good."""
+        """Send a request and receive its reply; a failure closes the connection for good."""
         sock = self.channel.sock
         if self.pid != os.getpid():
             raise DistNetworkError(
@@ -83,7 +83,7 @@ class Connection:
 
 
 def _connect(host: str, port: int, patience_s: float, secret: bytes, waiter: Waiter | None) -> Connection:
-    """Knock until a server opens, then frames.introduce ourselves; a DistNetworkError unless that is done within ``patience_s``."""
+    """Retry until a server accepts, then authenticate; a DistNetworkError after ``patience_s``."""
     deadline_s = time.monotonic() + patience_s
     sock = _knock(host, port, patience_s, waiter or PollingWaiter(_KNOCK_S))
     try:
@@ -133,40 +133,40 @@ class TCPStore(Store):
     Parameters
     ----------
     host_name, port
-        Where the master's server listens. The server binds to exactly the address this name has, so "localhost" is seen by
-        this machine only. Port 0 lets the master choose a free one; see `port`.
+        Address of the master's server. The server binds to exactly the address that the name resolves to, so "localhost" is
+        reachable from this machine only. Port 0 lets the master choose a free port; see `port`.
     world_size
-        How many stores, the master's included, belong together; None when that is not fixed.
+        Number of stores, the master's included; None if it is not fixed.
     is_master
-        Whether this object holds the server.
+        Whether this object runs the server.
     timeout
-        How long to wait for keys, for a server to appear and for workers to join.
+        Time limit for missing keys, for the server to appear and for workers to join.
     wait_for_workers
-        With a world size, the master's constructor returns when that many have joined.
+        With a world size, the master's constructor waits until that many have joined.
     multi_tenant
         Masters of the same address in this process share one server.
     master_listen_fd
-        A bound socket's descriptor for the server to use; the server closes it.
+        Descriptor of a bound socket for the server, which closes it.
     use_libuv
         Accepted and returned by `libuvBackend`; there is one kind of server.
     secret
-        Known to all clients; by default that of the job, in SIMCOLL_SECRET or the file that SIMCOLL_SECRET_FILE names. Each side shows
-        the other that it knows it, without sending it. Without one only loopback is served. Keys and values are not encrypted.
+        Shared with all clients. Default: the job's, from SIMCOLL_SECRET or the file named by SIMCOLL_SECRET_FILE. Both sides prove
+        that they know it without sending it. Without a secret only loopback is served. Keys and values are not encrypted.
     bind
-        The address the server binds to where that is not ``host_name``'s; "0.0.0.0" or "::" for all. By default the
-        environment variable SIMCOLL_STORE_BIND.
+        Address to bind to, if not ``host_name``'s; "0.0.0.0" or "::" for all. Default: the environment variable
+        SIMCOLL_STORE_BIND.
     limits
         Bounds on clients of the server.
     rank
-        Whose store this is, where that is known: when some do not come, the master names them.
+        Rank of this process, if known, so that the master can name missing ranks.
 
     Raises
     ------
     DistNetworkError
-        The address is in use, not of this machine, or open to others without a secret; no server answered in time, or not one of
-        this kind.
+        The address is in use, belongs to another machine, or is open to others without a secret; or no compatible server
+        answered in time.
     DistStoreError
-        Not all workers came in time.
+        Not all workers joined in time.
 
     Examples
     --------
@@ -246,7 +246,7 @@ class TCPStore(Store):
         return True
 
     def call(self, request: Request, timeout_s: float | None = None) -> Answer:
-        """Ask the server; it does the waiting, unless the store was given a `waiter`."""
+        """Ask the server, which does the waiting unless this store has a `waiter`."""
         if timeout_s is not None and self.waiter is not None:
             return call_and_wait(self, self.waiter, request, timeout_s)
         wait_ms = 0 if timeout_s is None else round(min(timeout_s, threading.TIMEOUT_MAX / 2) * 1000)
@@ -324,7 +324,7 @@ def _check_address(host_name: object, port: object, is_master: bool) -> None:
 
 
 def _resolved(host: str, port: int) -> tuple[int, tuple[str, int]]:
-    """The family and address of a host; IPv4 first, as clients of older stores expect of "localhost"."""
+    """The family and address of a host; IPv4 first, as older stores' clients expect for "localhost"."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
@@ -336,7 +336,7 @@ def _resolved(host: str, port: int) -> tuple[int, tuple[str, int]]:
 def _serving(
     host: str, port: int, descriptor: int | None, limits: frames.Limits, secret: bytes, multi_tenant: bool
 ) -> Server:
-    """A server at an address or on an adopted socket; tenants of one address in this process share theirs."""
+    """A server at an address or on an adopted socket; with ``multi_tenant``, shared within this process."""
     # Only the process that holds the store needs the event loop.
     from simcoll.distributed.server.server import Server
     from simcoll.distributed.stores.tcp.service import StoreService
