@@ -1,4 +1,4 @@
-"""The command line of simcoll. One command a file; imports wait until a command needs them."""
+"""The command line of simcoll: one module per command, imported on demand."""
 
 from __future__ import annotations
 

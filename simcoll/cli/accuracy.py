@@ -13,7 +13,7 @@ __all__ = ["show_accuracy"]
 def show_accuracy(
     *, steps: bool = False, output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None
 ) -> None:
-    """Compare predictions with published tables, each system predicted without having been fitted to.
+    """Compare predictions with published tables, with each system left out of the fit.
 
     Parameters
     ----------

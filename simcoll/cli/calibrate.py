@@ -1,4 +1,4 @@
-"""``simcoll calibrate``: few numbers that bring predictions to what was measured on a machine."""
+"""``simcoll calibrate``: fit a few parameters to measurements of a machine."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ def calibrate_logs(
     env: str = "",
     parameters: str | None = None,
 ) -> None:
-    """Fit launch offset, rate, fabric latency and growth to measured rows, and write them for --calibration.
+    """Fit launch offset, rate, fabric latency and growth to measured rows, for --calibration.
 
     Parameters
     ----------
     logs
-        Output of nccl-tests, rccl-tests or realcoll perf; NCCL's own tuning table in them (NCCL_DEBUG_SUBSYS=TUNING) is kept, too.
+        Output of nccl-tests, rccl-tests or realcoll perf; NCCL's tuning table in it (NCCL_DEBUG_SUBSYS=TUNING) is kept too.
     topology
         The machine, as for simcoll compare.
     output
         The file, such as machine.toml.
     nodes
-        How many nodes. Default: those of the logs.
+        Number of nodes. Default: as in the logs.
     collective
-        What was measured, for logs that do not name it; of logs that name several, the one to take.
+        The measured collective, for logs that do not name it, or to select one of several.
     library
         A shipped library or a library file. Default: nccl; rccl for a log of RCCL or AMD's GPUs.
     env
-        NCCL's variables in place of those printed in the logs.
+        NCCL's variables, instead of those printed in the logs.
     parameters
-        Of launch,rate,growth,fabric_latency, what to fit. Default: what the rows allow.
+        Parameters to fit, among launch,rate,growth,fabric_latency. Default: as many as the rows allow.
     """
     from simcoll.formats.output import refuse_places
     from simcoll.libraries.calibration import write_calibration
@@ -69,7 +69,7 @@ def calibrate_logs(
 
 
 def _lines(found: Calibration, series: Sequence[Series], names: tuple[str, ...] | None) -> Iterator[str]:
-    """The parameters, and how much closer they bring rows that they were not fitted on."""
+    """Describe the parameters, and the error before and after on rows left out of the fit."""
     from simcoll.libraries.fitting import left_out
     from simcoll.planning.comparison import band_lines
     from simcoll.units import format_signed

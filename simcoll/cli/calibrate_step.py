@@ -1,4 +1,4 @@
-"""``simcoll calibrate step``: few constants of a GPU and its software from measured training steps."""
+"""``simcoll calibrate step``: fit constants of a GPU and its software to measured training steps."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ def calibrate_steps(
     output: Annotated[Path, Parameter(name=["--output", "-o"])],
     parameters: str | None = None,
 ) -> None:
-    """Fit few constants to measured training steps, and write them for [gpu] calibration.
+    """Fit a few constants to measured training steps, for [gpu] calibration.
 
     Parameters
     ----------
     design
-        A design file: what all steps have in common.
+        A design file with the values common to all steps.
     rows
-        A CSV file with a row for each step: time_ms, and values of the design by place, such as model.global_batch; rows with the
-        same fold are left out together when the error is told.
+        A CSV file with a row per step: time_ms, and values of the design by path, such as model.global_batch; rows with the same fold
+        are left out together in the cross-validation.
     output
         The file, such as h100.toml.
     parameters
-        What to fit, such as rate,hbm,step_ms: of the constants rate, hbm, attention, unfused, host_layer_us, host_tp_us,
-        host_expert_us, step_ms and overlap. Default: what so many rows can tell.
+        Constants to fit, such as rate,hbm,step_ms, among rate, hbm, attention, unfused, host_layer_us, host_tp_us, host_expert_us,
+        step_ms and overlap. Default: as many as the rows allow.
     """
     import numpy as np
 

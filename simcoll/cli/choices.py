@@ -1,4 +1,4 @@
-"""Algorithms as the command line names them: shipped, in files, functions of modules; and what to say when none is named."""
+"""Algorithms as named on the command line: shipped ones, files, and functions of modules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Named", "name_choices"]
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """The collective that is asked for, the algorithms that are named (None: all that fit), and programs of no collective."""
+    """The requested collective, the named algorithms (None: all that fit), and programs, which have no collective."""
 
     collective: str
     root: int | None
@@ -29,7 +29,7 @@ def name_choices(
     root: int | None,
     algorithm: str | None,
 ) -> Named:
-    """Read which collective and algorithms are asked for; of programs alone the collective has no name.
+    """Parse the requested collective and algorithms; for programs alone, the collective's name is empty.
 
     Raises
     ------
@@ -60,7 +60,7 @@ def name_choices(
 
 
 def list_collectives() -> None:
-    """Say which collectives there are."""
+    """Print the collectives."""
     from simcoll.core.collective import KINDS
 
     width = max(map(len, KINDS))

@@ -1,4 +1,4 @@
-"""``simcoll compare``: a log of measurements beside predictions."""
+"""``simcoll compare``: measurements in a log beside predictions."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ def compare_log(
     Parameters
     ----------
     log
-        Output of nccl-tests, rccl-tests, realcoll perf or OSU benchmarks: text, also among other text, or JSON.
+        Output of nccl-tests, rccl-tests, realcoll perf or OSU benchmarks: text, possibly amid other output, or JSON.
     topology
         The machine: a shipped topology (simcoll list topologies), a TOML file, or an NCCL topology XML dump.
     nodes
-        How many nodes. Default: those of the log.
+        Number of nodes. Default: as in the log.
     collective
-        What was measured, for a log that does not name it; of a log that names several, the one to take.
+        The measured collective, for a log that does not name it, or to select one of several.
     library
         A shipped library or a library file. Default: nccl; rccl for a log of RCCL or AMD's GPUs.
     env
-        NCCL's variables, such as NCCL_ALGO=Ring,NCCL_PROTO=^LL128, in place of those printed in the log.
+        NCCL's variables, such as NCCL_ALGO=Ring,NCCL_PROTO=^LL128, instead of those printed in the log.
     calibration
         A file that simcoll calibrate wrote.
     svg
@@ -112,7 +112,7 @@ def compare_log(
 
 
 def _choices(rows: list[Compared], choices: tuple[Chosen, ...]) -> list[str]:
-    """How far NCCL's own choices, where the log has them, are those predicted."""
+    """Compare NCCL's own choices, if the log has them, with the predicted ones."""
     said = {(each.collective, each.size_bytes): f"{each.algorithm} {each.protocol}" for each in choices}
     known = [
         (each, said[each.prediction.collective, each.row.size_bytes])

@@ -16,12 +16,12 @@ def help_of(app: App) -> Callable[..., None]:
     """The command ``help`` of an application."""
 
     def show_help(*command: str) -> None:
-        """Show what a command does and its options.
+        """Show the description and options of a command.
 
         Parameters
         ----------
         command
-            Such as perf, or calibrate step. Default: all commands.
+            A command such as perf, or calibrate step. Default: all commands.
         """
         known, at = app, list[str]()
         for word in command:
@@ -38,7 +38,7 @@ def completion_of(app: App) -> Callable[..., None]:
     """The command ``completion`` of an application."""
 
     def print_completion(shell: str, /) -> None:
-        """Print a script with which a shell completes commands, options, and the names of what is shipped.
+        """Print a shell script that completes commands, options and shipped names.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""``simcoll convert``: an algorithm, a topology or a workload from one file format to another."""
+"""``simcoll convert``: convert an algorithm, a topology or a workload between file formats."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def convert_file(
     size: Annotated[str | None, Parameter(name=["--size", "-s"])] = None,
     dtype: Annotated[str | None, Parameter(name=["--dtype", "-d"])] = None,
 ) -> None:
-    """Write a file in another format; what the target cannot say is an error that names it.
+    """Write a file in another format; content that the target cannot express is an error, never dropped.
 
     Parameters
     ----------
@@ -41,20 +41,20 @@ def convert_file(
         A file that holds an algorithm, in any format; or an algorithm with parameters: ring:channels=2. Or a topology, or a workload,
         as for simcoll step.
     target
-        The file to write. Its ending says the format, unless --to does. Of Chakra's files, one for each rank, what their names begin with.
+        The file to write. Its suffix gives the format, unless --to does. For Chakra, with one file per rank, the prefix of the names.
     to
-        Format: schedule, msccl, mscclpp, goal or goal-binary; of a topology graphml, simgrid or nccl-topology; of a workload workload,
-        chakra, or chakra-messages, with collectives as sends and receives; the latter also of an algorithm.
+        Format: schedule, msccl, mscclpp, goal or goal-binary; for a topology graphml, simgrid or nccl-topology; for a workload workload,
+        chakra, or chakra-messages (collectives as sends and receives, also for an algorithm).
     collective, nranks, topology, root, in_place
-        Of an algorithm by name, as for simcoll show.
+        For an algorithm by name, as for simcoll show.
     dialect
         Runtime of an MSCCL XML file: msccl, azure or rccl.
     protocol
-        NCCL's protocol that a file asks for: Simple, LL or LL128.
+        NCCL's protocol in the written file: Simple, LL or LL128.
     min_bytes, max_bytes
-        Sizes that a file is meant for, such as 64K.
+        Range of sizes for the written file, such as 64K.
     size, dtype
-        Bytes, as in nccl-tests, and element type of formats that hold sizes: GOAL, Chakra. Default: 1M, float32.
+        Size in bytes, as in nccl-tests, and element type, for formats with sizes: GOAL, Chakra. Default: 1M, float32.
     """
     from simcoll.formats.output import write_file
     from simcoll.formats.schedule_files import algorithm_content, target_format
@@ -110,7 +110,7 @@ def _convert_topology(source: str, target: Path, name: str) -> None:
 def _source(
     text: str, kind: str, nranks: int | None, topology: str | None, root: int | None, *, in_place: bool
 ) -> Algorithm:
-    """The algorithm of a file, or the named one."""
+    """Load the algorithm in a file, or the named one."""
     from simcoll.algorithms.imported import is_file_name
     from simcoll.cli.show import named_schedule
     from simcoll.formats.schedule_files import load_algorithm

@@ -1,4 +1,4 @@
-"""``simcoll diff``: what moved between two folders of results."""
+"""``simcoll diff``: changes between two folders of results."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def diff_results(
     threshold: Annotated[str, Parameter(name=["--threshold", "-t"])] = "0",
     limit: Annotated[int, WHOLE] = 20,
 ) -> int:
-    """Show what moved between two folders of results; the exit status is 1 when something moved further than the threshold.
+    """Show changes between two folders of results; exit status 1 above the threshold.
 
     Parameters
     ----------
     before, after
         Folders that simcoll run, sweep, plan or goodput wrote.
     metric
-        The figure to compare, a number in the rows.
+        The column to compare, a number in the rows.
     threshold
-        A share, such as 1% or 0.01. A point that ran before and does not now is beyond any threshold.
+        A relative change, such as 1% or 0.01. A point that ran before and no longer does exceeds any threshold.
     limit
-        Most lines of each kind.
+        Maximum number of lines of each kind.
     """
     from simcoll.planning.moved import difference, parse_share
 

@@ -1,4 +1,4 @@
-"""Options for runs that something disturbs, and for the ranks that take part."""
+"""Options for disturbances of runs, and for the participating ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SEVERAL = Parameter(negative=(), show_default=False)
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Disturbed:
-    """What disturbs the runs, and the ranks that take part.
+    """Disturbances of the runs, and the participating ranks.
 
     Parameters
     ----------
@@ -31,16 +31,16 @@ class Disturbed:
     seed
         Seed of random delays. Default: 0.
     straggler
-        A rank that is slow: "rank 3: +10 %" longer for its own work and for bytes over the links at its GPU. May be repeated.
+        A slow rank: "rank 3: +10 %" takes that much longer for its work and for bytes over its GPU's links. May be repeated.
     background
-        A link of which other traffic takes a share: "box0.gpu3 -> box0.nic3: 20 %". May be repeated.
+        Background traffic on a link: "box0.gpu3 -> box0.nic3: 20 %". May be repeated.
     fault
-        What happens during every run, such as "t=1ms box0.gpu3 -> box0.nic3 = 0 for 2ms", "t=0 leaf0 -> spine1 background 1/4",
+        An event during every run, such as "t=1ms box0.gpu3 -> box0.nic3 = 0 for 2ms", "t=0 leaf0 -> spine1 background 1/4",
         "t=1ms rank 3 slower 1.5 for 2ms" or "t=1ms rank 3 stops". May be repeated.
     policy
-        What becomes of bytes that meet a link that is down: stall, "stall 67ms x 7", re-route or abort.
+        Treatment of bytes at a link that is down: stall, "stall 67ms x 7", re-route or abort.
     ranks
-        The ranks that take part, in this order: 0-7,16-23. Default: all.
+        The participating ranks, in this order: 0-7,16-23. Default: all.
     """
 
     jitter: str | None = None
@@ -53,7 +53,7 @@ class Disturbed:
 
     @property
     def asked(self) -> bool:
-        """Whether anything is asked for that disturbs."""
+        """Whether any disturbance is requested."""
         return bool(self.jitter is not None or self.straggler or self.background or self.fault)
 
     def disturbance(self) -> Disturbance:
@@ -69,7 +69,7 @@ class Disturbed:
         return disturbance(self.straggler, self.background, jitter, self.seed or 0, self.fault, rule)
 
     def keys(self, jitter: str) -> dict[str, Any]:
-        """The keys of a scenario that the options take the place of; ``jitter``: of the file."""
+        """The scenario keys that the options override; ``jitter`` is the file's."""
         if self.seed is not None and (self.jitter or jitter) in {"", "0"}:
             raise ConfigError("--seed is for --jitter: nothing else is random")
         given = {
@@ -79,7 +79,7 @@ class Disturbed:
         return {key: value for key, value in given.items() if value is not None}
 
     def placed(self, machine: Topology) -> Topology:
-        """The machine with the ranks that take part."""
+        """The machine with the participating ranks."""
         from simcoll.planning.disturbance import parse_ranks
 
         return machine if self.ranks is None else machine.with_ranks(parse_ranks(self.ranks))

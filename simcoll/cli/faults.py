@@ -1,4 +1,4 @@
-"""``simcoll faults``: a scenario under many faults."""
+"""``simcoll faults``: a scenario under random faults."""
 
 from __future__ import annotations
 
@@ -40,30 +40,30 @@ def play_faults(
     mttr: str = "0",
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
 ) -> None:
-    """Play the collective of a scenario under faults drawn from seeds: how many runs finish, how much later, and how many raise.
+    """Play a scenario's collective under seeded random faults: how many runs finish, how late, and how many raise.
 
     Parameters
     ----------
     scenario
         A scenario file, or the name of a shipped one; its largest size, first algorithm and first protocol.
     seeds, first
-        How many faults of each kind, and the first seed.
+        Number of faults of each kind, and the first seed.
     kind
-        late, slow, jitter, rehash, traffic, flap, link, nic or stop; may be repeated. Default: all that the machine can have.
+        late, slow, jitter, rehash, traffic, flap, link, nic or stop; may be repeated. Default: all that apply to the machine.
     seed
-        Play only this fault of one kind, and say what happens and what a new schedule would take.
+        Play only this fault of one kind, and print its course and the times of re-planned schedules.
     algorithm, size
-        Another algorithm, another size.
+        Algorithm and size, instead of the scenario's.
     policy
-        What becomes of bytes that meet a dead link: stall, stall 67ms x 7, re-route or abort.
+        Treatment of bytes at a dead link: stall, stall 67ms x 7, re-route or abort.
     timeout
-        After how long without progress ranks raise.
+        Time without progress after which ranks raise.
     late, sigma
         Median delay of ranks (0: a tenth of the time), and the standard deviation, up to 10, of the logarithm of delays and factors.
     jitter
-        Most by which a message is delayed (0: a hundredth of the undisturbed time).
+        Maximum delay of a message (0: a hundredth of the undisturbed time).
     mtbf, mttr
-        Mean time between failures of a link (0: one link fails once), and mean time until it is back (0: a tenth).
+        Mean time between failures of a link (0: one link fails once), and mean time to repair (0: a tenth of the undisturbed time).
     output
         Folder for faults.csv and faults.svg; default out/<scenario>-faults.
     """
@@ -139,11 +139,11 @@ def play_faults(
 
 
 LOSSES = ("flap", "link", "nic", "stop")
-"""Kinds that leave less of the machine."""
+"""Kinds of faults that remove part of the machine."""
 MOST_SEEDS = 100_000
 DEFAULTS = {"--policy": "stall", "--timeout": "600s", "--sigma": "1"}
 MOVED = 5
-"""Seeds of each kind of which data is moved, too."""
+"""Number of seeds of each kind that are also played with data."""
 
 
 def _undisturbed(content: Scenario, path: Path, algorithm: str | None, size: str | None) -> tuple[Plan, Topology, int]:
@@ -171,7 +171,7 @@ def _undisturbed(content: Scenario, path: Path, algorithm: str | None, size: str
 def _all(
     kinds: Sequence[str], seeds: range, plan: Plan, machine: Topology, whole_fs: int, chances: Chances
 ) -> dict[str, list[Outcome]]:
-    """The outcomes of every kind that is asked for, or that the machine can have."""
+    """The outcomes of the requested kinds, or of all that apply to the machine."""
     from simcoll.cli.progress import Progress
     from simcoll.planning.faults import KINDS, outcomes
 
@@ -195,7 +195,7 @@ def _all(
 
 
 def _one(kind: str, seed: int, plan: Plan, machine: Topology, whole_fs: int, chances: Chances) -> None:
-    """One fault: what it is, what happens, and what schedules for the rest of the machine would take."""
+    """Print one fault: its description, its course, and the times of re-planned schedules."""
     from simcoll.planning.faults import draw, run_fault
     from simcoll.units import format_time
 
@@ -213,7 +213,7 @@ def _one(kind: str, seed: int, plan: Plan, machine: Topology, whole_fs: int, cha
 
 
 def _anew(kind: str, seed: int, plan: Plan, machine: Topology, whole_fs: int, chances: Chances) -> None:
-    """What schedules for the machine that a loss leaves would take."""
+    """Print the times of schedules re-planned for the machine that remains after a loss."""
     from simcoll.planning.fault_report import replanned_lines
     from simcoll.planning.faults import draw, replanned
 

@@ -1,4 +1,4 @@
-"""``simcoll flight``: where the ranks of a job that hung disagree."""
+"""``simcoll flight``: diagnose a hung job from flight records."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["read_flight"]
 
 
 def read_flight(*files: Path) -> int:
-    """Say where the ranks of a job that hung differ, did not come, or did not end.
+    """Report mismatched, missing and unfinished operations of the ranks of a hung job.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""``simcoll goodput``: what failures leave of training."""
+"""``simcoll goodput``: useful training time under failures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["simulate_goodput"]
 
 
 def simulate_goodput(job: str, /, *, options: Annotated[GridOptions, Parameter(name="*")] = GridOptions()) -> None:  # noqa: B008
-    """Simulate failures, checkpoints, restarts, spares and slow nodes: the share of the time that is useful training.
+    """Simulate failures, checkpoints, restarts, spares and slow nodes: the share of useful training time.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""``simcoll graph``: whether what NCCL chose fits a machine."""
+"""``simcoll graph``: check NCCL's rings, trees and channels against a machine."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ def check_graph(
     use: str | None = None,
     pieces: Annotated[int, WHOLE] = 1,
 ) -> None:
-    """Read the channels that NCCL chose, say what they ask of the links of a machine, and make a schedule of them.
+    """Read the channels that NCCL chose, check them against a machine's links, and convert them to a schedule.
 
     Parameters
     ----------
     file
-        What NCCL wrote to NCCL_GRAPH_DUMP_FILE, or a log with NCCL_DEBUG=INFO.
+        A file from NCCL_GRAPH_DUMP_FILE, or a log with NCCL_DEBUG=INFO.
     topology
         The machine.
     nodes
-        How many nodes of it. Default: those of the topology.
+        Number of nodes. Default: the topology's.
     json
         Write NCCL's rings or trees as a schedule file.
     collective
-        Of that schedule: of rings all_reduce, all_gather or reduce_scatter, of trees all_reduce.
+        Collective of the schedule: all_reduce, all_gather or reduce_scatter for rings, all_reduce for trees.
     use
-        ring or tree. Default: rings where there are some.
+        ring or tree. Default: rings if there are any.
     pieces
-        Into how many pieces the data of trees is cut.
+        Number of pieces of the trees' data.
     """
     from simcoll.formats.schedule_json import dump_schedule
     from simcoll.planning.nccl_graphs import channels_schedule
@@ -69,7 +69,7 @@ def check_graph(
 
 
 def _checked(file: Path, machine: Topology) -> Iterator[Channels]:
-    """Print the verdicts, and give the channels of what fits the number of ranks."""
+    """Print the verdicts, and return the channels of graphs with the right number of ranks."""
     from simcoll.formats.nccl_graph import MAX_BYTES, parse_nccl_graphs
     from simcoll.formats.nccl_log import load_nccl_log
     from simcoll.formats.recognise import TITLES, recognise

@@ -1,4 +1,4 @@
-"""Commands that play a grid: their shared options, and how they tell of its progress."""
+"""Commands that play a grid: shared options, and progress."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ MOST_REASONS = 6
 @Parameter(name="*")
 @dataclass(frozen=True)
 class GridOptions:
-    """How a grid is played.
+    """Options of commands that play a grid.
 
     Parameters
     ----------
     output
         Folder for the rows and results; default out/<name of the file>.
     jobs
-        Processes; default one for each core.
+        Number of processes; default one per core.
     executor
         processes, dask://host:port (a scheduler of dask.distributed), or mpi (under mpiexec).
     resume
-        Go on with the rows that the folder has.
+        Continue from the rows in the folder.
     shard
         Play one part of the grid, such as 3/16; parts may share a folder, and --resume without --shard collects them.
     """
@@ -57,9 +57,9 @@ def play_grid(
     results: tuple[str, ...],
     then: Callable[[GridRun], Grid | None] | None = None,
 ) -> tuple[list[GridRun], Path] | None:
-    """Play a grid as the options say, and another that depends on it; ``None`` on the ranks of an MPI job that only helped.
+    """Play a grid, and optionally a second one that depends on it; ``None`` on worker ranks of an MPI job.
 
-    Prints how many points there are, how many ran, and what kept the others from running.
+    Prints the number of points, the number that ran, and the reasons why others did not.
     """
     from simcoll.formats.output import open_folder
     from simcoll.planning.executors import open_pool
@@ -105,7 +105,7 @@ def _played(grid: Grid, folder: Path, pool: Pool, options: GridOptions) -> GridR
 
 @contextmanager
 def _progress() -> Iterator[Callable[[int, int], None]]:
-    """A bar with rate and remaining time on a terminal, elsewhere a line a minute; both on standard error."""
+    """Progress on standard error: a bar with rate and remaining time on a terminal, else a line a minute."""
     from simcoll.cli.progress import each_minute, on_terminal
 
     if not on_terminal():
@@ -136,7 +136,7 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
 
 
 class _Lines:
-    """What is told once a minute: how far it is."""
+    """Progress as one line a minute."""
 
     def __init__(self) -> None:
         self.begin = time.monotonic()

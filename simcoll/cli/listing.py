@@ -1,4 +1,4 @@
-"""``simcoll list``: the names of everything shipped."""
+"""``simcoll list``: the shipped names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def list_names(what: str | None = None, /) -> None:
     Parameters
     ----------
     what
-        topologies, algorithms, scenarios, collectives, protocols, gpus, models, calibrations or plans. Default: how many there are of each.
+        topologies, algorithms, scenarios, collectives, protocols, gpus, models, calibrations or plans. Default: the number of each.
     """
     if what is None:
         _print_columns([(f"simcoll list {name}", str(_many(make()))) for name, make in _LISTINGS.items()])
@@ -103,7 +103,7 @@ def _protocols() -> Lines:
 
 
 def _many(rows: Lines) -> int:
-    """Rows without the titles that two of the tables have."""
+    """Rows of a table without its titles."""
     return len(rows) - (rows[0][0] in {"collective", "model"})
 
 
@@ -125,4 +125,4 @@ _LISTINGS: dict[str, Callable[[], Lines]] = {
     "plans": _plans,
 }
 LISTED = tuple(_LISTINGS)
-"""What there are lists of."""
+"""The available lists."""

@@ -48,7 +48,7 @@ def predict(
     files: Files | None = None,
     disturbed: Disturbed = Disturbed(),  # noqa: B008
 ) -> None:
-    """Predict a collective over a range of sizes: the nccl-tests table with bound, headroom and bottleneck.
+    """Predict a collective over a range of sizes, as nccl-tests' table with bound, headroom and bottleneck.
 
     Parameters
     ----------
@@ -57,9 +57,9 @@ def predict(
     topology
         A shipped topology (simcoll list topologies), a TOML file, or an NCCL topology XML dump.
     nodes
-        How many nodes. Default: those of the topology.
+        Number of nodes. Default: the topology's.
     degrade
-        A link and the share of its capacity that is left, such as "box0.gpu3 <-> box0.nvswitch=17/18"; 0 removes it. May be repeated.
+        A link and its remaining share of capacity, such as "box0.gpu3 <-> box0.nvswitch=17/18"; 0 removes it. May be repeated.
     begin
         Smallest size in bytes, such as 8 or 1M.
     end
@@ -79,19 +79,19 @@ def predict(
     root
         Root rank of broadcast, reduce, gather and scatter.
     check
-        Largest size at which every run moves real data. Beside that, data is moved once through every algorithm.
+        Largest size at which every run moves real data. In any case data is moved once through every algorithm.
     library
-        Show only what this library would run: nccl, rccl, or the path of a library file.
+        Show only the choices of this library: nccl, rccl, or the path of a library file.
         Without --library, --algorithm and --protocol: NCCL's lines, then the best of all algorithms.
     env
         NCCL's variables for its lines, such as NCCL_ALGO=Ring,NCCL_PROTO=^LL128.
     calibration
         A file that simcoll calibrate wrote, for NCCL's lines.
     group
-        The axes of a mesh of all ranks, the fastest first, such as tp=8,dp=64: a table of one group of each axis, and files whose
-        names begin with the axis.
+        Axes of a mesh of all ranks, fastest first, such as tp=8,dp=64: a table for one group of each axis, and files prefixed with
+        the axis.
     concurrent
-        With --group: one table of one group of each axis and of all groups of the axis at once.
+        With --group: one table of each axis, with one group alone and with all groups at once.
     """
     from simcoll.cli.choices import name_choices
     from simcoll.cli.sweeping import degraded, mesh_lines
@@ -155,7 +155,7 @@ def _table(
     files: Files,
     notes: Sequence[str],
 ) -> None:
-    """Print and write the table of a machine, which may be one group along an axis; ``library``: its lines come first, or alone."""
+    """Print and write the table of a machine, or of one group along an axis; ``library``: its lines first, or alone."""
     from simcoll.cli.sweeping import print_sweep, proved
     from simcoll.planning.sweep import best_rows
     from simcoll.tuning import candidates, collective_on
@@ -194,18 +194,18 @@ def _table(
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Files:
-    """Files for the runs, also for those that Ctrl-C left.
+    """Files for the results, written after Ctrl-C too.
 
     Parameters
     ----------
     json
-        Result file of nccl-tests (version 3), with best, bound and bottleneck beside; of a library what it would run.
+        Results in nccl-tests' JSON (version 3), with best, bound and bottleneck; for a library, its choices.
     csv
-        Every run as a line.
+        A line for every run.
     svg
-        Picture: bus bandwidth and time of every algorithm, and the bound.
+        Picture of bus bandwidth and time of every algorithm, and the bound.
     trace
-        Timeline of the best run of the size nearest to 1 MiB, for Perfetto (.json.gz).
+        Timeline of the best run at the size nearest to 1 MiB, for Perfetto (.json.gz).
     """
 
     json: Annotated[Path | None, Parameter(name=["--json", "-J"])] = None
@@ -214,14 +214,14 @@ class Files:
     trace: Path | None = None
 
     def along(self, axis: str) -> Files:
-        """The files of one group along an axis: its name comes before theirs."""
+        """The files of one group along an axis, prefixed with its name."""
         if not axis:
             return self
         paths = (self.json, self.csv, self.svg, self.trace)
         return Files(*(None if path is None else path.with_name(f"{axis}-{path.name}") for path in paths))
 
     def check(self, library: _Library, inputs: Iterable[str | Path | None], *, concurrent: bool) -> None:
-        """Refuse places that cannot be written, and files that a table does not have, before anything is computed."""
+        """Refuse unwritable paths and unavailable files before computing anything."""
         if not any((self.json, self.csv, self.svg, self.trace)):
             return
         from simcoll.formats.output import refuse_places
@@ -236,7 +236,7 @@ class Files:
         refuse_places((self.json, self.csv, self.svg, self.trace), inputs)
 
     def write_predictions(self, found: Sequence[Prediction], machine: Topology) -> None:
-        """Write what a library would run, where a file is asked for."""
+        """Write a library's choices, if a file is requested."""
         if self.json is None or not found:
             return
         from simcoll.formats.output import write_file
@@ -246,7 +246,7 @@ class Files:
         print(f"# wrote {self.json}")
 
     def write(self, title: str, table: Table, machine: Topology, proofs: Sequence[str]) -> None:
-        """Write what was asked for; every file has the hash of all results."""
+        """Write the requested files, each with the hash of all results."""
         if not any((self.json, self.csv, self.svg, self.trace)):
             return
         from simcoll.formats.output import write_file
@@ -268,7 +268,7 @@ class Files:
 
 @dataclass(frozen=True, slots=True)
 class _Library:
-    """The options for what a library would run."""
+    """Options for a library's choices."""
 
     name: str | None
     env: str
@@ -276,11 +276,11 @@ class _Library:
 
     @property
     def alone(self) -> bool:
-        """Whether the library is asked for, and nothing else."""
+        """Whether only the library is requested."""
         return self.name is not None or bool(self.env) or self.calibration is not None
 
     def show(self, collective: str, sizes: Sequence[int], topology: Topology) -> list[Prediction]:
-        """Print the lines of the library; where they were not asked for, a reason in their place if there are none."""
+        """Print the library's lines; if they were not requested and cannot be computed, the reason."""
         from simcoll.libraries.calibration import load_calibration
         from simcoll.libraries.environment import parse_environment
         from simcoll.planning.library_table import library_for, library_lines, library_predictions

@@ -1,4 +1,4 @@
-"""``simcoll plan``: the best of a space of designs."""
+"""``simcoll plan``: search a space of designs."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def plan_designs(
     plan
         A plan file, or the name of a shipped one: a design file whose lists are swept, with an objective, limits, costs and failures.
     exact
-        How many of the best designs are emulated with everything together (tier 2), beside those on the Pareto front.
+        Number of best designs to emulate in full (tier 2), besides those on the Pareto front.
     top
-        How many lines of the table are printed.
+        Number of printed lines of the table.
     """
     from simcoll.cli.grids import play_grid
     from simcoll.formats.output import write_files
@@ -75,7 +75,7 @@ def plan_designs(
 
 
 def _files(space: Space, rows: Sequence[Row], best: Sequence[Row], front: Sequence[Row]) -> dict[str, bytes]:
-    """What a plan leaves behind."""
+    """The files of a plan's results."""
     from simcoll.formats.toml_text import toml_text
     from simcoll.planning.design_report import design_page
     from simcoll.planning.designs import bars_of, design_of, designs_csv

@@ -1,4 +1,4 @@
-"""How far a command is: on standard error, in place on a terminal, a line a minute elsewhere."""
+"""Progress on standard error: in place on a terminal, elsewhere a line a minute."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ WIPE = "\r\x1b[2K"
 
 
 def on_terminal() -> bool:
-    """Whether standard error is a terminal; it may have been closed before we began."""
+    """Whether standard error is a terminal; it may have been closed before the process started."""
     return sys.stderr is not None and sys.stderr.isatty()
 
 
 @contextmanager
 def each_minute(say: Callable[[], object]) -> Iterator[None]:
-    """Call a function every minute until the block ends, also while one thing takes longer than that."""
+    """Call a function every minute until the block ends, during long computations too."""
     over = Event()
 
     def wait() -> None:
@@ -40,7 +40,7 @@ def each_minute(say: Callable[[], object]) -> Iterator[None]:
 
 
 class Progress:
-    """Tells how much is done; a context, at whose end nothing of it is left on a terminal."""
+    """A context manager that shows progress, and clears it from a terminal at the end."""
 
     def __init__(self) -> None:
         self.terminal = on_terminal()
@@ -62,7 +62,7 @@ class Progress:
         self.clear()
 
     def __call__(self, done: int, total: int, next_up: str) -> None:
-        """Tell it, on a terminal unless that was done a moment ago."""
+        """Show progress; on a terminal, not more often than it can be read."""
         self.told = done, total, next_up
         now = time.monotonic()
         if self.terminal and now - self.last >= BLINK_S:
@@ -81,7 +81,7 @@ class Progress:
         return _clock(time.monotonic() - self.begun)
 
     def clear(self) -> None:
-        """Wipe the line, before something else is printed."""
+        """Clear the line before other output."""
         if self.terminal and self.shown:
             sys.stderr.write(WIPE)
             sys.stderr.flush()

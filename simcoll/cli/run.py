@@ -1,4 +1,4 @@
-"""``simcoll run``: a scenario file."""
+"""``simcoll run``: run a scenario file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run_scenario(
     output
         Folder for results.json, results.csv, busbw.svg and trace.json.gz; default out/<scenario>.
     group
-        The axes of a mesh of all ranks, the fastest first, such as tp=8,dp=64: a table of one group of each axis, in a folder of its name.
+        Axes of a mesh of all ranks, fastest first, such as tp=8,dp=64: a table for one group of each axis, in a folder of that name.
     """
     from msgspec import structs
 

@@ -42,9 +42,9 @@ def show_schedule(
     nranks
         World size. Default: that of the topology, or 4.
     topology
-        For algorithms that are made for one: a shipped topology, or a file.
+        For topology-dependent algorithms: a shipped topology, or a file.
     degrade
-        Its degraded links, as for perf.
+        Degraded links, as for perf.
     root
         Root rank.
     in_place
@@ -111,7 +111,7 @@ def named_schedule(
     *,
     in_place: bool = False,
 ) -> Schedule:
-    """The schedule of an algorithm; only those that are made for a topology look at it."""
+    """The schedule of a named algorithm; ``machine`` is used only by topology-dependent ones."""
     from simcoll.algorithms import find_algorithm
     from simcoll.core.collective import KINDS
     from simcoll.tuning import collective_on, parse_choice, schedule

@@ -27,21 +27,21 @@ def time_step(
     comm_groups: Path | None = None,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
 ) -> None:
-    """Time a training step, or another workload: print where its time goes, write the result, a picture and a timeline.
+    """Time a training step or another workload; print its breakdown, write the result, a picture and a timeline.
 
     Parameters
     ----------
     design
         A design file, a list of operations (TOML), a workload (JSON), or a Chakra trace: the file of one rank, trace.0.et, or trace.
     tier
-        2: everything emulated together. 1: collectives timed once each and the pipeline played with these times; quicker, and the
-        same where no two axes share links.
+        2: everything emulated together. 1: collectives timed once each, and the pipeline played with these times; faster, and equal
+        where no two axes share links.
     topology, nodes
-        Where a workload runs that names no topology, or another one than it names.
+        Machine of a workload, if it names none or to override it.
     gpu
-        Times the work of a Chakra trace that says its operations and bytes.
+        GPU whose roofline times Chakra nodes with operation and byte counts.
     system
-        A system.json of ASTRA-sim, which says what runs the collectives of a workload, and what times its work.
+        ASTRA-sim's system.json, which selects collective algorithms and the roofline.
     comm_groups
         ASTRA-sim's file of the groups that a Chakra trace names: {"1": [0, 1], ...}.
     output

@@ -30,7 +30,7 @@ def sweep_all(
     given
         The name of a shipped file, or a sweep file in TOML.
     group
-        The axes of a mesh of all ranks, the fastest first, such as tp=8,dp=64: every point for one group of each axis.
+        Axes of a mesh of all ranks, fastest first, such as tp=8,dp=64: every point for one group of each axis.
     """
     from msgspec import structs
 

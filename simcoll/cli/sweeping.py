@@ -25,7 +25,7 @@ __all__ = ["degraded", "mesh_lines", "print_sweep", "proved"]
 
 
 def degraded(machine: Topology, given: Sequence[str]) -> Topology:
-    """The machine with the links that ``--degrade`` names at their remaining share of capacity."""
+    """The machine with the links named by ``--degrade`` at their remaining share of capacity."""
     for each in given:
         link, equals, share = each.rpartition("=")
         if not equals:
@@ -35,7 +35,7 @@ def degraded(machine: Topology, given: Sequence[str]) -> Topology:
 
 
 def proved(sweep: Sweep, topology: Topology, built: Sequence[Schedule] | None = None) -> list[Schedule]:
-    """The proved schedules of a sweep, as :func:`simcoll.planning.sweep.prepare` makes them; tells how far it is."""
+    """Prove the schedules of a sweep with :func:`simcoll.planning.sweep.prepare`, and show progress."""
     from simcoll.planning.sweep import prepare
 
     with Progress() as progress:
@@ -49,9 +49,9 @@ def print_sweep(
     topology: Topology,
     programs: Sequence[Choice] = (),
 ) -> tuple[Table, list[str], bool]:
-    """Run and print programs, and a prepared sweep, each size when it is done.
+    """Run programs and a prepared sweep, and print each size when it is done.
 
-    Returns the runs, a line for every proof, and whether Ctrl-C ended it early: then the runs are those of the sizes that were done.
+    Returns the runs, a line per proof, and whether Ctrl-C ended the sweep early, in which case the runs cover the finished sizes.
     """
     from simcoll.planning.report import engine_lines, foot_lines, head_lines, size_line
     from simcoll.planning.running import Table, runs
@@ -127,7 +127,7 @@ def _summary(rows: Sequence[Row], checked: int, moved: int, wrong: int) -> str:
 
 
 def mesh_lines(sweep: Sweep, machine: Topology, mesh: str, *, csv: Path | None) -> None:
-    """Print the table of a collective in one group and in all groups along the axes of a mesh; write it, also what Ctrl-C left."""
+    """Print and write the table of a collective in one group and in all groups along a mesh's axes, after Ctrl-C too."""
     from simcoll.formats.output import write_file
     from simcoll.planning.groups import COLUMNS, group_rows, groups_csv, parse_mesh
     from simcoll.planning.table import titles

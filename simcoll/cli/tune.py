@@ -1,4 +1,4 @@
-"""``simcoll tune``: a file that tells a library what to run on a machine."""
+"""``simcoll tune``: write a library's tuning file for a machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def tune_library(
     protocol: Annotated[str | None, Parameter(name=["--protocol", "-p"])] = None,
     library: str | None = None,
 ) -> None:
-    """Write the fastest choice for each size, and print what it gains over the default.
+    """Write the fastest choice for each size, and print the gain over the default.
 
     Parameters
     ----------
@@ -42,11 +42,11 @@ def tune_library(
     format
         nccl-csv (NCCL's tuner plugin), openmpi, openmpi-han, mpich or oneccl.
     collectives
-        Names separated by commas; default: all that the format and the models have.
+        Names separated by commas. Default: all that the format and the models support.
     begin, end, factor
         Smallest and largest size, and the factor between them.
     protocol
-        Of the messages of MPI libraries. Default: ideal.
+        Protocol of MPI libraries' messages. Default: ideal.
     library
         Model of NCCL for nccl-csv, as for simcoll perf. Default: nccl.
     """
@@ -119,7 +119,7 @@ def tune_library(
 
 
 def _told(found: Iterator[Picked], collectives: Sequence[str], sizes: Sequence[int]) -> Iterator[Picked]:
-    """The choices, and how far it is."""
+    """Compute the choices, and show progress."""
     from simcoll.cli.progress import Progress
     from simcoll.units import format_size
 

@@ -1,4 +1,4 @@
-"""``simcoll verify``: the proof of a file, or of an algorithm by name."""
+"""``simcoll verify``: prove a file, or an algorithm by name."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ def verify_file(
     exact: bool = False,
     trust_relaxed: bool = False,
 ) -> None:
-    """Prove a file of any format that holds an algorithm, or an algorithm by name, or print a counter-example.
+    """Prove an algorithm, in a file of any format or by name, or print a counter-example.
 
     Parameters
     ----------
     file
         The file, an algorithm with parameters, ring:channels=2, or module:function.
     collective
-        What an algorithm implements.
+        Collective of a named algorithm.
     nranks
-        Ranks of an algorithm. Default: those of the topology, or 4.
+        Number of ranks of a named algorithm. Default: the topology's, or 4.
     topology
-        For algorithms that are made for one: a shipped topology, or a file.
+        For topology-dependent algorithms: a shipped topology, or a file.
     root
-        Root rank of an algorithm.
+        Root rank of a named algorithm.
     exact
         Count contributions exactly instead of by 64-bit fingerprints.
     trust_relaxed
-        Take relaxed signals of an MSCCL++ plan to carry data, which the memory model does not promise.
+        Assume that relaxed signals of an MSCCL++ plan order data, which the memory model does not guarantee.
     """
     from simcoll.algorithms.imported import is_file_name
     from simcoll.cli.progress import Progress
@@ -60,7 +60,7 @@ def verify_file(
 
 
 def _file_proof(file: str, *, exact: bool, trust_relaxed: bool) -> tuple[object, object]:
-    """What a file holds, and its proof."""
+    """Read a file, and prove its content."""
     from simcoll.binding import verify
     from simcoll.core.device_program import DeviceProgram
     from simcoll.core.schedule import Schedule

@@ -1,4 +1,4 @@
-"""Workloads from the files that the commands take, and to files in other formats."""
+"""Read workloads from the commands' input files, and write them in other formats."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORKLOADS = ("workload", "operations", "chakra")
 
 
 def workload_kind(path: Path) -> str:
-    """What a file is, told from its content; ``"chakra"`` where only files that begin with the name can be meant."""
+    """Recognise a file's format by content; ``"chakra"`` for a prefix of Chakra's files."""
     from simcoll.formats.recognise import recognise
     from simcoll.formats.strict import read_file
     from simcoll.limits.paths import exists, is_file
@@ -43,7 +43,7 @@ def read_any_workload(
     system: Path | None = None,
     comm_groups: Path | None = None,
 ) -> tuple[Workload, Topology | None, Mapping[int, float]]:
-    """A workload, where it runs if that is said, and which ranks are slow there."""
+    """Read a workload, its topology if given, and its slow ranks."""
     from simcoll.formats.recognise import TITLES
     from simcoll.formats.strict import read_file
     from simcoll.topology import load_topology
@@ -140,7 +140,7 @@ def _traces(workload: Workload, place: Topology | None, *, messages: bool) -> Tr
 
 
 def _messages(found: Algorithm, size: str | None, dtype: str | None) -> Traces:
-    """The messages of a schedule bound to a size, or of a GOAL program, of which each is named unproved."""
+    """The messages of a schedule bound to a size, or of a GOAL program, whose messages are marked unproved."""
     from simcoll.emulator.goal import goal_program
     from simcoll.emulator.programs import Call, Program
     from simcoll.formats.goal import Goal

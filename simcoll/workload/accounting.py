@@ -1,4 +1,4 @@
-"""Where the time of a workload goes: computation, communication by axis, links; and the workload without the bytes of an axis."""
+"""Break down a workload's time: computation, communication by axis, links; remove the bytes of an axis."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Counted", "axes_of", "axis_time", "busiest_links", "computed_fs", "without_axes"]
 
 Counted: TypeAlias = "tuple[tuple[Operation, int], ...]"
-"""Operations that cost the same, and how many there are."""
+"""Operations with equal costs, and their counts."""
 
 
 def axes_of(counted: Counted) -> tuple[str, ...]:
@@ -35,7 +35,7 @@ def axes_of(counted: Counted) -> tuple[str, ...]:
 
 
 def without_axes(operation: Operation, axes: Collection[str]) -> Operation:
-    """The same operation when some axes move no bytes."""
+    """The same operation without the bytes of some axes."""
     if isinstance(operation, Compute):
         inside = tuple(inner for inner in operation.inside if inner.group not in axes)
         return operation if len(inside) == len(operation.inside) else msgspec.structs.replace(operation, inside=inside)
@@ -72,7 +72,7 @@ def axis_time(axis: str, counted: Counted, times: WorkloadTimes, exposed_fs: int
 def busiest_links(
     counted: Counted, ground: Workload, plans: Plans, time_fs: int
 ) -> tuple[tuple[tuple[str, float], ...], tuple[int, str]]:
-    """The busiest link of each kind, and the time that the busiest of all needs for its bytes alone."""
+    """The busiest link of each kind, and the time that the overall busiest needs for its bytes."""
     topology = plans.topology
     traffic = Traffic(ground, plans)
     carried = np.zeros(topology.nlinks, np.int64)
@@ -92,14 +92,14 @@ def busiest_links(
 
 
 def _work_fs(operation: Operation) -> int:
-    """Time of a computation; what only moves to or from the host's memory is none."""
+    """Time of a computation; offloading to or from host memory does not count."""
     if not isinstance(operation, Compute) or operation.stream.startswith("offload"):
         return 0
     return max(operation.time_fs, operation.least_fs)
 
 
 def _busiest(amounts: list[tuple[Operation, int]], ground: Workload, *, given: bool = False) -> int:
-    """The largest sum over operations of one class; ``given``: messages count for their source only."""
+    """The largest sum over the operations of a class; ``given``: messages count at their source only."""
     sums: dict[str, int] = {}
     for operation, amount in amounts:
         classes = (operation.source,) if given and isinstance(operation, Send) else ground.involved(operation)

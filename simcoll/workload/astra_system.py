@@ -1,6 +1,6 @@
-"""ASTRA-sim's ``system.json``: what runs collectives, and the roofline of an NPU. The rest has no counterpart here and is told by name.
+"""ASTRA-sim's ``system.json`` (collective algorithms and roofline) and its file of groups.
 
-And its file of groups.
+Settings without a counterpart in simcoll are reported by name.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "active-chunks-per-dimension": (1,), "preferred-dataset-splits": (1,), "boost-mode": (0,), "trace-enabled": (0,), "replay-only": (0,),
     "track-local-mem": (0,), "model-shared-bus": (0,), "collective-optimization": ("baseline",),
 }  # fmt: skip
-"""Settings that change nothing at these values."""
+"""Settings without effect at these values."""
 _LEFT_OUT = (
     "scheduling-policy",
     "endpoint-delay",
@@ -61,11 +61,11 @@ class AstraSystem:
     Attributes
     ----------
     algorithms
-        What runs each collective.
+        Algorithm of each collective.
     gpu
-        The roofline of work, where the file enables it.
+        The roofline, if the file enables it.
     left_out
-        Settings that have no counterpart, with their values.
+        Settings without a counterpart, with their values.
     """
 
     algorithms: Mapping[str, str]
@@ -73,7 +73,7 @@ class AstraSystem:
     left_out: tuple[str, ...]
 
     def applied(self, workload: Workload) -> Workload:
-        """A workload whose collectives are run as the file says; without rules of its own it gets the plain model of messages."""
+        """A workload with the file's collective algorithms; without its own rules it gets the plain message model."""
         operations = tuple(
             msgspec.structs.replace(each, algorithm=self.algorithms[each.kind])
             if isinstance(each, Call) and not each.algorithm and each.kind in self.algorithms
@@ -95,12 +95,12 @@ def load_astra_system(path: str | Path) -> AstraSystem:
 
 
 def parse_astra_system(content: bytes, file: str | None = None) -> AstraSystem:
-    """Settings from the content of a ``system.json``.
+    """Parse the content of a ``system.json``.
 
     Raises
     ------
     ConfigError
-        For unknown keys, algorithms that are not here or differ between dimensions, and a roofline without its numbers.
+        For unknown keys, unsupported algorithms, algorithms that differ between dimensions, and a roofline without its numbers.
 
     Examples
     --------
@@ -139,12 +139,12 @@ def parse_astra_system(content: bytes, file: str | None = None) -> AstraSystem:
 
 
 def load_comm_groups(path: str | Path) -> dict[str, list[int]]:
-    """ASTRA-sim's file of groups: an object with the ranks of each, by the name that nodes of a trace call it.
+    """Load ASTRA-sim's file of groups: an object of lists of ranks, by the group names of a trace.
 
     Raises
     ------
     ConfigError
-        When it cannot be read or is something else.
+        When it cannot be read or has another structure.
     """
     try:
         return msgspec.json.decode(read_file(path, MAX_FILE_BYTES), type=dict[str, list[int]])

@@ -1,4 +1,4 @@
-"""What measured steps say about a GPU and its software: few named constants, hashed into every result."""
+"""Calibration of a GPU and its software by measured steps: a few named constants, hashed into every result."""
 
 from __future__ import annotations
 
@@ -28,36 +28,36 @@ _RANGES = {
 
 
 class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Constants that no data sheet has.
+    """Constants that are not in data sheets.
 
     Attributes
     ----------
     rate
-        Share of the highest measured rate of matrix products that those of a training step reach (clocks under load).
+        Rate of matrix products in a training step over the highest measured rate (clocks under load).
     hbm
-        Share of the memory's rate that element-wise kernels reach.
+        Memory rate of element-wise kernels over the measured memory bandwidth.
     attention
-        Share of the measured rate of fused attention that the kernel in use reaches, beside ``rate``: 1 is FlashAttention-2 on A100 and
-        3 on H100.
+        Rate of the attention kernel over the measured rate of fused attention, times ``rate``: 1 is FlashAttention-2 on A100 and 3
+        on H100.
     unfused
-        Bytes that the element-wise kernels of a layer move, over those of fused kernels: 1 with Transformer Engine or ``torch.compile``,
-        more in eager PyTorch.
+        Bytes moved by a layer's element-wise kernels over those of fused kernels: 1 with Transformer Engine or ``torch.compile``, more
+        in eager PyTorch.
     host_layer_us
-        Time in which the host launches the kernels of the forward pass of a layer, in microseconds; the GPU waits where it is faster.
+        Host time to launch the kernels of a layer's forward pass, in microseconds; a faster GPU waits for it.
     host_tp_us
-        More of it where a layer has collectives of tensor parallelism.
+        Additional host time of a layer with collectives of tensor parallelism.
     host_expert_us
-        More of it for every expert on the GPU, whose products and casts are kernels of their own.
+        Additional host time of each expert on the GPU, whose products and casts are separate kernels.
     step_ms
-        Time of a step that no operation explains, in milliseconds.
+        Time of a step not explained by any operation, in milliseconds.
     overlap
-        By how much computation is slower while a collective runs on the same GPU: 0.1 is a tenth. 0, the default, is off.
+        Slow-down of computation while a collective runs on the same GPU: 0.1 is a tenth. 0, the default, is off.
     rows
-        Measured steps that it was made from.
+        Number of measured steps in the fit.
     error
-        Mean error of rows that the fit had not seen.
+        Mean error of rows left out of the fit.
     source
-        Where they come from.
+        Origin of the measurements.
 
     Examples
     --------
@@ -107,7 +107,7 @@ UNCALIBRATED = Calibration()
 
 
 def load_calibration(path: str | Path) -> Calibration:
-    """A calibration file, as ``simcoll calibrate step`` writes it.
+    """Load a calibration file, as ``simcoll calibrate step`` writes it.
 
     Raises
     ------
@@ -119,7 +119,7 @@ def load_calibration(path: str | Path) -> Calibration:
 
 
 def shipped_calibrations() -> dict[str, str]:
-    """Names of the calibrations that are shipped, and what each was made from.
+    """Names of the shipped calibrations, with their sources.
 
     >>> list(shipped_calibrations())
     ['fsdp-a100', 'fsdp-h100', 'megatron-a100', 'megatron-experts']
@@ -128,7 +128,7 @@ def shipped_calibrations() -> dict[str, str]:
 
 
 def shipped_calibration(name: str) -> Calibration:
-    """One of them.
+    """Load a shipped calibration.
 
     >>> shipped_calibration("fsdp-h100").rows
     32

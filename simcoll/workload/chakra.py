@@ -1,9 +1,9 @@
-"""Chakra execution traces as workloads: a file for each rank, ``prefix.0.et`` and on, of MLCommons' schema.
+"""Read Chakra execution traces (MLCommons) as workloads: one file per rank, ``prefix.0.et`` and so on.
 
-The nodes of a rank are put in an order that their dependencies allow, lowest number first. Work on the CPU, work on the GPU and
-collectives are a stream each, in that order, as ASTRA-sim has them; a node that names its stream is on that one. The messages of two
-ranks are a stream of their own. Collectives of a group meet in order, and so do messages with the same ends and tag. A message flows when
-its sender comes to it, whether or not its receiver has.
+The nodes of a rank are sorted topologically, lowest number first. As in ASTRA-sim, CPU work, GPU work and collectives form one stream
+each; a node that names its stream is on that one. The messages between two ranks form another stream. Collectives of a group match in
+order, and so do messages with the same source, destination and tag. A message starts when its sender reaches it, whether or not its
+receiver has.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ __all__ = ["COLLECTIVES", "OWN", "load_chakra", "message_stream", "parse_chakra"
 COLLECTIVES = (
     "all_reduce", "reduce", "all_gather", "gather", "scatter", "broadcast", "all_to_all", "reduce_scatter", "reduce_scatter", "barrier",
 )  # fmt: skip
-"""By the numbers of CollectiveCommType; reduce_scatter is also REDUCE_SCATTER_BLOCK."""
+"""Indexed by CollectiveCommType; reduce_scatter is also REDUCE_SCATTER_BLOCK."""
 OWN = "simcoll."
-"""Begins the names of attributes that only we write: what the schema has no word for."""
+"""Prefix of simcoll's attributes, for properties that the schema lacks."""
 MAX_FILE_BYTES = 1 << 30
 MAX_RANKS = 1 << 16
 _FILE = re.compile(r"(.*?)\.?(\d{1,7})\.et")
@@ -46,7 +46,7 @@ _US = 10**9
 def load_chakra(
     path: str | Path, *, gpu: Gpu | None = None, groups: Mapping[str, Sequence[int]] | None = None
 ) -> Workload:
-    """The workload of all ranks' files, of which one is named: ``trace.0.et``; or what they begin with: ``trace``.
+    """Load the traces of all ranks, given the file of one (``trace.0.et``) or their common prefix (``trace``).
 
     Raises
     ------
@@ -85,21 +85,21 @@ def parse_chakra(
     groups: Mapping[str, Sequence[int]] | None = None,
     title: str = "",
 ) -> Workload:
-    """A workload from the contents and names of all ranks' files.
+    """Parse the contents of all ranks' files, given with their names, to a workload.
 
     Parameters
     ----------
     gpu
-        Times work that says its operations (``num_ops``) and bytes (``tensor_size``), by roofline; all other work, and without a GPU all,
-        takes the time that it was recorded with.
+        Roofline for nodes with operation and byte counts (``num_ops``, ``tensor_size``); all other nodes, and without a GPU all
+        nodes, take their recorded durations.
     groups
-        Ranks of groups by name, beside those that the files describe: ASTRA-sim keeps them in a file of their own.
+        Ranks of groups by name, besides those that the files describe: ASTRA-sim keeps them in a separate file.
 
     Raises
     ------
     ConfigError
-        For what is no trace, dependencies on nodes that do not exist or in a circle, groups that no node describes, collectives over
-        some dimensions only (``involved_dim``), and ranks that do not fit together.
+        For files that are not traces, missing or cyclic dependencies, undescribed groups, collectives over some dimensions only
+        (``involved_dim``), and ranks that contradict each other.
     """
     traces: Traces = []
     metadata: dict[str, Value] = {}
@@ -117,7 +117,7 @@ def parse_chakra(
 
 
 def message_stream(source: int, target: int) -> str:
-    """A stream for messages from one rank to another, on which each of both has no others: by distance, even and odd."""
+    """A stream for messages from one rank to another, distinct at both ends from those of other pairs: by distance and parity."""
     distance = target - source
     side = source // max(abs(distance), 1) % 2
     return f"messages {distance:+d}{' odd' if side else ''}"
@@ -125,7 +125,7 @@ def message_stream(source: int, target: int) -> str:
 
 @dataclass(eq=False)
 class _Rank:
-    """The nodes of a rank as steps."""
+    """Converts the nodes of a rank to steps."""
 
     rank: int
     nranks: int
@@ -254,7 +254,7 @@ class _Rank:
         return ranks
 
     def _groups_of(self, node: Node) -> None:
-        """Process groups as PyTorch writes them into a metadata node; other metadata are left alone."""
+        """Read process groups from PyTorch's metadata node; other metadata is ignored."""
         text = node.values.strip()[2:-2]
         try:
             found = json.loads(text if '\\"' not in text else text.replace('\\"', '"'))
@@ -267,7 +267,7 @@ class _Rank:
             self.add_group(name, ranks or range(self.nranks))
 
     def add_group(self, name: str, ranks: Sequence[int]) -> None:
-        """Remember a group, which has different ranks that exist."""
+        """Add a group, whose ranks must be distinct and exist."""
         members = tuple(ranks)
         fits = all(type(rank) is int and 0 <= rank < self.nranks for rank in members)
         if not members or not fits or len(set(members)) != len(members):
@@ -297,7 +297,7 @@ def _imbalance(node: Node) -> float:
 
 
 def _sizes(node: Node) -> tuple[tuple[int, ...], ...]:
-    """Uneven blocks, as we write them: numbers and commas, rows and semicolons."""
+    """Parse uneven blocks in simcoll's attribute: numbers separated by commas, rows by semicolons."""
     text = str(node.attributes.get(f"{OWN}sizes", ""))
     if not text:
         return ()
@@ -307,7 +307,7 @@ def _sizes(node: Node) -> tuple[tuple[int, ...], ...]:
 
 
 def _ordered(nodes: Sequence[Node]) -> list[Node]:
-    """Nodes after those that they depend on, lowest number first."""
+    """Sort nodes topologically, lowest number first."""
     known: Mapping[int, Node] = {node.number: node for node in nodes}
     for node in nodes:
         for other in node.after:

@@ -1,7 +1,7 @@
-"""Workloads, programs and plans as Chakra execution traces, one file for each rank.
+"""Write workloads, programs and plans as Chakra execution traces, one file per rank.
 
-A stream becomes dependencies: each node is after the one before it on its stream. What the schema has no word for (femtoseconds, streams,
-element types, roots, rules) is in attributes whose names begin with ``simcoll.``, which other readers skip.
+A stream becomes dependencies: each node depends on its predecessor on the stream. Properties that the schema lacks (femtoseconds, streams,
+element types, roots, rules) are in attributes prefixed ``simcoll.``, which other readers skip.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _US = 10**9
 
 
 def traces_of_workload(workload: Workload) -> Traces:
-    """What each rank of a workload does.
+    """The steps of each rank of a workload.
 
     Raises
     ------
     ConfigError
-        For computations with collectives inside: lower the workload for a topology, and take its program.
+        For computations with collectives inside, which have to be lowered to a program for a topology first.
     """
     traces: Traces = [[] for _ in range(workload.nranks)]
     places: dict[str, dict[int, int]] = {}
@@ -57,7 +57,7 @@ def traces_of_workload(workload: Workload) -> Traces:
 
 
 def _parts(workload: Workload, operation: Operation) -> Iterable[tuple[int, Together | None]]:
-    """The ranks of an operation, and what each does together with others."""
+    """The ranks of an operation, and each rank's part of its communication."""
     if isinstance(operation, Compute):
         yield from ((rank, None) for rank in workload.classes[operation.on].tolist())
         return
@@ -77,12 +77,12 @@ def _parts(workload: Workload, operation: Operation) -> Iterable[tuple[int, Toge
 
 
 def traces_of_program(program: Program, *, lowered: bool = False) -> Traces:
-    """What each rank of a program does.
+    """The steps of each rank of a program.
 
     Parameters
     ----------
     lowered
-        Say collectives as the messages and reductions of their plans.
+        Write collectives as the messages and reductions of their plans.
 
     Raises
     ------
@@ -117,7 +117,7 @@ class _OfProgram:
         return self.made
 
     def _after(self, number: int, rank: int) -> tuple[int, ...]:
-        """Steps that the first of an operation comes after on a rank."""
+        """The steps of a rank that an operation's first step depends on."""
         before = [each for other in self.program.before[number] for each in self.ends[other].get(rank, ())]
         before += self.latest.get((rank, self.program.operations[number].stream), ())
         if not before and self.made[rank] and self.made[rank][0].stream == "start":
@@ -156,7 +156,7 @@ class _OfProgram:
             self._end(number, rank, (self._add(number, rank, together=together),))
 
     def _messages(self, number: int, at: int, plan: Plan, ranks: list[int]) -> None:
-        """Messages of a send_recv: a rank may be the source of one and the destination of another."""
+        """The messages of a send_recv, in which a rank may be the source of one and the destination of another."""
         found: dict[int, list[int]] = {rank: [] for rank in ranks}
         for pair, size in zip(plan.collective.pairs, _pair_bytes(plan), strict=True):
             ends = tuple(ranks[each] for each in pair)
@@ -172,7 +172,7 @@ class _OfProgram:
                 self._end(number, rank, tuple(steps))
 
     def _lower(self, number: int, at: int, plan: Plan, ranks: list[int]) -> None:
-        """A plan as messages: each lane of a rank takes its steps in order; in a step, what it sends to one rank is one message."""
+        """Lower a plan to messages: each lane of a rank runs its steps in order, with one message per step and destination."""
         if plan.waits:
             raise ConfigError(f"{plan.schedule.title} has messages of different channels that wait for each other")
         stream = self.program.operations[number].stream
@@ -203,7 +203,7 @@ class _OfProgram:
 
 
 def _messages_of(step: PlanStep, plan: Plan) -> dict[tuple[int, int, int], tuple[int, int]]:
-    """Bytes, and the time to reduce or copy them at their destination, by source, destination and channel."""
+    """Bytes, and the time to reduce or copy them at the destination, by source, destination and channel."""
     strange = np.flatnonzero(step.op >= MULTICAST)
     if len(strange):
         where = OP_NAMES[step.op[strange[0]]]
@@ -221,7 +221,7 @@ def _messages_of(step: PlanStep, plan: Plan) -> dict[tuple[int, int, int], tuple
 
 
 def _pair_bytes(plan: Plan) -> list[int]:
-    """Bytes of every pair of a send_recv."""
+    """Bytes of each pair of a send_recv."""
     size: Counter[tuple[int, int]] = Counter()
     for step in plan.steps():
         for src, dst, count in zip(
@@ -232,13 +232,13 @@ def _pair_bytes(plan: Plan) -> list[int]:
 
 
 def _uneven(plan: Plan) -> tuple[tuple[int, ...], ...]:
-    """The blocks of a plan where they are given one by one, and that of one without bytes."""
+    """The blocks of a plan with explicit or empty blocks."""
     sizes = np.atleast_2d(np.asarray(plan.sizes))
     return tuple(map(tuple, sizes.tolist())) if sizes.size > 1 or not plan.total_bytes else ()
 
 
 def dump_chakra(traces: Traces, rules: Rules | None = None) -> list[bytes]:
-    """The file of every rank.
+    """Encode the file of every rank.
 
     Examples
     --------

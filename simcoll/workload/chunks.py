@@ -1,4 +1,4 @@
-"""What a chunk of a stage computes in each kind of turn, and the parameters that are synchronised for it."""
+"""Computation of a stage's chunk in each kind of pass, and its synchronised parameters."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ __all__ = ["Costs", "Work", "merged"]
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Some layers in one direction: a computation of a workload before it has a place.
+    """The computation of some layers in one direction, not yet placed in a workload.
 
     Attributes
     ----------
     time_fs, flops, inside, pieces, least_fs
-        As of :class:`~simcoll.workload.workload.Compute`.
+        As in :class:`~simcoll.workload.workload.Compute`.
     """
 
     time_fs: int
@@ -40,7 +40,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Costs:
-    """Costs of all chunks of a design, each found once."""
+    """Costs of all chunks of a design, memoised."""
 
     design: Design
 
@@ -60,19 +60,19 @@ class Costs:
 
     @cached_property
     def parameters(self) -> list[tuple[int, int]]:
-        """Parameters on one GPU of each stage: ordinary ones, and those of experts."""
+        """Parameters on one GPU of each stage: dense ones and experts'."""
         return [stage_parameters(self.design, stage) for stage in range(self.design.parallel.pp)]
 
     def layer_parameters(self, layer: int) -> tuple[int, int]:
-        """Parameters of a layer on one GPU: ordinary ones, and those of experts."""
+        """Parameters of a layer on one GPU: dense ones and experts'."""
         return layer_parameters(self.design.model, self.design.parallel, moe=self.design.model.is_moe(layer))
 
     def is_first(self, stage: int, chunk: int) -> bool:
-        """Whether the embedding is here."""
+        """Whether the chunk has the embedding."""
         return stage == 0 and chunk == 0
 
     def is_last(self, stage: int, chunk: int) -> bool:
-        """Whether the head is here."""
+        """Whether the chunk has the output head."""
         return stage == self.design.parallel.pp - 1 and chunk == self.design.parallel.virtual - 1
 
     @cached_property
@@ -101,7 +101,7 @@ class Costs:
         )
 
     def _arrival(self, at_end: bool, *, whole: bool) -> list[Pass]:
-        """What comes in pieces from another stage is gathered before the first layer that uses it."""
+        """Gather activations that arrive in pieces from another stage, before the first layer that uses them."""
         design, parallel = self.design, self.design.parallel
         if not parallel.scatter_gather or parallel.sequence_parallel or parallel.tp == 1 or not (at_end or whole):
             return []
@@ -118,7 +118,7 @@ class Costs:
         }[kind]
 
     def _host_us(self, layer: int) -> float:
-        """Time in which the host launches the kernels of a layer's forward pass, where no CUDA graph does it."""
+        """Host time to launch the kernels of a layer's forward pass, without CUDA graphs."""
         design, host = self.design, self.design.calibration
         if design.parallel.graphs == "step":
             return 0.0
@@ -127,12 +127,12 @@ class Costs:
         return (0.0 if design.parallel.graphs == "layer" else usual) + host.host_expert_us * experts
 
     def _launches(self, kind: str) -> int:
-        """Forward passes that launch as many kernels: a backward pass has two products for each one."""
+        """Kernel launches relative to a forward pass: a backward pass has two products for each one."""
         again = 1 if self.design.parallel.recompute == "full" else 0
         return {"F": 1, "B": 1 + again, "W": 1, "BW": 2 + again}[kind]
 
     def flops(self) -> tuple[float, float]:
-        """Operations of a step on all GPUs: those that the model needs, and those that are done."""
+        """FLOPs of a step on all GPUs: those that the model needs, and those performed with recomputation."""
         design = self.design
         each = design.micro_batches * design.mesh.nranks / design.parallel.pp
         needed = done = 0.0
@@ -148,7 +148,7 @@ class Costs:
 
 
 def merged(inside: Sequence[Inside]) -> tuple[Inside, ...]:
-    """The same collectives as one entry with their count."""
+    """Merge equal collectives into entries with counts."""
     counts: Counter[Inside] = Counter()
     for inner in inside:
         counts[replace(inner, count=1)] += inner.count

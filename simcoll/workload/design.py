@@ -1,4 +1,4 @@
-"""A design: one model, one cluster, one way to train the one on the other, from a TOML file."""
+"""Designs: one model, one cluster and one parallelisation, read from a TOML file."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ PLANNING_TABLES = ("variants", "objective", "cost", "failures")
 
 
 class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """``[topology]``: what the design runs on.
+    """``[topology]``: the machine of a design.
 
     Attributes
     ----------
     name, nodes
         A shipped topology or a file, and its number of nodes.
     gpus
-        Take only the first so many GPUs.
+        Number of GPUs to use, from the first on.
     set
-        Other values of the topology file, by place: ``{"network.oversubscription" = 2}``.
+        Overrides of the topology file, by path: ``{"network.oversubscription" = 2}``.
     degraded
-        Share of their capacity that links have left, by link.
+        Remaining share of capacity, by link.
     slow
-        By how much GPUs compute slower, by rank: ``{"37" = 1.1}``.
+        Slow-down factors of computation, by rank: ``{"37" = 1.1}``.
     """
 
     name: str
@@ -87,17 +87,17 @@ class Design:
     title
         For tables and pictures.
     model, sequence, global_batch, dtype
-        What is trained: sequences of so many tokens, so many of them a step; the type of matrix products.
+        The model, tokens per sequence, sequences per step, and the dtype of matrix products.
     gpu, calibration
-        What computes, and what measurements say about it.
+        The GPU and its calibration.
     cluster, topology
-        As asked, and as loaded.
+        The ``[topology]`` table, and the loaded topology.
     parallel, mesh
-        How the one is spread over the other.
+        The parallelisation, and the mesh of ranks.
     memory_limit
-        Bytes of a GPU that a design may use.
+        Usable bytes of a GPU.
     measured
-        Measured times of operators, which stand in for the roofline.
+        Measured times of operators, which replace the roofline.
     """
 
     title: str
@@ -116,7 +116,7 @@ class Design:
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches of a step on every pipeline."""
+        """Number of micro-batches per pipeline and step."""
         return self.global_batch // (self.mesh.size("dp") * self.parallel.micro_batch)
 
     @property
@@ -126,12 +126,12 @@ class Design:
 
     @property
     def slow(self) -> dict[int, float]:
-        """Ranks that compute slower, with their factors."""
+        """Slow ranks, with their factors."""
         return {int(rank): factor for rank, factor in self.cluster.slow.items()}
 
     @property
     def hash(self) -> str:
-        """Hash of everything that decides the result."""
+        """Hash of everything that determines the result."""
         parts: tuple[object, ...] = (
             self.model, self.sequence, self.global_batch, self.dtype, sorted(self.gpu.values.items()), self.calibration.hash,
             topology_digest(self.topology), sorted(self.cluster.slow.items()), self.parallel, self.mesh.axes, self.memory_limit,
@@ -142,7 +142,7 @@ class Design:
 
 
 def load_design(path: str | Path) -> Design:
-    """A design from its file; paths in it are relative to it. Tables that only a plan has are left out.
+    """Load a design; its paths are relative to the file. Tables of plan files are ignored.
 
     Raises
     ------
@@ -153,7 +153,7 @@ def load_design(path: str | Path) -> Design:
 
 
 def design_from(document: Mapping[str, Any], *, file: str = "design") -> Design:
-    """A design from the tables of its file.
+    """Make a design from the tables of its file.
 
     Raises
     ------
@@ -179,7 +179,7 @@ def design_from(document: Mapping[str, Any], *, file: str = "design") -> Design:
 
 
 def _refuse_lists(parallel: object) -> None:
-    """A list where a step needs one value is a space of designs."""
+    """Refuse lists, which define a space of designs."""
     for key, value in parallel.items() if isinstance(parallel, dict) else ():
         if isinstance(value, list) and key not in {"split", "offload"}:
             raise ConfigError(
@@ -188,7 +188,7 @@ def _refuse_lists(parallel: object) -> None:
 
 
 def load_cluster(cluster: Cluster, folder: Path) -> Topology:
-    """The topology that a file in a folder asks for.
+    """Load the topology of a ``[topology]`` table; paths are relative to a folder.
 
     Raises
     ------
@@ -204,7 +204,7 @@ def load_cluster(cluster: Cluster, folder: Path) -> Topology:
 
 @lru_cache(maxsize=64)
 def _loaded(cluster: bytes, folder: str) -> Topology:
-    """The topology of a cluster, once for all designs on it."""
+    """Load the topology of a cluster, cached for all designs on it."""
     asked = msgspec.msgpack.decode(cluster, type=Cluster)
     overrides = {place.replace(".", "__"): value for place, value in asked.set.items()}
     found = load_topology(beside(Path(folder), asked.name), nodes=asked.nodes, **overrides)
@@ -225,7 +225,7 @@ def _loaded(cluster: bytes, folder: str) -> Topology:
 
 
 def _checked(read: _File, topology: Topology, folder: Path, stem: str) -> Design:
-    """The design of a file, when its parts fit."""
+    """Assemble a design after checking that its parts fit together."""
     model, asked = _model(dict(read.model), folder)
     gpu = _gpu(read.gpu.name, topology, folder)
     gpu.peak(asked.dtype)
@@ -254,7 +254,7 @@ def _checked(read: _File, topology: Topology, folder: Path, stem: str) -> Design
 
 
 class _Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """The keys of ``[model]`` that are not of the model."""
+    """The keys of ``[model]`` besides the model's sizes."""
 
     sequence: int
     global_batch: int
@@ -262,7 +262,7 @@ class _Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _model(table: dict[str, Any], folder: Path) -> tuple[Model, _Asked]:
-    """The model, by name, from a file of Hugging Face, or by its sizes, and how it is trained."""
+    """Read the model (by name, from a Hugging Face file, or by its sizes) and its training parameters."""
     own = {key: table.pop(key) for key in ("sequence", "global_batch", "dtype") if key in table}
     try:
         asked = convert_table(own, _Asked)
@@ -298,7 +298,7 @@ def _model(table: dict[str, Any], folder: Path) -> tuple[Model, _Asked]:
 
 
 def _gpu(name: str, topology: Topology, folder: Path) -> Gpu:
-    """The GPU by name; else the one that the topology names."""
+    """Load the GPU by name; by default the topology's."""
     if name:
         beside = folder / name
         return load_gpu(beside if is_file(beside) else name)
@@ -310,7 +310,7 @@ def _gpu(name: str, topology: Topology, folder: Path) -> Gpu:
 
 
 def _divides(model: Model, asked: _Asked, parallel: Parallel, dp: int) -> None:
-    """Refuse what does not divide: the batch, the sequence, heads, matrices and experts."""
+    """Refuse sizes that do not divide evenly: batch, sequence, heads, matrices and experts."""
     share = dp * parallel.micro_batch
     if asked.global_batch % share:
         lower = asked.global_batch // share * share

@@ -1,8 +1,8 @@
-"""From what each rank does to a workload: ranks that do the same become a class, and what they do together one operation.
+"""Combine the traces of all ranks into a workload: equal ranks become a class, and matching steps one operation.
 
-Ranks begin in one class if their steps are equal but for the partners of what they do together; classes are then split until partners
-are alike, too (colour refinement). Where ranks of one class meet in a way that an operation on classes cannot say, each gets a class
-of its own.
+Ranks start in one class if their steps are equal except for communication partners; classes are then refined until partners are
+equivalent too (colour refinement). Ranks of one class that communicate in a way that an operation on classes cannot express each get
+a separate class.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 __all__ = ["gathered"]
 
 Part = tuple[int, int]
-"""A class (or, where said, a rank) and the number of its step."""
+"""A class (or, where noted, a rank) and the number of its step."""
 
 
 def gathered(traces: Traces, *, title: str = "", rules: Rules | None = None) -> Workload:
-    """The workload of all ranks' steps.
+    """Build the workload of all ranks' steps.
 
     Raises
     ------
     ConfigError
-        For a collective or message that some of its ranks never come to or ask for differently, on different streams, and when
-        operations wait in a circle.
+        For a collective or message that some of its ranks never reach, request differently or put on different streams, and for
+        cyclic waits.
     """
     met = _meetings(traces)
     colours = _classes(traces, met)
@@ -42,7 +42,7 @@ def gathered(traces: Traces, *, title: str = "", rules: Rules | None = None) -> 
 
 
 def _meetings(traces: Traces) -> dict[Hashable, dict[int, int]]:
-    """For all that ranks do together, the number of its step on each of them."""
+    """For each collective and message, the number of its step on each of its ranks."""
     met: dict[Hashable, dict[int, int]] = defaultdict(dict)
     first: dict[Hashable, tuple[int, Step, Together]] = {}
     for rank, steps in enumerate(traces):
@@ -111,17 +111,17 @@ def _classes(traces: Traces, met: dict[Hashable, dict[int, int]]) -> list[int]:
 
 
 def _end(asked: Together, rank: int) -> int:
-    """Which end of a message a rank is."""
+    """The end of a message that a rank is."""
     return asked.ranks.index(rank) if asked.kind == "send" else -1
 
 
 def _parts(parts: dict[int, int], colours: list[int]) -> tuple[Part, ...]:
-    """The classes that take part, each with the number of its step."""
+    """The participating classes, each with the number of its step."""
     return tuple(sorted({(colours[rank], number) for rank, number in parts.items()}))
 
 
 def _unsaid(traces: Traces, met: dict[Hashable, dict[int, int]], colours: list[int]) -> set[int]:
-    """Classes whose ranks meet in a way that an operation on classes cannot say."""
+    """The classes whose communication an operation on classes cannot express."""
     members: dict[int, list[int]] = defaultdict(list)
     for rank, colour in enumerate(colours):
         members[colour].append(rank)
@@ -142,7 +142,7 @@ def _unsaid(traces: Traces, met: dict[Hashable, dict[int, int]], colours: list[i
 
 @dataclass(eq=False)
 class _Gathering:
-    """The operations of a workload, made one after the other."""
+    """Builds the operations of a workload in order."""
 
     traces: Traces
     met: dict[Hashable, dict[int, int]]
@@ -170,7 +170,7 @@ class _Gathering:
         self._together()
 
     def _together(self) -> None:
-        """Put the same collectives of different groups together: by the leaders and steps that take part."""
+        """Group equal collectives of different groups by their participating leaders and steps."""
         self.parts: dict[Part, tuple[Part, ...]] = {}
         self.instances: dict[tuple[Part, ...], list[Together]] = defaultdict(list)
         for parts in self.met.values():
@@ -182,7 +182,7 @@ class _Gathering:
             self.parts.update(dict.fromkeys(here, here))
 
     def workload(self, title: str, rules: Rules | None) -> Workload:
-        """All operations, in an order in which they could run."""
+        """Build the workload, with operations in a valid order."""
         for part in self._order():
             self._add(part)
         return Workload(
@@ -195,7 +195,7 @@ class _Gathering:
         )
 
     def _needs(self, part: Part) -> Iterable[Part]:
-        """The steps that come before a step of a leader: by ``after``, and on its stream."""
+        """The steps that a leader's step depends on: by ``after``, and on its stream."""
         leader, number = part
         yield from ((leader, each) for each in self.traces[leader][number].after)
         before = self.previous.get(part)
@@ -203,7 +203,7 @@ class _Gathering:
             yield before
 
     def _order(self) -> Iterable[Part]:
-        """One step of each operation, the lowest number first among those that could be next."""
+        """One step of each operation in topological order, lowest number first."""
         self.previous: dict[Part, Part] = {}
         for leader in self.leaders:
             latest: dict[str, Part] = {}
@@ -258,14 +258,14 @@ class _Gathering:
         return str(len(self.operations))
 
     def _named(self, parts: tuple[Part, ...]) -> str:
-        """The name of the next operation, which is that of these steps."""
+        """Name the next operation, which consists of these steps."""
         name = self._next()
         self.ids.update(dict.fromkeys(parts, name))
         self.takers[name] = [leader for leader, _ in parts]
         return name
 
     def _joined(self, parts: tuple[Part, ...], stream: str) -> tuple[str, ...]:
-        """What all classes of an operation wait for; what only some of them do is put on their streams before it."""
+        """The dependencies common to all classes of an operation; others become waits on the streams of their classes."""
         wanted = {
             leader: dict.fromkeys(self.ids[leader, each] for each in self.traces[leader][number].after)
             for leader, number in parts
@@ -302,7 +302,7 @@ class _Gathering:
             after = ()
 
     def _axis(self, instances: list[Together]) -> str:
-        """The name of some groups, which is that of the first one where it is free."""
+        """The name of an axis of groups: the first group's, if it is free."""
         groups = tuple(sorted(each.ranks for each in instances))
         if groups not in self._axes:
             wanted = instances[0].group

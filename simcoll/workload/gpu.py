@@ -1,6 +1,6 @@
 """GPUs: peaks, measured ceilings, memory and power from files, each number with its source.
 
-A roofline of these numbers times the operators of a model; a table of measured operators can stand in for it.
+A roofline of these numbers times the operators of a model; a table of measured operators can replace it.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ _WATTS = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(k?)W\s*")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Gpu:
-    """One accelerator: FLOP/s, bytes and bytes per second by place in its file.
+    """One accelerator: FLOP/s, bytes and bytes per second, by path in its file.
 
     Attributes
     ----------
     name, description
         Such as ``"h100"``.
     values
-        Numbers by place: ``peak.bf16`` and ``gemm.bf16`` (the highest rate that a dense matrix product was measured at) in FLOP/s,
+        Numbers by path: ``peak.bf16`` and ``gemm.bf16`` (the highest measured rate of a dense matrix product) in FLOP/s,
         ``attention.forward`` and ``attention.backward`` (fused attention) in FLOP/s, ``memory.size`` in bytes, ``memory.bandwidth`` and
         ``memory.measured`` in bytes per second, ``host.bandwidth`` (from and to the host's memory, each)
         in bytes per second, ``units.count`` (streaming multiprocessors), ``power.watts``, ``price.usd_per_hour``, and ``sustained.share``:
         the share of the rates of single kernels that products reach in training, where the power limit lowers the clock.
     sources
-        Where each of them comes from.
+        Source of each number.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Gpu:
         return found
 
     def peak(self, dtype: str) -> float:
-        """FLOP/s of dense matrix products of a data type, as the vendor states it.
+        """The vendor's FLOP/s of dense matrix products of a dtype.
 
         Raises
         ------
@@ -90,12 +90,12 @@ class Gpu:
         return self.values[f"peak.{dtype}"]
 
     def gemm(self, dtype: str) -> float:
-        """FLOP/s that large dense matrix products sustain: of the best one, or of four fifths of the peak where nobody measured it."""
+        """FLOP/s of large dense matrix products: the best measured, or four fifths of the peak without a measurement."""
         return self.values.get(f"gemm.{dtype}", 0.8 * self.peak(dtype)) * self.sustained
 
     @property
     def sustained(self) -> float:
-        """Share of the rates of single kernels that products keep up in training."""
+        """Share of the single-kernel rate that products sustain in training."""
         return self.number("sustained.share", 1.0)
 
     def told(self, place: str) -> str:

@@ -18,10 +18,10 @@ MAX_FILE_BYTES = 2**20
 
 
 class _Kind(NamedTuple):
-    """How models of a type are built.
+    """Conventions of a model type.
 
-    ``tied`` is the library's default; ``positions`` the key of learned positions, with how many there are beside those; ``full_every``:
-    where a file does not tell layers apart, each so-manieth attends to all tokens and has no window (1: all, 0: none).
+    ``tied`` is the library's default; ``positions`` the key of learned positions, with the number of extra ones; ``full_every``: without
+    per-layer types in the file, every n-th layer has full attention and no window (1: all, 0: none).
     """
 
     gated: bool = True
@@ -48,7 +48,7 @@ _KINDS = {
     **dict.fromkeys(("gpt_neox", "gptj", "nemotron", "phi"), _Kind(gated=False)),
     "dbrx": _LLAMA,
 }  # fmt: skip
-"""Model types whose sizes mean what they do in :class:`~simcoll.workload.model.Model`."""
+"""Supported model types, whose sizes map to :class:`~simcoll.workload.model.Model`."""
 
 _NAMES = {
     "layers": ("num_hidden_layers", "n_layer", "n_layers"),
@@ -82,7 +82,7 @@ def model_from_hf(path: str | Path) -> Model:
     Raises
     ------
     ConfigError
-        For a file that cannot be read, a type of model that is not known, layers that are not modelled, or sizes that are missing.
+        For an unreadable file, an unknown model type, layers that are not modelled, or missing sizes.
     """
     content = read_file(path, MAX_FILE_BYTES)
     try:
@@ -143,7 +143,7 @@ def _one_head(name: str, config: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _experts(name: str, config: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
-    """What files say in other ways about experts."""
+    """Read the model-specific keys of experts."""
     if not sizes.get("experts"):
         return {"top_k": 0, "expert_ffn": 0, "shared_experts": 0, "dense_layers": 0, "moe_every": 1}
     found: dict[str, Any] = {}
@@ -171,7 +171,7 @@ def _experts(name: str, config: Mapping[str, Any], sizes: Mapping[str, Any]) -> 
 
 
 def _windows(kind: _Kind, config: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, int]:
-    """The window of sliding attention, and in how many layers."""
+    """The window of sliding attention, and the number of layers that have it."""
     layers, kinds = _number(sizes, "layers"), config.get("layer_types") or []
     if not isinstance(kinds, list) or any(each not in (*_WINDOWED, "full_attention") for each in kinds):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What one layer of a transformer computes and says on one GPU, in its forward and its backward pass."""
+"""Computation and communication of one transformer layer on one GPU, forward and backward."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Pass:
     seconds
         Computation.
     flops
-        Of matrices.
+        FLOPs of matrix products.
     inside
         Collectives that it waits for.
     """
@@ -49,7 +49,7 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A layer on one GPU: forward, backward towards its input, backward towards its weights, and what is computed again before it."""
+    """A layer on one GPU: forward, input gradient, weight gradient, and recomputation."""
 
     forward: Pass
     to_input: Pass
@@ -59,7 +59,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Embedding, and head with the loss: forward and backward of each."""
+    """Embedding, and output head with the loss: forward and backward of each."""
 
     embedding: tuple[Pass, Pass]
     head: tuple[Pass, Pass]
@@ -67,7 +67,7 @@ class Ends:
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """Sizes of a micro-batch on one GPU: rows of activations, and how many ranks split norms and residuals."""
+    """Sizes of a micro-batch on one GPU: rows of activations, and the number of ranks that split norms and residuals."""
 
     rows: int
     hidden: int
@@ -81,7 +81,7 @@ def _sizes(design: Design) -> _Sizes:
 
 
 def roofline_of(design: Design) -> Roofline:
-    """What times the kernels of a design."""
+    """The roofline of a design."""
     return Roofline(design.gpu, design.calibration, design.dtype, design.measured)
 
 
@@ -105,7 +105,7 @@ def layer_of(design: Design, *, moe: bool) -> Layer:
 
 
 def _linear(design: Design, roof: Roofline, linear: Linear) -> tuple[tuple[float, float, float], float]:
-    """Seconds of forward and both backward products of a weight matrix, and operations of one of them."""
+    """Seconds of the forward and both backward products of a weight matrix, and the FLOPs of one."""
     parallel, sizes = design.parallel, _sizes(design)
     rows, batch = float(sizes.rows), 1
     inputs, outputs = linear.inputs, linear.outputs
@@ -132,9 +132,9 @@ def _linear(design: Design, roof: Roofline, linear: Linear) -> tuple[tuple[float
 def _casts(
     design: Design, roof: Roofline, linear: Linear, inputs: float, outputs: float, weights: float
 ) -> tuple[float, float]:
-    """Casts to 8 bits beside a product's forward and backward pass: each reads 16 bits and writes two copies, one of them transposed.
+    """Casts to 8 bits for a product's forward and backward pass: each reads 16 bits and writes two copies, one transposed.
 
-    Norms write their output in 8 bits themselves. Weights are cast for every micro-batch, unless they are kept so.
+    Norms write their output in 8 bits themselves. Weights are cast for every micro-batch, unless they are stored in 8 bits.
     """
     if DTYPE_BYTES[design.dtype] > 1:
         return 0.0, 0.0
@@ -144,9 +144,9 @@ def _casts(
 
 
 def _accumulation(design: Design, roof: Roofline, parameters: float) -> float:
-    """Adding the gradients of a micro-batch to those of earlier ones: 6 bytes a parameter, beside the product's own output.
+    """Gradient accumulation over micro-batches: 6 bytes per parameter, besides the product's output.
 
-    Of 16 bits, both are read and the sum is written; of 32 bits, the product itself reads and writes the sum.
+    For 16-bit gradients, both are read and the sum is written; for 32 bits, the product itself reads and writes the sum.
     """
     return roof.elementwise(6 * parameters) if design.micro_batches > 1 else 0.0
 
@@ -179,7 +179,7 @@ def _attention(design: Design, roof: Roofline) -> tuple[Pass, Pass]:
 
 
 def _elementwise(design: Design, roof: Roofline, *, moe: bool) -> tuple[float, float]:
-    """Norms, dropout with residual, activation function, and moving heads: forward and backward.
+    """Norms, dropout with residual, activation function, and transposing heads: forward and backward.
 
     Each counts the tensors that its fused kernel reads and writes.
     """
@@ -202,7 +202,7 @@ def _elementwise(design: Design, roof: Roofline, *, moe: bool) -> tuple[float, f
 def _collectives(
     design: Design, products: tuple[float, float], attention: float, *, moe: bool
 ) -> tuple[tuple[Inside, ...], tuple[Inside, ...]]:
-    """What a layer waits for in its forward and its backward pass, whose products take so long."""
+    """The collectives that a layer's forward and backward pass wait for."""
     forward, backward = _tensor(design, products)
     for there, back in (_context(design, attention), _experts(design, products[0] + attention) if moe else ((), ())):
         forward, backward = (*forward, *there), (*backward, *back)
@@ -210,7 +210,7 @@ def _collectives(
 
 
 def _tensor(design: Design, products: tuple[float, float]) -> tuple[tuple[Inside, ...], tuple[Inside, ...]]:
-    """Collectives of tensor parallelism; where they overlap, each runs beside the product of the parts that are there already."""
+    """Collectives of tensor parallelism; with overlap, each runs beside the product of the parts that have arrived."""
     parallel, sizes = design.parallel, _sizes(design)
     if parallel.tp == 1:
         return (), ()
@@ -229,7 +229,7 @@ def _tensor(design: Design, products: tuple[float, float]) -> tuple[tuple[Inside
 
 
 def _context(design: Design, attention: float) -> tuple[tuple[Inside, ...], tuple[Inside, ...]]:
-    """Keys and values of the other context-parallel ranks; in a ring they come while those before are used."""
+    """Exchange of keys and values between context-parallel ranks; in a ring it overlaps the attention to the previous ones."""
     model, parallel = design.model, design.parallel
     if parallel.cp == 1:
         return (), ()
@@ -247,7 +247,7 @@ def _context(design: Design, attention: float) -> tuple[tuple[Inside, ...], tupl
 
 
 def _experts(design: Design, computed: float) -> tuple[tuple[Inside, ...], tuple[Inside, ...]]:
-    """Tokens go to the ranks of their experts, and back."""
+    """Dispatch of tokens to the ranks of their experts, and combine."""
     model, parallel, sizes = design.model, design.parallel, _sizes(design)
     if parallel.ep == 1:
         return (), ()
@@ -263,9 +263,9 @@ def _experts(design: Design, computed: float) -> tuple[tuple[Inside, ...], tuple
 
 
 def _sent_once(design: Design) -> float:
-    """How many nodes, or ranks if there is one node, have some of a token's experts, of which all are as likely.
+    """Expected number of nodes (ranks, on a single node) with any of a token's experts, which are equally likely.
 
-    Sent to each of them once, a token crosses the network so many times, less those that stay: the same share as of its copies.
+    Sent once to each, a token crosses the network that many times, minus the share that stays local, which equals that of its copies.
     """
     model, parallel = design.model, design.parallel
     ranks = design.mesh.blocks(("tp", "cp", "dp"), parallel.ep)[0][0]
@@ -278,7 +278,7 @@ def _sent_once(design: Design) -> float:
 
 
 def ends_of(design: Design) -> Ends:
-    """Embedding and head of a design."""
+    """Embedding and output head of a design."""
     model, parallel, sizes = design.model, design.parallel, _sizes(design)
     roof = roofline_of(design)
     x, columns = sizes.rows * sizes.hidden, model.vocabulary / parallel.tp
@@ -306,9 +306,9 @@ def ends_of(design: Design) -> Ends:
 
 
 def optimizer_seconds(design: Design, parameters: int) -> float:
-    """The update of so many parameters: Adam on 32-bit state, the norm of gradients, and their scaling where they are of 16 bits.
+    """Time of the optimizer's update: Adam on 32-bit state, the gradient norm, and the scaling of 16-bit gradients.
 
-    Read are gradient, weight and two moments, written the latter three and the 16-bit weight: 30 bytes; the norm reads gradients again.
+    Reads gradient, weight and two moments, and writes the latter three and the 16-bit weight: 30 bytes; the norm reads gradients again.
     """
     gradient = DTYPE_BYTES[design.parallel.gradients]
     nbytes = 4 * 3 * 2 + 2 + 2 * gradient + (8 if gradient < 4 else 0)

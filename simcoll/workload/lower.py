@@ -1,4 +1,4 @@
-"""From a workload to a program of the emulator."""
+"""Lower a workload to a program of the emulator."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ NOTHING = Protocol("nothing", hop_latency_fs=tuple((kind, 0) for kind in LINK_KI
 class Plans:
     """Plans and protocols of collectives and sends on a topology, each chosen once.
 
-    Without rules all groups of an axis are taken to be alike: the first one chooses. Groups that lie alike on the nodes of a cluster
-    play the same plan, as long as all nodes are alike.
+    Without rules, the first group of an axis chooses for all. Groups with the same placement on a cluster's nodes play the same plan
+    if all nodes are alike.
 
     Attributes
     ----------
     topology
-        Where they run.
+        The machine.
     alike
         Whether no link of the cluster is degraded.
     rules
-        How they are chosen; None: as NCCL would.
+        Selection rules; None: as NCCL would.
     """
 
     topology: Topology
@@ -58,7 +58,7 @@ class Plans:
     _protocols: dict[tuple[object, ...], Protocol] = field(default_factory=dict)
 
     def lie(self, groups: NDArray[np.int64]) -> bytes:
-        """How groups lie: which of their ranks share nodes and leaves, and their places in the nodes."""
+        """The placement of groups: which of their ranks share nodes and leaves, and their positions in the nodes."""
         own = groups.tobytes()
         if own not in self._lies:
             box = self.topology.groups.get("box")
@@ -73,14 +73,14 @@ class Plans:
         return self._lies[own]
 
     def place(self, ranks: NDArray[np.int64]) -> Topology:
-        """The topology of some ranks alone: one for all that lie alike, so that schedules made for it are proved once."""
+        """The topology of some ranks alone, shared by equal placements so that its schedules are proved once."""
         key = self.lie(ranks)
         if key not in self._places:
             self._places[key] = self.topology.with_ranks(ranks)
         return self._places[key]
 
     def plan(self, call: Call, ranks: NDArray[np.int64]) -> Plan:
-        """What one group of ranks plays."""
+        """The plan of a call in one group."""
         placed = self.rules is None or self.rules.library or call.algorithm
         key = (call.asked, len(ranks), self.lie(ranks) if placed else b"")
         if key not in self._plans:
@@ -88,7 +88,7 @@ class Plans:
         return self._plans[key]
 
     def _by_library(self, call: Call, ranks: NDArray[np.int64]) -> Plan:
-        """What NCCL would play; of uneven blocks the largest counts."""
+        """The plan that NCCL would choose; for uneven blocks, by the largest."""
         place = self.place(ranks)
         size, algorithm = call.size_bytes, call.algorithm
         if not (call.sizes or call.root):
@@ -121,7 +121,7 @@ class Plans:
     def message(
         self, pairs: NDArray[np.int64], size_bytes: int, stream: str, after: tuple[int, ...]
     ) -> programs.Operation:
-        """Messages of one size between pairs of ranks; the first pair chooses."""
+        """Messages of one size between pairs of ranks; the first pair determines the protocol."""
         pair = pairs[0]
         if self.rules is None:
             protocol = self.protocol(int(pair[0]), int(pair[1]), size_bytes)
@@ -149,21 +149,21 @@ def lower(
     slow: Mapping[int, float] | None = None,
     taken: Mapping[tuple[str, Inside], int] | None = None,
 ) -> tuple[programs.Program, tuple[int, ...]]:
-    """A program that does what a workload says.
+    """Lower a workload to a program.
 
     Parameters
     ----------
     waits
-        How long collectives inside computations take, by class, where that is known; all others are played.
+        Known times of collectives inside computations, by class; all others are played.
     slow
-        By how much ranks compute slower.
+        Slow-down factors by rank.
     taken
-        By how much those that are played make the computation beside them longer.
+        By how much played collectives lengthen the computation beside them.
 
     Returns
     -------
     :
-        The program, and for each of its operations the place of the workload's.
+        The program, and for each of its operations the index of the workload's operation.
     """
     return _Lowering(workload, plans, waits or {}, slow or {}, taken or {}).program()
 
@@ -188,7 +188,7 @@ class _Lowering:
         self.durations: dict[tuple[str, int, int, int], NDArray[np.int64]] = {}
 
     def _factors(self, slow: Mapping[int, float]) -> dict[str, list[Fraction]]:
-        """By how much each rank of a class is slower, where one is: ranks that meet inside a computation are as slow as the slowest."""
+        """The slow-down of each rank of a class with slow ranks; ranks that meet inside a computation take the slowest's."""
         factor = [Fraction(str(slow.get(rank, 1))) for rank in range(self.workload.nranks)]
         for group in {inner.group for _, inner in self.waits} if slow else ():
             for ranks in self.workload.groups[group].tolist():
@@ -220,7 +220,7 @@ class _Lowering:
     def _compute(
         self, on: str, time_fs: int, stream: str, after: Iterable[int], waited: int = 0, least: int = 0
     ) -> int:
-        """A time of a class and what it waits for; of every rank its own time where some are slower."""
+        """Add a computation of a class and its waits, with per-rank times if some ranks are slow."""
         duration: int | NDArray[np.int64] = max(time_fs + waited, least)
         if on in self.slow:
             key = (on, time_fs, waited, least)
@@ -231,7 +231,7 @@ class _Lowering:
         return self._add(programs.Compute(self.ranks[on], duration, stream, tuple(after)))
 
     def _computation(self, operation: Compute, after: tuple[int, ...]) -> tuple[int, ...]:
-        """A computation; what it waits for is part of its time where that is known, else played piece by piece."""
+        """Add a computation; its collectives are part of its time where known, and otherwise played piece by piece."""
         known = [inner for inner in operation.inside if (operation.on, inner) in self.waits or not inner.size_bytes]
         played = [inner for inner in operation.inside if inner not in known and inner.count]
         waits = {inner: self.waits[operation.on, inner] for inner in known if inner.size_bytes}
@@ -253,7 +253,7 @@ class _Lowering:
         return after
 
     def _inside(self, operation: Compute, inner: Inside, after: tuple[int, ...]) -> tuple[int, ...]:
-        """One collective, beside the computation that hides it."""
+        """Add one collective, beside the computation that hides it."""
         groups = self._groups_in(inner.group, (operation.on,))
         plan = self.plans.plan(call_inside(operation, inner), groups[0])
         if not inner.hidden_fs:
@@ -298,7 +298,7 @@ class _Lowering:
 
 @cache
 def _meeting(nranks: int) -> Plan:
-    """Ranks meet, in no time: what is left of a message without bytes."""
+    """Ranks meet in no time: the remainder of a message without bytes."""
     return bind(schedule_named("barrier", "dissemination", nranks=nranks), 1, "uint8", protocol=NOTHING)
 
 
@@ -307,7 +307,7 @@ def _collective(call: Call, nranks: int) -> Collective:
 
 
 def _blocks(call: Call, collective: Collective) -> tuple[Any, str]:
-    """Elements of blocks, and their type, as :func:`simcoll.bind` takes them."""
+    """Elements of blocks, and their dtype, as :func:`simcoll.bind` takes them."""
     if call.sizes:
         rows = [list(row) for row in call.sizes]
         flat = rows[0] if len(rows) == 1 else rows
@@ -318,7 +318,7 @@ def _blocks(call: Call, collective: Collective) -> tuple[Any, str]:
 
 
 def _kept(values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """A read-only array, which programs share."""
+    """Make an array read-only, for sharing between programs."""
     array = np.ascontiguousarray(values, np.int64).copy()
     array.setflags(write=False)
     return array

@@ -1,4 +1,4 @@
-"""Measured times of operators, which stand in for the roofline: a table by operator, shape and data type."""
+"""Measured times of operators, which replace the roofline: a table by operator, shape and dtype."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _NUMBER = re.compile(r"\d{1,9}(\.\d{1,15})?([eE][-+]?\d)?")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Measured:
-    """Times in femtoseconds by operator, shape and data type.
+    """Times in femtoseconds by operator, shape and dtype.
 
     Attributes
     ----------
     file
-        For messages.
+        File name, for messages.
     times
         By ``(operator, shape, dtype)``.
     asked
-        What was looked up, and whether the table has it.
+        Lookups so far, and whether the table has them.
     """
 
     file: str
@@ -42,7 +42,7 @@ class Measured:
     asked: dict[tuple[str, str, str], bool] = field(default_factory=dict)
 
     def known(self, operator: str, shape: Sequence[float] | str, dtype: str) -> int | None:
-        """The time of an operator; None where nobody measured it."""
+        """The time of an operator; None if it was not measured."""
         text = (
             shape if isinstance(shape, str) else "x".join(f"{each:g}" if each % 1 else f"{each:.0f}" for each in shape)
         )
@@ -51,7 +51,7 @@ class Measured:
         return found
 
     def note(self) -> str:
-        """How many rows stand in for the roofline, and what it still times."""
+        """A note on the number of rows in use, and the operators still timed by the roofline."""
         here = sum(self.asked.values())
         missing = [" ".join(each).replace("  ", " ") for each, found in self.asked.items() if not found]
         said = f"; by roofline {', '.join(missing[:3])}{', ...' if missing[3:] else ''}" if missing else ""
@@ -63,7 +63,7 @@ class Measured:
         Raises
         ------
         ConfigError
-            Where nobody measured it, with the nearest that is in the table.
+            If it was not measured, with the nearest entry of the table.
         """
         found = self.known(operator, shape, dtype)
         if found is None:
@@ -75,7 +75,7 @@ class Measured:
 
 
 def load_measured(path: str | Path) -> Measured:
-    """The table in a CSV file.
+    """Load the table in a CSV file.
 
     Raises
     ------
@@ -86,12 +86,12 @@ def load_measured(path: str | Path) -> Measured:
 
 
 def parse_measured(content: bytes, file: str) -> Measured:
-    """A table with the columns operator, shape, dtype and milliseconds; a shape is whole numbers with ``x`` between.
+    """Parse a table with the columns operator, shape, dtype and milliseconds; a shape is whole numbers separated by ``x``.
 
     Raises
     ------
     ConfigError
-        With the line, for other columns, shapes and times that are none, and rows that contradict each other.
+        With the line, for other columns, invalid shapes and times, and contradictory rows.
 
     Examples
     --------

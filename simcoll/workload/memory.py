@@ -1,7 +1,7 @@
 """Memory of a training step on the GPUs of each stage, by part.
 
-Activations follow Korthikanti et al., *Reducing activation recomputation in large transformer models* (2022), in general form: for
-their model the parts add up to their formulas.
+Activations generalise Korthikanti et al., *Reducing activation recomputation in large transformer models* (2022): for their model the
+parts add up to their formulas.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ __all__ = [
 
 ACTIVATION_BYTES = 2
 OPTIMIZER_BYTES = 12
-"""Adam: a master copy of the weight and two moments, 4 bytes each."""
+"""Adam: master weight and two moments, 4 bytes each."""
 WEIGHT_BYTES = 2
-"""Weights are kept in 16 bits, also where matrix products are of 8."""
+"""Weights are stored in 16 bits, even with 8-bit matrix products."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,11 @@ class Memory:
     weights, gradients, optimizer
         Of this GPU's share of the parameters.
     activations
-        What the forward passes in flight keep for their backward passes.
+        Stored by the forward passes in flight for their backward passes.
     buffers
-        Gathered parameters of two layers under ZeRO-3, the activations of one layer while it is recomputed, and messages between
-        stages.
+        Gathered parameters of two layers under ZeRO-3, the activations of one layer during recomputation, and messages between stages.
     host
-        Bytes that options moved to the host's memory; not part of the total.
+        Bytes offloaded to host memory; not part of the total.
     """
 
     weights: int
@@ -60,13 +59,13 @@ class Memory:
 
 
 def stage_parameters(design: Design, stage: int) -> tuple[int, int]:
-    """Parameters on one GPU of a stage before any sharding: those all data-parallel ranks share, and those of its experts."""
+    """Parameters on one GPU of a stage before sharding: dense ones, replicated over data-parallel ranks, and experts'."""
     return _stage_parameters(design.model, design.parallel, stage)
 
 
 @lru_cache(maxsize=4096)
 def layer_parameters(model: Model, parallel: Parallel, *, moe: bool) -> tuple[int, int]:
-    """Parameters of a layer on one GPU: ordinary ones, and those of experts."""
+    """Parameters of a layer on one GPU: dense ones and experts'."""
     dense, experts = 2 * model.hidden, 0
     for linear in linears(model, moe=moe):
         count = linear.inputs * linear.outputs
@@ -96,12 +95,12 @@ def _stage_parameters(model: Model, parallel: Parallel, stage: int) -> tuple[int
 
 
 def activation_bytes(design: Design, *, moe: bool, recompute: str | None = None) -> int:
-    """Bytes that the forward pass of one layer keeps on one GPU for one micro-batch.
+    """Bytes that the forward pass of one layer stores on one GPU for one micro-batch.
 
     Parameters
     ----------
     recompute
-        What is computed again; default is the design's.
+        Recomputation. Default: the design's.
     """
     model, parallel = design.model, design.parallel
     how = parallel.recompute if recompute is None else recompute
@@ -127,7 +126,7 @@ def activation_bytes(design: Design, *, moe: bool, recompute: str | None = None)
 
 
 def _inner_elements(design: Design, rows: int, *, moe: bool) -> int:
-    """Elements inside the MLP or the experts, times the tensor-parallel ranks: input and output of the activation function."""
+    """Elements inside the MLP or the experts over all tensor-parallel ranks: input and output of the activation function."""
     model, parallel = design.model, design.parallel
     ways = 3 if model.gated else 2
     if not moe:
@@ -137,7 +136,7 @@ def _inner_elements(design: Design, rows: int, *, moe: bool) -> int:
 
 
 def chunks_in_flight(design: Design, stage: int) -> int:
-    """Forward passes of a chunk that a stage has done before their backward passes, at most."""
+    """The maximum number of a stage's chunks in flight, between forward and backward pass."""
     parallel, m = design.parallel, design.micro_batches
     p, v = parallel.pp, parallel.virtual
     if v > 1:
@@ -146,7 +145,7 @@ def chunks_in_flight(design: Design, stage: int) -> int:
 
 
 def memory_by_stage(design: Design) -> tuple[Memory, ...]:
-    """Memory of one GPU of every stage, the first stage first."""
+    """Memory of one GPU of each stage, in order."""
     return tuple(_stage(design, stage) for stage in range(design.parallel.pp))
 
 
@@ -183,13 +182,13 @@ def _stage(design: Design, stage: int) -> Memory:
 
 
 def _all_but_two(weights: int, chunks: tuple[tuple[int, ...], ...]) -> int:
-    """Weights of a stage without two of its layers, which are on the GPU."""
+    """Weights of a stage except two layers, which are on the GPU."""
     layers = max(1, sum(len(chunk) for chunk in chunks))
     return max(0, weights - 2 * weights // layers)
 
 
 def offloaded_bytes(design: Design, stage: int, chunk: int) -> tuple[int, int]:
-    """Bytes of weights, and of the activations of a micro-batch, that a chunk has in the host's memory, as far as they are moved."""
+    """Bytes of a chunk's weights, and of its activations per micro-batch, that move to and from host memory."""
     parallel, model = design.parallel, design.model
     chunks = layers_of_chunks(model, parallel)[stage]
     weights = activations = 0
@@ -205,7 +204,7 @@ def offloaded_bytes(design: Design, stage: int, chunk: int) -> tuple[int, int]:
 
 
 def _ends(design: Design, stage: int) -> int:
-    """What embedding and head keep: the mask of its dropout for every micro-batch in flight; the input and the logits of the loss."""
+    """Activations of embedding and head: dropout masks of all micro-batches in flight; input and logits of the loss."""
     model, parallel = design.model, design.parallel
     rows = parallel.micro_batch * (design.sequence // parallel.cp)
     split = parallel.tp if parallel.sequence_parallel else 1

@@ -1,4 +1,4 @@
-"""A mesh of ranks with named axes, and the process groups that it gives."""
+"""Meshes of ranks with named axes, and their process groups."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ AXES = ("tp", "cp", "dp", "pp")
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Ranks numbered along axes, the fastest first.
+    """A mesh of ranks, numbered along its axes, fastest first.
 
     Attributes
     ----------
     axes
-        Name and size of each axis; rank 0 and rank 1 differ in the first one that is larger than 1.
+        Name and size of each axis; ranks 0 and 1 differ in the first axis larger than 1.
 
     Raises
     ------
@@ -59,11 +59,11 @@ class Mesh:
         return prod(size for _, size in self.axes)
 
     def size(self, axis: str) -> int:
-        """Ranks along an axis; 1 for one that the mesh does not have."""
+        """Ranks along an axis; 1 for an axis that the mesh lacks."""
         return dict(self.axes).get(axis, 1)
 
     def coordinate(self, axis: str) -> Ranks:
-        """The place of every rank along an axis: ``[nranks]``."""
+        """The coordinate of each rank along an axis: ``[nranks]``."""
         stride = 1
         for name, size in self.axes:
             if name == axis:
@@ -77,7 +77,7 @@ class Mesh:
         Raises
         ------
         ConfigError
-            For an axis that the mesh does not have.
+            For an axis that the mesh lacks.
         """
         names = [name for name, _ in self.axes]
         for axis in axes:
@@ -91,7 +91,7 @@ class Mesh:
         return cube.transpose([*kept, *moved]).reshape(-1, members)
 
     def blocks(self, axes: tuple[str, ...], size: int) -> tuple[Ranks, Ranks]:
-        """Each group of some axes, cut into runs of ``size`` ranks, and the groups across these runs.
+        """Split each group of some axes into runs of ``size`` ranks; returns the runs, and the groups across them.
 
         Raises
         ------
@@ -112,12 +112,12 @@ class Mesh:
 
 
 def mesh_of(order: str, sizes: Mapping[str, int], nranks: int) -> Mesh:
-    """The mesh of an order such as ``"tp-cp-dp-pp"`` that fills a cluster.
+    """The mesh with an order of axes such as ``"tp-cp-dp-pp"`` that fills a cluster.
 
     Raises
     ------
     ConfigError
-        For an order that does not name each axis once, or sizes that do not fill the ranks.
+        For an order that does not name each axis once, or sizes that do not fill the cluster.
 
     Examples
     --------

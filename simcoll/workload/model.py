@@ -1,4 +1,4 @@
-"""Transformers by their sizes: from TOML or from the shipped files."""
+"""Transformer models by their sizes, from TOML or shipped files."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     Attributes
     ----------
     name
-        For titles.
+        Name, for titles.
     layers, hidden, heads, vocabulary
-        As in every paper.
+        Number of layers, hidden size, attention heads, and vocabulary size.
     kv_heads, head_size, ffn
         Heads of keys and values (grouped-query attention), width of a head, and inner width of the MLP; 0: ``heads``, ``hidden / heads``
         and four times ``hidden``.
@@ -37,18 +37,18 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     positions
         Learned positions; 0 for rotary ones.
     dropout
-        Whether attention and residuals have dropout, whose masks are kept.
+        Whether attention and residuals have dropout, whose masks are stored.
     experts, top_k, expert_ffn, shared_experts, dense_layers
-        Routed experts of every MoE layer, experts that a token is sent to, their inner width, experts that see all tokens, and how
-        many of the first layers have an ordinary MLP instead. No experts: a dense model.
+        Routed experts per MoE layer, experts per token, their inner width, experts that see all tokens, and number of leading layers
+        with a dense MLP. No experts: a dense model.
     moe_every
-        Only each so-manieth layer has experts; the others have an ordinary MLP.
+        Only every n-th layer has experts; the others have a dense MLP.
     window, windowed
-        Sliding attention: how many tokens, itself included, a token attends to at most, and in how many layers; 0: to all, and in all
-        layers. Only fused attention gets faster by it.
+        Sliding-window attention: the most tokens that a token attends to, itself included, and the number of layers with the window;
+        0: all tokens, and all layers. It speeds up fused attention only.
     q_rank, kv_rank, rope_size, value_size
-        Multi-head latent attention: ranks of the compressed queries and of keys and values, width of the rotary part of a head (beside
-        ``head_size``), and width of a value. ``kv_rank`` 0: ordinary attention.
+        Multi-head latent attention: ranks of the compressed queries and of keys and values, width of the rotary part of a head
+        (besides ``head_size``), and width of a value. ``kv_rank`` 0: ordinary attention.
 
     Examples
     --------
@@ -104,7 +104,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     @property
     def head(self) -> int:
-        """Width of the part of a head that is not rotary under latent attention; else of a head."""
+        """Width of a head; under latent attention, of its non-rotary part."""
         return self.head_size or self.hidden // self.heads
 
     @property
@@ -124,7 +124,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     @property
     def inner(self) -> int:
-        """Inner width of an ordinary MLP."""
+        """Inner width of a dense MLP."""
         return self.ffn or 4 * self.hidden
 
     @property
@@ -137,7 +137,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return bool(self.experts) and layer >= self.dense_layers and (layer + 1) % self.moe_every == 0
 
     def attended(self, sequence: int) -> float:
-        """Share of the causal half of attention that windows leave, on average over layers."""
+        """Share of causal attention left by windows, averaged over layers."""
         if not 0 < self.window < sequence:
             return 1.0
         share = self.window * (2 * sequence - self.window) / sequence**2
@@ -145,16 +145,16 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     @property
     def embedding_parameters(self) -> int:
-        """Parameters of one embedding, with learned positions."""
+        """Parameters of the input embedding, with learned positions."""
         return (self.vocabulary + self.positions) * self.hidden
 
     @property
     def head_parameters(self) -> int:
-        """Parameters of the output embedding, none if it is the input's."""
+        """Parameters of the output embedding; 0 if tied."""
         return 0 if self.tied else self.vocabulary * self.hidden
 
     def layer_parameters(self, *, moe: bool, active: bool = False) -> int:
-        """Parameters of a layer; ``active``: only those that a token meets."""
+        """Parameters of a layer; ``active``: only those that a token uses."""
         count = {True: self.top_k, False: self.experts}[active]
         return 2 * self.hidden + sum(
             linear.inputs * linear.outputs * (count if linear.part == "expert" else 1)
@@ -168,7 +168,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that a token meets, with embeddings."""
+        """Parameters that a token uses, with embeddings."""
         return self._total(active=True)
 
     def _total(self, *, active: bool) -> int:
@@ -186,11 +186,11 @@ class Linear:
     Attributes
     ----------
     name, part
-        What it is, and whether it belongs to the ``"attention"``, the ``"mlp"``, the ``"router"``, or is one ``"expert"``.
+        Its name, and the part it belongs to: ``"attention"``, ``"mlp"``, ``"router"``, or one ``"expert"``.
     inputs, outputs
         Its sizes.
     split
-        Which of them tensor parallelism divides: ``"outputs"``, ``"inputs"``, or ``""`` for none.
+        The size that tensor parallelism divides: ``"outputs"``, ``"inputs"``, or ``""`` for none.
     """
 
     name: str
@@ -202,7 +202,7 @@ class Linear:
 
 @lru_cache(maxsize=256)
 def linears(model: Model, *, moe: bool) -> tuple[Linear, ...]:
-    """The weight matrices of a layer in the order of the forward pass; of all experts, one stands for each."""
+    """The weight matrices of a layer in the order of the forward pass; one expert stands for all."""
     h, heads = model.hidden, model.heads
     if model.kv_rank:
         found = [

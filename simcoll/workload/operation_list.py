@@ -1,6 +1,6 @@
-"""A list of operations in TOML as a workload: work, collectives on the axes of a mesh, and messages along them.
+"""Lists of operations in TOML as workloads: work, collectives on the axes of a mesh, and messages along them.
 
-Ranks whose coordinates differ only along axes that nothing tells apart are a class.
+Ranks whose coordinates differ only along axes that no operation distinguishes form a class.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _POWERS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 
 
 class _Work(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One entry of ``[[op]]``, whatever it does."""
+    """One entry of ``[[op]]``, of any kind."""
 
     id: str
     time: str | None = None
@@ -82,14 +82,14 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Listed:
-    """A file's workload, and where it runs, if the file says.
+    """A file's workload, and its topology, if given.
 
     Attributes
     ----------
     workload, topology
         The operations, and the topology that the file names.
     slow
-        By how much ranks compute slower.
+        Slow-down factors by rank.
     """
 
     workload: Workload
@@ -98,7 +98,7 @@ class Listed:
 
 
 def load_operations(path: str | Path) -> Listed:
-    """The workload of a file; paths in it are relative to it.
+    """Load the workload of a file; its paths are relative to it.
 
     Raises
     ------
@@ -109,7 +109,7 @@ def load_operations(path: str | Path) -> Listed:
 
 
 def operations_from(document: Mapping[str, Any], *, file: str = "operations") -> Listed:
-    """A workload from the tables of its file.
+    """Make a workload from the tables of its file.
 
     Raises
     ------
@@ -135,7 +135,7 @@ def operations_from(document: Mapping[str, Any], *, file: str = "operations") ->
 
 @dataclass(eq=False)
 class _List:
-    """The operations of a file, made one after the other."""
+    """Builds the operations of a file in order."""
 
     read: _File
     folder: Path
@@ -148,7 +148,7 @@ class _List:
     groups: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Find the mesh, the classes and the GPU."""
+        """Determine the mesh, the classes and the GPU."""
         self.mesh = Mesh(tuple(self.read.mesh.items()))
         axes = dict.fromkeys(axis for work in self.read.op for axis in (*work.on, *([work.send] if work.send else ())))
         for axis in axes:
@@ -175,7 +175,7 @@ class _List:
             self.measured = load_measured(self.folder / self.read.gpu.measured)
 
     def _classes(self) -> np.ndarray[Any, Any]:
-        """The ranks of every point in ascending order: ``[points, ranks]``."""
+        """The ranks of each class in ascending order: ``[classes, ranks]``."""
         number = np.zeros(self.mesh.nranks, np.int64)
         for axis in self.told:
             number = number * self.mesh.size(axis) + self.mesh.coordinate(axis)
@@ -247,7 +247,7 @@ class _List:
             )  # fmt: skip
 
     def _time(self, work: _Work) -> tuple[int, float]:
-        """Femtoseconds and floating-point operations of work."""
+        """Femtoseconds and FLOPs of work."""
         dtype = work.dtype or self.read.gpu.dtype
         flops = _count(work.flops, "flops")
         if work.time is not None:
@@ -293,7 +293,9 @@ class _List:
             if work.wrap or 0 <= place < length:
                 found[point[axis]].append((point, {**point, axis: place % length}))
         if not found:
-            raise ConfigError("nobody sends: all would leave the mesh; set wrap = true to go around", path="$.shift")
+            raise ConfigError(
+                "no rank sends: all targets are outside the mesh; set wrap = true to go around", path="$.shift"
+            )
         several = sum(map(len, found.values())) > 1
         for pairs in found.values():
             for source, target in pairs:
@@ -309,7 +311,7 @@ def _named(point: Mapping[str, int]) -> str:
 
 
 def _count(given: str | float | None, what: str) -> float:
-    """A number with a decimal prefix: ``"2.1T"``."""
+    """Parse a number with a decimal prefix: ``"2.1T"``."""
     if given is None:
         return 0.0
     match = _COUNT.fullmatch(given) if isinstance(given, str) else None

@@ -1,8 +1,8 @@
-"""Time of the kernels of a transformer on one GPU, by roofline: matrix products, fused attention, element-wise kernels.
+"""Roofline times of a transformer's kernels on one GPU: matrix products, fused attention, element-wise kernels.
 
-A matrix product is computed in tiles, a wave of them on all multiprocessors at a time: sizes that leave the last wave or the last
-row of tiles partly empty take as long as if they were full (NVIDIA, *Matrix multiplication background*). Small tiles reach less of
-the peak, because they load more for each product. All rates are those of the GPU's file, times what a calibration says.
+A matrix product is computed in tiles, one wave of tiles on all multiprocessors at a time: a partly empty last wave or row of tiles takes
+as long as a full one (NVIDIA, *Matrix multiplication background*). Small tiles reach a smaller share of the peak, because they load
+more per product. All rates are the GPU file's, times the calibration.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 __all__ = ["SMALLEST_WAVE", "Roofline"]
 
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
-"""Rows and columns of an output tile, as cuBLAS has them."""
+"""Rows and columns of cuBLAS' output tiles."""
 _LOAD = 16
-"""Loading a row or column of a tile costs as much as this many products with it."""
+"""Cost of loading a row or column of a tile, in products."""
 SMALLEST_WAVE = 108
-"""Multiprocessors of a GPU whose file does not say: of an A100."""
+"""Multiprocessors of a GPU whose file lacks the number: an A100's."""
 PLAIN_SHARE = 0.6
-"""Of the peak that fused attention reaches on GPUs whose file has no measured rate: that of FlashAttention-2 on A100 and 3 on H100."""
+"""Share of the peak for fused attention without a measured rate: that of FlashAttention-2 on A100 and 3 on H100."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,11 @@ class Roofline:
     Attributes
     ----------
     gpu, calibration
-        What computes, and what measurements say about it.
+        The GPU and its calibration.
     dtype
-        Of matrix products; attention and everything else are of 16 bits where it has 8.
+        Type of matrix products; with an 8-bit type, attention and everything else use 16 bits.
     measured
-        Times that stand in for the rates where it has them.
+        Measured times, which take precedence over the rates.
     """
 
     gpu: Gpu
@@ -57,17 +57,17 @@ class Roofline:
 
     @property
     def wide(self) -> str:
-        """The 16-bit type beside the type of matrix products."""
+        """The 16-bit type that accompanies the type of matrix products."""
         if DTYPE_BYTES[self.dtype] >= 2:
             return self.dtype
         return "bf16" if "peak.bf16" in self.gpu.values else "fp16"
 
     def elementwise(self, nbytes: float) -> float:
-        """A kernel that reads and writes so many bytes in all."""
+        """Time of a kernel that reads and writes ``nbytes`` in total."""
         return nbytes / self.memory_rate
 
     def gemm(self, rows: float, columns: float, depth: float, *, batch: int = 1, wide: bool = False) -> float:
-        """A matrix product ``[rows, depth] x [depth, columns]``, ``batch`` of them.
+        """Time of a batch of matrix products ``[rows, depth] x [depth, columns]``.
 
         Examples
         --------
@@ -99,12 +99,12 @@ class Roofline:
         return max(best, self.elementwise(moved))
 
     def _known(self, operator: str, shape: tuple[float, ...], dtype: str) -> float | None:
-        """The measured time of an operator in seconds, if there is one."""
+        """The measured time of an operator in seconds, if any."""
         found = None if self.measured is None else self.measured.known(operator, shape, dtype)
         return None if found is None else found / FS_PER_SECOND
 
     def attention(self, flops: float, shape: tuple[float, ...] = (), *, backward: bool = False) -> float:
-        """Fused attention of so many operations; ``shape``: sequences, heads, queries, keys, widths of keys and of values."""
+        """Time of fused attention; ``shape``: sequences, heads, queries, keys, widths of keys and of values."""
         known = self._known("attention backward" if backward else "attention", shape, self.wide)
         if known is not None:
             return known
@@ -114,6 +114,6 @@ class Roofline:
 
 
 def _relative(a: int, b: int) -> float:
-    """Rate of a tile over that of the largest."""
+    """Rate of a tile relative to the largest tile's."""
     most = 1 + _LOAD * (1 / 256 + 1 / 128)
     return most / (1 + _LOAD * (1 / a + 1 / b))

@@ -1,4 +1,4 @@
-"""How a model is spread over a cluster: degrees of parallelism, pipeline schedule, sharding, recomputation."""
+"""Parallelisation of a model: degrees of parallelism, pipeline schedule, sharding, recomputation."""
 
 from __future__ import annotations
 
@@ -35,61 +35,60 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     Attributes
     ----------
     tp, cp, pp, ep, dp
-        Degrees of tensor, context, pipeline, expert and data parallelism; ``dp`` 0: what fills the cluster. Experts are spread over
-        ``ep`` of the ranks of tensor, context and data parallelism.
+        Degrees of tensor, context, pipeline, expert and data parallelism; ``dp`` 0: the degree that fills the cluster. Experts are
+        distributed over ``ep`` of the ranks of tensor, context and data parallelism.
     order
-        The axes, the fastest first.
+        The axes, fastest first.
     virtual
-        Chunks of layers of each stage: more than 1 interleaves.
+        Chunks of layers per stage: more than 1 interleaves.
     micro_batch
-        Sequences of a micro-batch.
+        Sequences per micro-batch.
     schedule
         ``"1f1b"`` (interleaved where ``virtual`` is above 1) or ``"zero-bubble"`` (ZB-H1: the backward pass of weights fills bubbles).
     shard
-        What data parallelism shards: nothing (DDP), optimizer state (ZeRO-1), gradients too (ZeRO-2), parameters too (ZeRO-3, FSDP).
+        Sharding over data parallelism: none (DDP), optimizer state (ZeRO-1), gradients too (ZeRO-2), parameters too (ZeRO-3, FSDP).
     shard_group
-        Ranks that share one copy of what is sharded; 0: all of data and context parallelism. Fewer: hybrid sharding (HSDP).
+        Ranks that share one sharded copy; 0: all of data and context parallelism. Fewer: hybrid sharding (HSDP).
     sequence_parallel
         Whether norms, dropout and residuals are split along the sequence over the tensor-parallel ranks.
     recompute
-        Activations that are computed again in the backward pass: none, the attention core, or whole layers.
+        Activations recomputed in the backward pass: none, the attention core, or whole layers.
     context
-        How context parallelism meets keys and values: passed around a ring, gathered, or with sequence traded for heads (Ulysses).
+        Exchange of context parallelism: keys and values around a ring, gathered, or sequence traded for heads (Ulysses).
     attention
         ``"fused"`` (FlashAttention) or ``"plain"``: matrix products with a softmax between.
     gradients
         Type of accumulated and reduced gradients.
     gathered
-        Type of the parameters that sharding gathers: ``"fp8"`` where matrix products are of 8 bits and weights are cast before. Embedding
-        and head stay in 16 bits.
+        Type of the parameters that sharding gathers: ``"fp8"`` with 8-bit matrix products whose weights are cast before. Embedding and
+        head stay in 16 bits.
     dispatch
-        How tokens go to their experts: ``"copies"``, one for each expert (an all_to_all), or ``"once"`` to every node that has some of
-        them, which hands them on, and within one node once to every rank (DeepEP, HybridEP).
+        Dispatch of tokens to experts: ``"copies"``, one per expert (an all_to_all), or ``"once"`` to each node with any of the token's
+        experts, which forwards it, and within a node once to each rank (DeepEP, HybridEP).
     exchange_units
-        Multiprocessors that exchanges of tokens take from the computation beside them: 20 as in DeepSeek-V3 (arXiv 2412.19437).
+        Multiprocessors that exchanges of tokens take from concurrent computation: 20 as in DeepSeek-V3 (arXiv 2412.19437).
     graphs
-        What CUDA graphs launch, where the host would take its time: nothing; ``"layer"``, layers without their experts; or the whole
-        ``"step"``.
+        Use of CUDA graphs, which avoid host launch time: none; ``"layer"``, layers without their experts; or the whole ``"step"``.
     imbalance
         Load of the most loaded expert rank, over the mean.
     buckets
-        What collectives of gradients hold that run beside computation: ``"layer"``, or ``"chunk"`` as in Megatron-LM with a pipeline, which
-        reduces a whole chunk of layers at once, and on all stages at the same time.
+        Bucket of gradient collectives that overlap computation: ``"layer"``, or ``"chunk"`` as in Megatron-LM with a pipeline, which
+        reduces a whole chunk of layers at once, at the same time on all stages.
     overlap_dp, overlap_pp, overlap_ep, overlap_tp
         Whether collectives of data parallelism, sends between stages, exchanges of tokens, and collectives of tensor parallelism with
-        ``sequence_parallel`` (part by part beside the products) run beside computation. Default: sends when interleaved; nothing else.
+        ``sequence_parallel`` (part by part beside the products) overlap computation. Default: only sends, when interleaved.
     scatter_gather
         Whether each tensor-parallel rank sends its part of the activations to the next stage, which gathers them (Megatron-LM); with
         sequence parallelism they are split anyway.
     split
         Layers of each stage and chunk: ``"even"``; ``"embeddings"``, where embedding and head count as a layer each; or a list.
     offload
-        What lies in host memory: any of ``"weights"``, ``"activations"``, ``"optimizer"``.
+        Offloaded to host memory: any of ``"weights"``, ``"activations"``, ``"optimizer"``.
 
     Raises
     ------
     ConfigError
-        For a value that is not among the choices or out of range.
+        For an invalid choice, or a value out of range.
     """
 
     tp: int = 1
@@ -148,17 +147,17 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def sends_overlap(self) -> bool:
-        """Whether sends between stages run beside computation."""
+        """Whether sends between stages overlap computation."""
         return self.virtual > 1 if self.overlap_pp is None else self.overlap_pp
 
 
 def layers_of_chunks(model: Model, parallel: Parallel) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """Numbers of the layers of every chunk of every stage: ``[stage][chunk]``; chunk c of stage s is part ``c * pp + s`` of the model.
+    """Layer numbers of each stage's chunks: ``[stage][chunk]``; chunk c of stage s is part ``c * pp + s`` of the model.
 
     Raises
     ------
     ConfigError
-        When the layers cannot be split like that.
+        When the layers cannot be split accordingly.
 
     Examples
     --------
@@ -196,7 +195,7 @@ def _chunks(
 
 
 def _uneven(layers: int, parts: int) -> str:
-    """The error of layers that cannot be split evenly, with what would."""
+    """The error for layers that cannot be split evenly, with valid alternatives."""
     if (layers + 2) % parts == 0:
         return f"{layers} layers do not divide into {parts} parts (pp x virtual); they do with split = 'embeddings'"
     near = [count for count in range(1, layers + 1) if layers % count == 0]

@@ -1,4 +1,4 @@
-"""The order in which a stage of a pipeline does the passes of its micro-batches."""
+"""Pipeline schedules: the order of a stage's passes over its micro-batches."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ __all__ = ["Turn", "stage_order"]
 
 
 class Turn(NamedTuple):
-    """One pass of one micro-batch through one chunk: ``"F"`` forward, ``"B"`` backward, ``"W"`` backward towards weights only.
+    """One pass of one micro-batch through one chunk: ``"F"`` forward, ``"B"`` backward, ``"W"`` weight gradients only.
 
-    Where weights have turns of their own, ``"B"`` is backward towards the input only.
+    In schedules with separate weight gradients, ``"B"`` computes input gradients only.
     """
 
     kind: str
@@ -19,11 +19,11 @@ class Turn(NamedTuple):
 
 
 def stage_order(stages: int, chunks: int, micro_batches: int, stage: int, schedule: str = "1f1b") -> list[Turn]:
-    """The turns of a stage.
+    """The passes of a stage in order.
 
     One chunk: 1F1B (Narayanan et al., *Memory-efficient pipeline-parallel DNN training*). Several: interleaved, as Megatron-LM does
     it (Narayanan et al., *Efficient large-scale language model training*). ``zero-bubble``: ZB-H1 (Qi et al., *Zero bubble pipeline
-    parallelism*), where stage s does the weights of a micro-batch after the backward pass of the s-th after it.
+    parallelism*), where stage s computes the weight gradients of a micro-batch after the backward pass of the s-th next one.
 
     Examples
     --------
@@ -56,7 +56,7 @@ def stage_order(stages: int, chunks: int, micro_batches: int, stage: int, schedu
 
 
 def _interleaved(kind: str, turn: int, stages: int, chunks: int) -> Turn:
-    """Micro-batch and chunk of the n-th forward or backward pass of a stage: rounds of ``stages`` micro-batches, chunk after chunk."""
+    """Micro-batch and chunk of a stage's n-th forward or backward pass: rounds of ``stages`` micro-batches, chunk by chunk."""
     whole, place = divmod(turn, stages * chunks)
     chunk, micro = divmod(place, stages)
     return Turn(kind, whole * stages + micro, chunk if kind == "F" else chunks - 1 - chunk)

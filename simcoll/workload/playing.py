@@ -1,4 +1,4 @@
-"""A workload on a clock: in tier 2 all of it on the emulator, in tier 1 class by class with collectives timed once each."""
+"""Play a workload: tier 2 emulates everything together, tier 1 plays classes with collectives timed once each."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ __all__ = ["Played", "alone_on", "play_workload", "slowed"]
 
 @lru_cache(maxsize=64)
 def alone_on(topology: Topology, *, alike: bool, rules: Rules | None = None) -> Alone:
-    """Times of operations alone on a topology, shared by all steps on it."""
+    """Times of single operations on a topology, shared by all steps on it."""
     return Alone(Plans(topology, alike, rules))
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """A workload on a clock, and how that was found."""
+    """The clock of a played workload, and the engine used."""
 
     clock: Clock
     classes: int = 0
@@ -86,9 +86,9 @@ def play_workload(
 
 
 def _waits(workload: Workload, times: WorkloadTimes) -> dict[tuple[str, Inside], int]:
-    """Collectives inside computations whose times can be taken from playing them alone.
+    """Collectives inside computations whose times can be taken from isolated runs.
 
-    That is so where their links carry nothing else, and all ranks of each are done at once: then ranks that meet in lock step stay so.
+    This holds if their links carry nothing else and all their ranks finish at once, so that ranks stay in lock step.
     """
     traffic = Traffic(workload, times.alone.plans)
     inside: dict[str, dict[Inside, Compute]] = {}
@@ -112,7 +112,7 @@ def _waits(workload: Workload, times: WorkloadTimes) -> dict[tuple[str, Inside],
 
 
 def _taken(workload: Workload, times: WorkloadTimes) -> dict[tuple[str, Inside], int]:
-    """What collectives inside computations take from those beside them while they run, each as long as alone."""
+    """The time that overlapping computations lose to collectives inside them, each lasting as long as alone."""
     inside = {
         (each.on, inner): each for each in workload.operations if isinstance(each, Compute) for inner in each.inside
     }
@@ -120,9 +120,9 @@ def _taken(workload: Workload, times: WorkloadTimes) -> dict[tuple[str, Inside],
 
 
 def _beside(workload: Workload, traffic: Traffic, classes: Sequence[str]) -> dict[str, NDArray[np.int64]]:
-    """For every class, how many kinds of calls and sends use each link while a computation of it may wait for collectives.
+    """For each class, the number of calls and sends per link that may run while its computations wait for collectives.
 
-    A call of the class itself does not, when it begins after one of its computations and the next one begins after it.
+    A call of the class itself is excluded if it starts after one of its computations and the next one starts after the call.
     """
     places: dict[str, list[int]] = {name: [] for name in classes}
     needs: dict[tuple[str, str], int] = {}
@@ -164,7 +164,7 @@ def _only(operation: Compute, inner: Inside) -> Compute:
 
 
 def slowed(workload: Workload, operation: Operation, slow: Mapping[int, float]) -> Operation:
-    """A computation as slow as the slowest rank of its class."""
+    """Slow a computation down to the slowest rank of its class."""
     if not slow or not isinstance(operation, Compute):
         return operation
     factor = max((by for rank, by in slow.items() if rank in workload.classes[operation.on]), default=1.0)

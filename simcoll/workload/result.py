@@ -1,4 +1,4 @@
-"""What a step takes, and where the time goes."""
+"""Results of training steps: time, breakdown, memory, utilisation."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class AxisTime:
     Attributes
     ----------
     total_fs
-        What its operations take on the busiest class, each played alone with all groups of the axis.
+        Time of its operations on the busiest class, each played alone with all groups of the axis.
     exposed_fs
-        By how much the step would be shorter without the traffic of this axis: found by playing again.
+        By how much the step would be shorter without the traffic of this axis, found by playing again.
     bytes
-        What a rank of the busiest class gives to its operations.
+        Bytes that a rank of the busiest class contributes to its operations.
     """
 
     total_fs: int
@@ -38,36 +38,36 @@ class StepResult:
     Attributes
     ----------
     title, design_hash, calibration
-        What was timed, the hash of the design, and the state of the calibration.
+        Title and hash of the design, and the state of the calibration.
     tier
         1: collectives timed once and the pipeline played; 2: everything emulated together.
     time_fs
-        The step.
+        Time of the step.
     tokens, nranks
-        Tokens of the step, and GPUs.
+        Tokens of the step, and number of GPUs.
     compute_fs, bubble_fs
-        Computation of the busiest class, and what it waits for other stages: its idle time when no axis moves bytes.
+        Computation of the busiest class, and its pipeline bubble: its idle time when no axis moves bytes.
     axes
         Communication by axis.
     memory, memory_limit
-        Of one GPU of every stage, and what it may be, in bytes.
+        Memory of one GPU of each stage, and the limit, in bytes.
     model_flops, hardware_flops, peak_flops
-        Of the step on all GPUs: multiplications and additions of matrices that the model needs, and that are done; and what the GPUs
-        could do in a second.
+        FLOPs of matrix products in the step on all GPUs: needed by the model, and performed with recomputation; and the GPUs' peak per
+        second.
     flops_formula
-        How ``model_flops`` is counted, in words.
+        The formula of ``model_flops``, in words.
     bound_fs, limit
-        No step can be faster; and what limits it.
+        Lower bound of the step time, and what sets it.
     link_use
-        Busiest links with the share of their capacity that the step uses.
+        Busiest links, with the share of their capacity that the step uses.
     classes
-        Classes of messages that were played; 0 in tier 1.
+        Classes of messages played; 0 in tier 1.
     path
         Engine.
     trace_hash
         Hash of all times.
     notes
-        What to know before the time is trusted.
+        Caveats on the result.
     """
 
     title: str
@@ -101,17 +101,17 @@ class StepResult:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens of all GPUs in a second."""
+        """Tokens per second over all GPUs."""
         return self.tokens / self.seconds
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs utilisation: what the model needs, over what the GPUs could do."""
+        """Model FLOPs utilisation: FLOPs needed by the model over the GPUs' peak."""
         return self.model_flops / self.seconds / self.peak_flops
 
     @property
     def hfu(self) -> float:
-        """Hardware FLOPs utilisation: what is done, with what is computed again, over what the GPUs could do."""
+        """Hardware FLOPs utilisation: FLOPs performed, with recomputation, over the GPUs' peak."""
         return self.hardware_flops / self.seconds / self.peak_flops
 
     @property

@@ -1,4 +1,4 @@
-"""A workload on a topology, timed: any workload, from wherever it comes."""
+"""Time a workload from any source on a topology."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ["WorkloadResult", "run_workload"]
 
 @dataclass(frozen=True, slots=True)
 class WorkloadResult:
-    """What a workload takes, and where the time goes.
+    """The time of a workload, and its breakdown.
 
     Attributes
     ----------
     title, nranks, topology
-        What ran where.
+        Title, number of ranks, and machine.
     tier
         1: collectives timed once each; 2: everything emulated together.
     time_fs
@@ -36,11 +36,11 @@ class WorkloadResult:
     axes
         Communication by group.
     bound_fs, limit
-        It cannot be faster; and what limits it.
+        Lower bound of the time, and what sets it.
     link_use
-        Busiest links with the share of their capacity that is used.
+        Busiest links, with the share of their capacity that is used.
     clock
-        When each operation ran, by class.
+        Start and end of each operation, by class.
     path, trace_hash
         Engine, and hash of all times.
     """
@@ -78,13 +78,13 @@ def run_workload(
     Parameters
     ----------
     workload
-        Of as many ranks as run; the first ones of the topology.
+        The workload, which runs on the first ranks of the topology.
     tier
         1: collectives are timed once each, and the order of operations is played with these times. 2: everything is emulated together.
     exposed
-        Whether the exposed time of every group is found, by playing again without its bytes.
+        Whether to find the exposed time of each group, by playing again without its bytes.
     slow
-        By how much ranks compute slower.
+        Slow-down factors by rank.
 
     Raises
     ------
@@ -139,7 +139,7 @@ def run_workload(
 
 
 def _counted(workload: Workload) -> Counted:
-    """Operations that cost the same, and how many there are."""
+    """Operations with equal costs, and their counts."""
     first: dict[tuple[object, ...], Operation] = {}
     counts: Counter[tuple[object, ...]] = Counter()
     for operation in workload.operations:

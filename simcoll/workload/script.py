@@ -1,7 +1,7 @@
-"""The operations of a training step without their costs: what happens on each stage, in which order, after what.
+"""The operations of a training step without their costs: order and dependencies on each stage.
 
-A script depends on few facts of a design, its :class:`Shape`, so that designs which differ in sizes share one. A slot is what
-operations have in common that cost the same; a row is one operation: its slot, its micro-batch, and the rows that it is after.
+A script depends only on a design's :class:`Shape`, so that designs which differ in sizes share one. A slot describes operations of equal
+cost; a row is one operation: its slot, its micro-batch, and the rows that it depends on.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ __all__ = ["Row", "Script", "Shape", "Slot", "script_of", "shape_of"]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Facts of a design that decide its script.
+    """The properties of a design that determine its script.
 
     Attributes
     ----------
     layers
         Numbers of the layers by stage and chunk.
     micro_batches, schedule, sends_overlap, overlap_dp, shard, buckets
-        As of the design.
+        As in the design.
     copies, expert_copies
-        Whether several ranks hold the same ordinary parameters, and the same experts.
+        Whether several ranks hold the same dense parameters, and the same experts.
     experts
-        Layers with experts that are spread over ranks.
+        Layers with experts that are distributed over ranks.
     replicas
         Whether shards have replicas.
     tied
         Whether first and last stage share an embedding.
     offload
-        What lies in the host's memory.
+        Parts offloaded to host memory.
     """
 
     layers: tuple[tuple[tuple[int, ...], ...], ...]
@@ -62,22 +62,22 @@ class Shape:
 
     @property
     def chunks(self) -> int:
-        """Chunks of a stage."""
+        """Chunks per stage."""
         return len(self.layers[0])
 
     @property
     def gathers(self) -> bool:
-        """Whether parameters are gathered layer by layer in every turn."""
+        """Whether parameters are gathered layer by layer in every pass."""
         return self.shard == "parameters" and (self.copies or self.expert_copies)
 
     @property
     def beside(self) -> bool:
-        """Whether gradients are reduced beside the last backward passes."""
+        """Whether gradient reduction overlaps the last backward passes."""
         return self.overlap_dp and (self.copies or self.expert_copies)
 
     @property
     def aligned(self) -> bool:
-        """Whether gradients of a whole chunk are reduced at once, and on all stages at the same time."""
+        """Whether gradients of a whole chunk are reduced at once, simultaneously on all stages."""
         return self.beside and self.buckets == "chunk" and not self.gathers
 
 
@@ -105,23 +105,23 @@ def shape_of(design: Design) -> Shape:
 
 
 class Slot(NamedTuple):
-    """What operations of the same cost do.
+    """The description of operations of equal cost.
 
     Attributes
     ----------
     does
         ``"turn"``, ``"update"``, ``"send"``, ``"offload"``, or the kind of a collective.
     stage
-        Where; of a send its source.
+        Stage; for a send, its source.
     work
-        Of a turn ``"F"``, ``"B"``, ``"W"`` or ``"BW"``; of a send its direction; of a collective its group; of an
-        offload the kind of its turn.
+        For a pass ``"F"``, ``"B"``, ``"W"`` or ``"BW"``; for a send its direction; for a collective its group; for an offload the
+        kind of its pass.
     chunk
-        Of a turn; of a send its target.
+        Chunk of a pass; for a send, its target.
     layer
-        Of a turn of one layer, and of a collective for one: its number; -1: all; -2: what is beside layers.
+        Layer of a pass or collective; -1: all; -2: parameters outside layers.
     stream
-        Where it runs.
+        Stream.
     """
 
     does: str
@@ -136,7 +136,7 @@ EVERY, BESIDE_LAYERS = -1, -2
 
 
 class Row(NamedTuple):
-    """An operation: the number of its slot, its micro-batch (-1: none), and the rows it is after."""
+    """An operation: the number of its slot, its micro-batch (-1: none), and the rows that it depends on."""
 
     slot: int
     micro: int
@@ -152,7 +152,7 @@ class Script:
     rows: tuple[Row, ...]
 
     def stages_of(self, slot: Slot) -> tuple[int, ...]:
-        """The stages that take part in a slot."""
+        """The stages that participate in a slot."""
         if slot.does == "send":
             return slot.stage, slot.chunk
         return (0, self.shape.stages - 1) if slot.work == "embedding" else (slot.stage,)
@@ -174,7 +174,7 @@ def script_of(shape: Shape) -> Script:
 
 
 class _Writer:
-    """Rows of a step, in an order in which each comes after what it waits for."""
+    """Builds the rows of a step in topological order."""
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
@@ -218,7 +218,7 @@ class _Writer:
         return stage == self.shape.stages - 1 and chunk == self.shape.chunks - 1
 
     def _ready(self, stage: int, turn: Turn) -> bool:
-        """Whether what a turn needs from another stage was sent by a row before."""
+        """Whether an earlier row sends the input of a pass from another stage."""
         begins = self._first if turn.kind == "F" else self._final
         return (
             turn.kind == "W" or begins(stage, turn.chunk) or (turn.kind, turn.micro, turn.chunk, stage) in self.arrived
@@ -252,7 +252,7 @@ class _Writer:
             self._send(stage, turn, done)
 
     def _layer_by_layer(self, stage: int, turn: Turn, work: str, after: tuple[int, ...], *, final: bool) -> int:
-        """A turn beside collectives of its layers: parameters are gathered before, gradients reduced after them."""
+        """Add a pass layer by layer: parameters are gathered before each layer, gradients reduced after it."""
         layers = self.shape.layers[stage][turn.chunk]
         done: list[int] = []
         for layer in layers if turn.kind == "F" else reversed(layers):
@@ -265,7 +265,7 @@ class _Writer:
         return done[-1]
 
     def _reduce_aligned(self, stage: int, chunk: int, done: int, *, final: bool) -> None:
-        """Reduce a whole chunk when the first stage, which is as many turns behind as stages are before this one, is done with it."""
+        """Reduce a whole chunk once the first stage has finished it; the first stage lags by one pass per stage in between."""
         if final:
             self.waiting[stage].append((chunk, stage))
         left = [(each, turns - 1) for each, turns in self.waiting[stage] if turns]
@@ -275,7 +275,7 @@ class _Writer:
         self.waiting[stage] = left
 
     def _fetch(self, stage: int, turn: Turn) -> tuple[int, ...]:
-        """What a turn needs from the host's memory, fetched beside the turn before."""
+        """Fetch a pass's data from host memory during the previous pass."""
         out = self.moved.pop((stage, turn.micro, turn.chunk), None) if turn.kind == "B" else None
         if out is None and "weights" not in self.shape.offload:
             return ()
@@ -284,7 +284,7 @@ class _Writer:
         return (self.add(Slot("offload", stage, work, turn.chunk, stream="offload in"), after, turn.micro),)
 
     def _send(self, stage: int, turn: Turn, done: int) -> None:
-        """Activations to the next stage, or their gradients to the one before."""
+        """Send activations to the next stage, or their gradients to the previous one."""
         p, forward = self.shape.stages, turn.kind == "F"
         target = (stage + 1) % p if forward else (stage - 1) % p
         wraps = stage == p - 1 if forward else stage == 0
@@ -306,7 +306,7 @@ class _Writer:
     def _collective(
         self, kind: str, stage: int, layer: int, after: tuple[int, ...], micro: int = -1, chunk: int = -1
     ) -> tuple[int, ...]:
-        """A collective over the ranks that hold the same parameters; experts have fewer of them."""
+        """Add a collective over the ranks that hold the same parameters, which are fewer for experts."""
         shape, stream = self.shape, "gather" if kind == "all_gather" else "reduce"
         made: list[int] = []
         if shape.copies:
@@ -321,7 +321,7 @@ class _Writer:
         return tuple(made)
 
     def _gather_before(self, stage: int, chunk: int) -> tuple[int, ...]:
-        """Parameters of a chunk as the step before has updated them."""
+        """Gather the parameters of a chunk that the previous step has updated."""
         made: tuple[int, ...] = ()
         if chunk == 0 and self._has_ends(stage):
             made += self._collective("all_gather", stage, BESIDE_LAYERS, ())
@@ -330,11 +330,11 @@ class _Writer:
         return made
 
     def _has_ends(self, stage: int) -> bool:
-        """Whether embedding or head are on a stage."""
+        """Whether a stage has the embedding or the output head."""
         return stage in {0, self.shape.stages - 1}
 
     def _finish(self) -> None:
-        """Reduce what is left, update, and gather what the next step does not."""
+        """Reduce the remaining gradients, update, and gather parameters that the next step does not gather itself."""
         shape, last = self.shape, self.shape.stages - 1
         one_by_one = shape.gathers or shape.beside
         for stage in range(shape.stages):

@@ -1,6 +1,6 @@
-"""One training step, timed: in tier 2 everything on the emulator together, in tier 1 collectives once each and the pipeline played.
+"""Time one training step: tier 2 emulates everything together, tier 1 times collectives once each and plays the pipeline.
 
-What an axis exposes is found by playing again without its bytes: an operation without bytes takes no time and only orders.
+The exposed time of an axis is found by playing again without its bytes: an operation without bytes takes no time and only orders.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Step", "step"]
 
 NEARLY_FULL = 0.85
-"""Share of the memory beyond which allocators start to defragment, and times are longer than computed."""
+"""Share of memory above which allocators start to defragment, so that steps take longer than predicted."""
 
 
 def step(design: Design, *, tier: int = 2, exposed: bool = True) -> StepResult:
@@ -41,8 +41,8 @@ def step(design: Design, *, tier: int = 2, exposed: bool = True) -> StepResult:
         1: collectives are timed once each, with all groups of the axis, and the pipeline is played with these times. 2: everything is
         emulated together, so that operations that share links slow each other down.
     exposed
-        Whether the exposed time of every axis is found, by playing again without it, and the use of links. Without, the bound is that
-        of computation only.
+        Whether to find the exposed time of each axis, by playing again without it, and link utilisation. Without them, the bound
+        covers computation only.
 
     Raises
     ------
@@ -53,12 +53,12 @@ def step(design: Design, *, tier: int = 2, exposed: bool = True) -> StepResult:
 
 
 class Step:
-    """A design with its workload, and what has been found about them.
+    """A design with its workload and cached times.
 
     Attributes
     ----------
     design, parts, alone
-        What is timed, as slots and their operations, with the times of collectives alone.
+        The design, its slots with their operations, and the times of isolated collectives.
     """
 
     def __init__(self, design: Design) -> None:
@@ -73,7 +73,7 @@ class Step:
         return self._workload()
 
     def _workload(self, without: Collection[str] = ()) -> Workload:
-        """The workload; ``without``: axes that move no bytes."""
+        """The workload; ``without``: axes whose bytes are removed."""
         made = self.parts.workload(self._more(self._takes(without)) if self.design.calibration.overlap else None)
         operations = tuple(without_axes(operation, without) for operation in made.operations)
         return replace(made, operations=operations) if without else made
@@ -93,24 +93,24 @@ class Step:
         return WorkloadTimes(self._ground, self.alone)
 
     def clock(self, *, tier: int, without: Collection[str] = (), spans: bool = True) -> Played:
-        """The step on a clock, with its spans; ``without``: axes that move no bytes."""
+        """Play the step, with its spans; ``without``: axes whose bytes are removed."""
         workload = self._workload(without) if without else self.workload
         return play_workload(workload, self.alone, tier=tier, slow=self.design.slow, spans=spans)
 
     def time_fs(self, *, tier: int, without: Collection[str] = ()) -> int:
-        """How long the step takes; ``without``: axes that move no bytes."""
+        """The time of the step; ``without``: axes whose bytes are removed."""
         if tier != 1:
             return self.clock(tier=tier, without=without, spans=False).clock.time_fs
         takes = self._takes(without)
         return play_script(self.parts.script, takes, self._more(takes))
 
     def _takes(self, without: Collection[str] = ()) -> list[int]:
-        """How long each slot takes."""
+        """The time of each slot."""
         made = (slowed(self._ground, without_axes(operation, without), self.design.slow) for operation in self.slots)
         return [operation_fs(operation, self._times) for operation in made]
 
     def _more(self, takes: list[int]) -> dict[int, int]:
-        """By how much turns are slower beside collectives, by row of the script."""
+        """The slow-down of passes by overlapping collectives, by row of the script."""
         overlap = self.design.calibration.overlap
         return slowed_rows(self.parts.script, takes, Fraction(str(overlap))) if overlap else {}
 
@@ -158,13 +158,13 @@ class Step:
         )
 
     def _axis(self, axis: str, tier: int, time_fs: int | None) -> AxisTime:
-        """Communication of an axis; exposed where the time of the step is given."""
+        """The communication of an axis; with exposed time if the step's time is given."""
         exposed = 0 if time_fs is None else time_fs - self.time_fs(tier=tier, without=(axis,))
         return axis_time(axis, self._counted, self._times, exposed)
 
 
 def _notes(design: Design, tier: int) -> tuple[str, ...]:
-    """What to know before the time is trusted."""
+    """Caveats on the result."""
     found = []
     memory = memory_by_stage(design)
     worst = max(range(len(memory)), key=lambda stage: memory[stage].total)

@@ -1,7 +1,7 @@
-"""A workload on a clock, class by class, when the time of each collective and send is known.
+"""Play a workload class by class with given times of collectives and sends.
 
-Where no two collectives share a link at the same time, this is what the emulator finds, to the femtosecond: streams are in order, so
-the end of every operation follows from ends before it.
+If no two collectives share a link at the same time, this equals the emulator's result to the femtosecond: streams are in order, so the
+end of each operation follows from earlier ends.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ __all__ = [
 
 
 class Times(Protocol):
-    """Knows how long collectives and sends take when nothing else runs."""
+    """Provides the times of collectives and sends in isolation."""
 
     def call(self, call: Call) -> int:
-        """Femtoseconds of all groups of a call at once."""
+        """Femtoseconds of a call in all its groups at once."""
 
     def inside(self, operation: Compute, inner: Inside) -> int:
-        """Femtoseconds of one collective that a computation waits for, on its class."""
+        """Femtoseconds of one collective inside a computation, in its class."""
 
     def send(self, send: Send) -> int:
         """Femtoseconds of all messages of a send at once."""
@@ -37,7 +37,7 @@ class Times(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """An operation on a class: when it ran, in femtoseconds."""
+    """The interval of an operation on a class, in femtoseconds."""
 
     operation: int
     on: str
@@ -53,9 +53,9 @@ class Clock:
     Attributes
     ----------
     time_fs
-        When the last one ends.
+        End of the last operation.
     spans
-        In the order of the workload; an operation of several classes has one for each.
+        In the order of the workload; one per class of an operation.
     """
 
     time_fs: int
@@ -63,12 +63,12 @@ class Clock:
 
 
 def taken_fs(inner: Inside, time_fs: int) -> int:
-    """Time of the computation beside a collective that the collective's share of the multiprocessors would have saved."""
+    """The time that an overlapping computation loses to a collective's share of the multiprocessors."""
     return round(inner.share * time_fs) if inner.hidden_fs else 0
 
 
 def waited_fs(inner: Inside, time_fs: int) -> int:
-    """By how much a collective of so many femtoseconds makes the computation longer.
+    """The time that a collective of ``time_fs`` adds to its computation.
 
     Examples
     --------
@@ -107,7 +107,7 @@ def play_classes(workload: Workload, times: Times) -> Clock:
 
 
 def operation_fs(operation: Operation, times: Times) -> int:
-    """How long an operation takes when nothing else runs; a computation with the collectives that it waits for."""
+    """The time of an operation in isolation; a computation includes the collectives inside."""
     if isinstance(operation, Compute):
         waits = sum(
             inner.count * waited_fs(inner, times.inside(operation, inner)) for inner in operation.inside if inner.count
@@ -117,9 +117,9 @@ def operation_fs(operation: Operation, times: Times) -> int:
 
 
 def play_script(script: Script, takes: Sequence[int], more: Mapping[int, int] | None = None) -> int:
-    """When a script ends whose slots take so long: what :func:`play_classes` finds for its workload, without making one.
+    """The end of a script with given slot times: equal to :func:`play_classes` on its workload, without building it.
 
-    ``more``: by how much single rows take longer.
+    ``more``: additional time of single rows.
     """
     free = [0] * script_lanes(script).count
     ends: list[int] = []
@@ -147,10 +147,10 @@ def play_script(script: Script, takes: Sequence[int], more: Mapping[int, int] | 
 
 
 def slowed_rows(script: Script, takes: Sequence[int], overlap: Fraction) -> dict[int, int]:
-    """By how much turns take longer beside collectives of their stage, by row.
+    """The additional time of passes that overlap collectives of their stage, by row.
 
-    While a collective is under way on another stream, a turn does a second's work in ``1 + overlap`` seconds. Counted are those that a
-    row before the turn begins: under ZeRO-3 the gathering of parameters two layers ahead, whose row comes later, is not.
+    While a collective is in flight on another stream, a pass does a second's work in ``1 + overlap`` seconds. Only collectives in earlier
+    rows count: under ZeRO-3 the gathering of parameters two layers ahead, whose row comes later, does not.
     """
     lanes = script_lanes(script)
     turns = [slot.does == "turn" for slot in script.slots]
@@ -183,7 +183,7 @@ def slowed_rows(script: Script, takes: Sequence[int], overlap: Fraction) -> dict
 
 
 def _stretched(begin: int, work: int, busy: Sequence[tuple[int, int]], overlap: Fraction) -> int:
-    """How long work takes from ``begin`` on that is slower during the busy times, which are in order."""
+    """The duration of work from ``begin`` on that slows down during the busy intervals, which are in order."""
     now, left = begin, work
     for start, end in busy:
         idle = min(left, max(0, start - now))
@@ -199,15 +199,15 @@ def _stretched(begin: int, work: int, busy: Sequence[tuple[int, int]], overlap: 
 
 @dataclass(frozen=True, slots=True)
 class _Lanes:
-    """A script with streams of stages as numbers.
+    """A script with its stages' streams numbered.
 
     Attributes
     ----------
     count
-        Streams of all stages.
+        Number of streams of all stages.
     rows
-        Slot, streams on one or two stages (-1: none), whether they always meet, and which ends come before on each: those of row r
-        are ``2 r`` on its first stage and ``2 r + 1`` on its second.
+        Slot, streams on one or two stages (-1: none), whether they always meet, and preceding ends on each: the ends of row r are
+        ``2 r`` on its first stage and ``2 r + 1`` on its second.
     """
 
     count: int

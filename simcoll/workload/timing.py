@@ -1,4 +1,4 @@
-"""How long collectives and sends of a workload take when nothing else runs: all groups at once, on the emulator, each once."""
+"""Times of a workload's collectives and sends in isolation: all groups at once, emulated once each."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ __all__ = ["Alone", "Measured", "WorkloadTimes"]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """An operation played alone: its time, and whether all of its ranks were done at that time."""
+    """An operation played alone: its time, and whether all of its ranks finished at that time."""
 
     time_fs: int
     together: bool
 
 
 ENGINE = "fast" if COMPILED else "auto"
-"""Few are played with few messages: the compiled engine is some 20 times quicker from a thousand messages on."""
+"""From a thousand messages on, the compiled engine is about 20 times faster; few operations have fewer."""
 _FORM = {"time_fs": int, "together": bool}
 
 
 @dataclass(eq=False)
 class Alone:
-    """Times of operations alone on a topology; kept for all workloads on it, and on disk for other processes.
+    """Times of isolated operations on a topology; cached for all workloads on it, and on disk for other processes.
 
-    Groups that lie alike on the nodes of a cluster take the same time, as long as all nodes are alike.
+    Groups with the same placement on a cluster's nodes take the same time if all nodes are alike.
 
     Attributes
     ----------
     plans
-        What they play, and where.
+        Their plans and protocols.
     """
 
     plans: Plans
@@ -49,18 +49,18 @@ class Alone:
 
     @property
     def topology(self) -> Topology:
-        """Where they run."""
+        """The topology."""
         return self.plans.topology
 
     def collective(self, call: Call, groups: Ints) -> Measured:
-        """All groups at once."""
+        """Time a collective in all groups at once."""
         if not call.moves or groups.shape[1] < 2:
             return Measured(0, together=True)
         key = (*call.asked, groups.shape, self.plans.lie(groups))
         return self._remembered(key, lambda: programs.Call(self.plans.plan(call, groups[0]), groups))
 
     def messages(self, pairs: Ints, size_bytes: int) -> Measured:
-        """All pairs at once."""
+        """Time messages of all pairs at once."""
         if not size_bytes:
             return Measured(0, together=True)
         key = ("send", pairs.shape, self.plans.lie(pairs), size_bytes)
@@ -88,7 +88,7 @@ class Alone:
 
 @dataclass(frozen=True, eq=False)
 class WorkloadTimes:
-    """The times of one workload's operations, as :class:`~simcoll.workload.timeline.Times`."""
+    """The times of a workload's operations, implementing :class:`~simcoll.workload.timeline.Times`."""
 
     workload: Workload
     alone: Alone
@@ -108,7 +108,7 @@ class WorkloadTimes:
         return self.call(call_inside(operation, inner))
 
     def together(self, operation: Compute, inner: Inside) -> bool:
-        """Whether all ranks are done with a collective at the same time."""
+        """Whether all ranks finish a collective at the same time."""
         call = call_inside(operation, inner)
         return self.alone.collective(call, self.workload.groups_of(call)).together
 

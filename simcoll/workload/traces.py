@@ -1,7 +1,7 @@
-"""What each rank does by itself: the form that recorded programs and execution traces have, before ranks are put together.
+"""Per-rank traces: the common form of recorded programs and execution traces, before they are combined to a workload.
 
-A rank's steps are in an order that its streams keep; ``after`` holds numbers of earlier steps of the same rank. Steps that several ranks
-do together, a collective or a message, have the same :class:`Together` on all of them.
+A rank's steps are in the order of its streams; ``after`` holds numbers of earlier steps of the same rank. The steps of a collective or
+message have the same :class:`Together` on all its ranks.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ class Together:
     Attributes
     ----------
     key
-        Tells it from all others.
+        Unique identifier.
     ranks
-        In the order of the group; of a message its source and its destination.
+        In the order of the group; for a message, source and destination.
     kind
-        As of a :class:`~simcoll.workload.workload.Call`; ``"send"``: a message.
+        As in a :class:`~simcoll.workload.workload.Call`; ``"send"``: a message.
     group
-        The name of the group that it counts for.
+        The name of the group that it is attributed to.
     size_bytes, dtype, root, sizes, algorithm, imbalance
-        As of a Call.
+        As in a Call.
     at_once
-        Of a message: it begins when both ends are ready, whatever the protocol lets a sender do before.
+        For a message: it starts when both ends are ready, even under a protocol that buffers.
     """
 
     key: Hashable
@@ -46,7 +46,7 @@ class Together:
 
     @property
     def traits(self) -> tuple[object, ...]:
-        """What is the same where other ranks do the same."""
+        """The properties that are equal for corresponding operations of other ranks."""
         return (
             self.kind, len(self.ranks), self.size_bytes, self.dtype, self.root, self.sizes, self.algorithm, self.imbalance, self.at_once,
         )  # fmt: skip
@@ -54,14 +54,14 @@ class Together:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing that a rank does: work of its own for a time, or its part in something together.
+    """A step of a rank: local work, or its part of a collective or message.
 
     Attributes
     ----------
     stream, after, name, time_fs, flops
-        As of a :class:`~simcoll.workload.workload.Compute`; ``after`` are numbers of earlier steps of the rank.
+        As in a :class:`~simcoll.workload.workload.Compute`; ``after`` holds numbers of earlier steps of the rank.
     together
-        None: work of its own.
+        The collective or message; None for local work.
     """
 
     stream: str
@@ -73,4 +73,4 @@ class Step:
 
 
 Traces = list[list[Step]]
-"""By rank, then in order."""
+"""Steps by rank, in order."""

@@ -1,4 +1,4 @@
-"""Bytes that operations put on each link, and which links they share."""
+"""Bytes of operations on each link."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Traffic", "alike"]
 
 @dataclass(eq=False)
 class Traffic:
-    """What operations of a workload put on the links of a topology."""
+    """Link loads of a workload's operations on a topology."""
 
     workload: Workload
     plans: Plans
@@ -28,7 +28,7 @@ class Traffic:
     _known: dict[tuple[object, ...], Ints] = field(default_factory=dict)
 
     def of(self, operation: Operation) -> Ints:
-        """Bytes on every link: ``[nlinks]``."""
+        """Bytes of an operation on each link: ``[nlinks]``."""
         found = np.zeros(self.plans.topology.nlinks, np.int64)
         if isinstance(operation, Send):
             if operation.size_bytes:
@@ -55,7 +55,7 @@ class Traffic:
         return self._known[key]
 
     def _exchanged(self, plan: Plan) -> tuple[Ints, Ints, Ints]:
-        """Source, destination and bytes of every pair of ranks of a plan."""
+        """Source, destination and bytes of each pair of ranks of a plan."""
         if id(plan) not in self._pairs:
             matrix = np.zeros((plan.nranks, plan.nranks), np.int64)
             for step in plan.steps():
@@ -66,13 +66,13 @@ class Traffic:
         return self._pairs[id(plan)][1:]
 
     def _routes(self, source: Ints, target: Ints) -> Ints:
-        """How many of the routes use each link."""
+        """The number of routes that use each link."""
         links = self.plans.topology.route(source, target).links
         return np.bincount(links[links >= 0], minlength=self.plans.topology.nlinks)
 
 
 def alike(operation: Operation) -> tuple[object, ...]:
-    """What decides the traffic of an operation."""
+    """The properties that determine an operation's traffic."""
     if isinstance(operation, Compute):
         return ("inside", operation.on, operation.inside)
     if isinstance(operation, Send):

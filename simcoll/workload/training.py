@@ -1,7 +1,7 @@
-"""From a design to the workload of one training step.
+"""Build the workload of one training step from a design.
 
-The step begins with the first forward pass and ends when all parameters are updated (and gathered, where the next step does not do
-that beside its own computation).
+The step begins with the first forward pass and ends when all parameters are updated (and gathered, unless the next step does that
+during its computation).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Parts:
     Attributes
     ----------
     design, script, costs
-        What is timed; what happens; what it costs.
+        The design, its operations, and their costs.
 
     Examples
     --------
@@ -60,7 +60,7 @@ class Parts:
         self.groups = process_groups(design.mesh, parallel.ep, parallel.shard_group)
 
     def workload(self, more: Mapping[int, int] | None = None) -> Workload:
-        """The workload that the script becomes; ``more``: by how much computations of single rows take longer."""
+        """Build the workload of the script; ``more``: additional time of single rows' computations."""
         longer = more or {}
         slots = [self.operation(slot) for slot in self.script.slots]
         ids = [_identity(self.script.slots[row.slot], row, number) for number, row in enumerate(self.script.rows)]
@@ -87,7 +87,7 @@ class Parts:
         return Workload(self.design.mesh.nranks, stages_of(self.design.mesh), self.groups, ())
 
     def operation(self, slot: Slot) -> Operation:
-        """The operation of a slot, without its name and what it is after."""
+        """The operation of a slot, without its ID and dependencies."""
         if slot.does == "turn":
             return self._computation(slot)
         if slot.does == "update":
@@ -119,7 +119,7 @@ class Parts:
         return Compute(id="", on=f"stage{slot.stage}", time_fs=time_fs, name="optimizer")
 
     def _offload(self, slot: Slot) -> Compute:
-        """Weights or activations on their way from or to the host's memory: time on a stream of its own."""
+        """Movement of weights or activations from or to host memory: time on a separate stream."""
         weights, activations = offloaded_bytes(self.design, slot.stage, slot.chunk)
         outwards, alone = slot.stream == "offload out", slot.work == "weights"
         size = (0 if outwards else weights) + (0 if alone else activations)
@@ -155,7 +155,7 @@ class Parts:
         )  # fmt: skip
 
     def _bytes(self, slot: Slot) -> float:
-        """Bytes of the gradients that a collective reduces, or of the parameters that it gathers: matrices in 8 bits, ends in 16."""
+        """Bytes of the gradients that a collective reduces, or of the parameters that it gathers (embedding and head in 16 bits)."""
         parallel, model = self.design.parallel, self.design.model
         reduces = slot.stream == "reduce"
         width = DTYPE_BYTES[parallel.gradients if reduces else parallel.gathered]
@@ -168,7 +168,7 @@ class Parts:
         return width * whole + ends * (width if reduces else max(width, WEIGHT_BYTES))
 
     def _counts(self, slot: Slot) -> tuple[int, int, int]:
-        """Parameters of a collective, of a layer, a chunk or a stage: those of layers, of embedding or head, and of experts."""
+        """Parameters of a collective for a layer, chunk or stage: of layers, of embedding or head, and of experts."""
         each = self.costs.layer_parameters
         if slot.layer >= 0:
             dense, experts = each(slot.layer)
@@ -193,7 +193,7 @@ class Parts:
 
 
 def _identity(slot: Slot, row: Row, number: int) -> str:
-    """A name for messages and timelines, unique in a step."""
+    """An ID for messages and timelines, unique in a step."""
     layer = {EVERY: "", BESIDE_LAYERS: " beside layers"}.get(slot.layer, f" layer {slot.layer}")
     micro = f" of micro-batch {row.micro}" if row.micro >= 0 else ""
     if slot.does == "turn":
@@ -218,13 +218,13 @@ def _groups_in(operation: Operation) -> tuple[str, ...]:
 
 @lru_cache(maxsize=256)
 def stages_of(mesh: Mesh) -> dict[str, Ints]:
-    """Ranks of every stage, in the same order of the other axes."""
+    """Ranks of each stage, in the same order of the other axes."""
     return {f"stage{place}": ranks for place, ranks in enumerate(mesh.groups("tp", "cp", "dp"))}
 
 
 @lru_cache(maxsize=256)
 def process_groups(mesh: Mesh, ep: int, shard_group: int) -> dict[str, Ints]:
-    """The process groups of every axis: tp, cp, dp (with cp, whose ranks hold the same parameters), ep and edp, shard and replica."""
+    """The process groups of each axis: tp, cp, dp (with cp, whose ranks hold the same parameters), ep and edp, shard and replica."""
     found = {"tp": mesh.groups("tp"), "cp": mesh.groups("cp"), "dp": mesh.groups("cp", "dp")}
     if ep > 1:
         found["ep"], found["edp"] = mesh.blocks(("tp", "cp", "dp"), ep)

@@ -1,7 +1,7 @@
-"""A workload: what the ranks of a program compute and say to each other, on streams, in which order, after what.
+"""Workloads: the computations and communications of ranks, with streams, order and dependencies.
 
-Ranks that do the same form a class. Operations of one stream happen on each rank in the order of the workload; ``after`` names
-operations that must be done first, on each rank those it takes part in. The file format is JSON: :func:`write_workload` and
+Ranks with equal behaviour form a class. Operations of one stream run on each rank in the order of the workload; ``after`` names
+operations that must finish first, on each rank those that it participates in. The file format is JSON: :func:`write_workload` and
 :func:`read_workload`.
 """
 
@@ -33,15 +33,15 @@ class Inside(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
     Attributes
     ----------
     kind, group, size_bytes
-        As of a :class:`Call`.
+        As in a :class:`Call`.
     count
-        How many of them, spread evenly over the pieces of the computation.
+        Number of such collectives, spread evenly over the pieces of the computation.
     imbalance
         Load of the most loaded rank over the mean (all_to_all only).
     hidden_fs
-        Computation of the same piece that each of them runs beside: it is waited for only where it takes longer.
+        Computation of the same piece that each collective overlaps: only a longer collective is waited for.
     share
-        Of the multiprocessors, which it takes from that computation as long as it runs.
+        Share of the multiprocessors that it takes from that computation while it runs.
     """
 
     kind: str
@@ -63,17 +63,17 @@ class Compute(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     on
         The class.
     time_fs
-        How long it takes, in femtoseconds, without what is inside.
+        Duration in femtoseconds, without the collectives inside.
     stream, after
-        Where and after what it runs.
+        Stream, and dependencies.
     inside
         Collectives that it waits for, in ``pieces`` equal pieces.
     least_fs
-        What it takes at least, with what is inside: the host's time to launch it.
+        Minimum duration, with the collectives inside: the host's launch time.
     name
-        For tables and timelines: operations of one name belong together.
+        For tables and timelines, which group operations by name.
     flops
-        What it computes on each rank; for utilisation.
+        FLOPs on each rank, for utilisation.
     """
 
     id: str
@@ -94,22 +94,22 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     Attributes
     ----------
     id, stream, after, name
-        As of a :class:`Compute`.
+        As in a :class:`Compute`.
     on
-        The classes; none: all groups.
+        The classes; empty: all groups.
     kind, size_bytes
-        The collective, and its size as nccl-tests counts it: the larger of a rank's input and output. One without bytes only orders.
+        The collective, and its size as nccl-tests counts it: the larger of a rank's input and output. Without bytes it only orders.
         ``"meeting"``: the ranks of a group wait for each other, which takes no time.
     group
         The axis: a name in ``Workload.groups``.
     algorithm
-        What runs it; empty: what the rules of the workload, or the library, would choose.
+        Its algorithm; empty: chosen by the rules of the workload, or the library.
     imbalance
         Load of the most loaded rank over the mean (all_to_all only).
     dtype, root
-        Element type (empty: bytes), and the group rank of the root where there is one.
+        Element type (empty: bytes), and the group rank of the root, if any.
     sizes
-        Where blocks are uneven, or empty: elements of each in one row, or a row for each sender of an all_to_all.
+        Elements of uneven blocks: one row, or a row per sender of an all_to_all; empty for even blocks.
     """
 
     id: str
@@ -128,28 +128,28 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     @property
     def asked(self) -> tuple[object, ...]:
-        """What decides the plan, besides the ranks."""
+        """The properties that determine the plan, besides the ranks."""
         return self.kind, self.size_bytes, self.imbalance, self.algorithm, self.dtype, self.root, self.sizes
 
     @property
     def moves(self) -> bool:
-        """Whether messages flow, perhaps without bytes."""
+        """Whether messages are sent, possibly without bytes."""
         return bool(self.size_bytes or self.sizes)
 
 
 class Send(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="op", tag="send"):
-    """A message from each rank of a class to the rank at the same place of another.
+    """A message from each rank of a class to the rank at the same position in another.
 
     Attributes
     ----------
     id, stream, after, name
-        As of a :class:`Compute`; the stream is that of both ends.
+        As in a :class:`Compute`; the stream is the same at both ends.
     source, target
         The classes.
     size_bytes
-        Of each message.
+        Size of each message.
     group
-        The axis whose traffic it is.
+        The axis that the traffic is attributed to.
     """
 
     id: str
@@ -173,14 +173,14 @@ def call_inside(operation: Compute, inner: Inside) -> Call:
 
 
 class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How plans and protocols are chosen, as :func:`simcoll.distributed.spawn` does with these arguments.
+    """Selection of plans and protocols, as :func:`simcoll.distributed.spawn` does with these arguments.
 
     Attributes
     ----------
     protocol
         Name of a protocol.
     library
-        A communication library that chooses both; empty: none.
+        A communication library whose choices are used; empty: none.
     """
 
     protocol: str = "ideal"
@@ -200,12 +200,12 @@ class Workload:
     groups
         Process groups of each axis: ``[groups, ranks]``.
     operations
-        In an order in which they could run one after the other.
+        In topological order.
     title, tokens, model_flops, hardware_flops
-        For results: what it is, tokens of the whole program, and operations on matrices that the model needs and that are done, with
-        what is computed again.
+        For results: title, tokens of the whole program, and FLOPs of matrix products needed by the model and performed with
+        recomputation.
     rules
-        How collectives and messages are chosen; None: as NCCL would.
+        Selection of plans and protocols; None: as NCCL would.
     """
 
     nranks: int
@@ -224,7 +224,7 @@ class Workload:
         _check_operations(self)
 
     def involved(self, operation: Operation) -> tuple[str, ...]:
-        """The classes that take part in an operation."""
+        """The classes that participate in an operation."""
         if isinstance(operation, Compute):
             return (operation.on,)
         if isinstance(operation, Send):
@@ -237,7 +237,7 @@ class Workload:
         Raises
         ------
         ConfigError
-            When a group has ranks inside and outside of them.
+            When a group has ranks inside and outside the classes.
         """
         found = self.groups[call.group]
         if not call.on:
@@ -277,7 +277,7 @@ def _check_groups(groups: Mapping[str, NDArray[np.int64]], nranks: int) -> None:
 
 
 def _check_operations(workload: Workload) -> None:
-    """Every name must be known, and known before it is used: then nothing waits in a circle."""
+    """Check that all names are defined before their use, which excludes cyclic waits."""
     ids = {operation.id: place for place, operation in enumerate(workload.operations)}
     seen: set[str] = set()
     for operation in workload.operations:
@@ -334,7 +334,7 @@ def _check_call(workload: Workload, kind: str, group: str, size_bytes: int, imba
 
 
 def _check_blocks(call: Call, where: str) -> None:
-    """The element type and uneven blocks of a call; what does not fit its group, binding says."""
+    """Check the element type and uneven blocks of a call; binding checks that they fit its group."""
     if call.dtype:
         parse_dtype(call.dtype)
     if any(size < 0 for row in call.sizes for size in row):
@@ -355,7 +355,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 def write_workload(workload: Workload) -> bytes:
-    """The JSON of a workload."""
+    """Encode a workload as JSON."""
     made = _File(
         format=FORMAT,
         nranks=workload.nranks,
@@ -372,7 +372,7 @@ def write_workload(workload: Workload) -> bytes:
 
 
 def read_workload(content: bytes, file: str | None = None) -> Workload:
-    """A workload from its JSON.
+    """Decode a workload from JSON.
 
     Raises
     ------
