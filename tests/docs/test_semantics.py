@@ -25,13 +25,14 @@ STATEMENTS = {
 }
 HEAD = """# torch.distributed's semantics, statement by statement
 
-Each row is a statement of the torch.distributed documentation (PyTorch 2.8), or something that torch 2.13 with gloo was seen to do. W is
-the world size, r the rank. A ✓ means that the named tests hold the statement, with every change, and ≠ that simcoll differs, with the
-reason. *simcoll* says what happens here where torch differs from its documentation or leaves something open, or where simcoll does more.
+What `simcoll.distributed` does, statement by statement, and the test of each. A row is a statement of the torch.distributed
+documentation (PyTorch 2.8), or an observed behaviour of torch 2.13 with gloo. W is the world size, r the rank. A ✓ means that the
+named tests check the statement, and ≠ that simcoll differs, with the reason. *simcoll* notes its behaviour where torch differs from
+its documentation or leaves something open, or where simcoll does more.
 
-{held} of the {rows} rows are held by a test. Beside these, `test_golden.py` replays recorded results of gloo: a part in every run, all
-4,581 (tensors and objects, 1 to 8 ranks) where the folder with them is given in `SIMCOLL_GOLDEN`. DistributedDataParallel, `fully_shard`,
-DTensor and the other parts of PyTorch that build on these calls are tested as PyTorch ships them, in `test_torch_programs.py`.
+{held} of the {rows} rows have a test. In addition, `test_golden.py` replays recorded results of gloo: some in every run, all
+4,581 (tensors and objects, 1 to 8 ranks) if `SIMCOLL_GOLDEN` names the folder with them. `test_torch_programs.py` tests
+DistributedDataParallel, `fully_shard`, DTensor and the other parts of PyTorch that build on these calls, as PyTorch ships them.
 
 Of the distributed tests that ship with PyTorch, played on 4 ranks ([all numbers](torch.md#pytorchs-own-tests)):
 
@@ -44,7 +45,7 @@ Of the distributed tests that ship with PyTorch, played on 4 ranks ([all numbers
 The failure is `test_ddp_logging_data_cpu`: it looks for the name gloo in a log, and PyTorch would then ask gloo's
 C++ class for its threads.
 
-This page is made by `tests/docs/test_semantics.py` (`pytest --bless` rewrites it).
+`tests/docs/test_semantics.py` prints this page (`pytest --bless`).
 """
 ROWS = re.compile(r"((?:[A-Z][A-Z0-9]{1,2}-\d\d )*[A-Z][A-Z0-9]{1,2}-\d\d): ", re.DOTALL)
 
