@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from simcoll.later import loaded_later
+from simcoll.lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from simcoll.binding import bind, verify
@@ -40,7 +40,7 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-__getattr__, __dir__ = loaded_later(
+__getattr__, __dir__ = lazy_attributes(
     "simcoll",
     {
         "": ["types"],

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from simcoll.later import loaded_later
+from simcoll.lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from simcoll.bounds.cuts import Cut, all_gather_cut
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Bottleneck", "Bound", "Cut", "all_gather_cut", "bottleneck", "lower_bound"]
 
-__getattr__, __dir__ = loaded_later(
+__getattr__, __dir__ = lazy_attributes(
     "simcoll.bounds",
     {
         "simcoll.bounds.cuts": ["Cut", "all_gather_cut"],

@@ -1,7 +1,7 @@
 """The emulator: plays a plan on a topology and yields its time, link by link, and its data.
 
 ``model`` defines all rules of time. ``run`` is the single entry point, ``result`` its record, ``paths`` the choice of an engine.
-``engine`` is the SimPy player of plans, with ``fabric`` (clock and links), ``messages`` (plan steps to messages) and ``score`` (a
+``engine`` is the SimPy player of plans, with ``fabric`` (clock and links), ``messages`` (plan steps to messages) and ``prepared`` (a
 plan prepared for repeated runs); ``fast`` holds the compiled loops, ``quotient`` the classes of symmetric ranks and messages.
 ``dataplane`` holds the buffers, ``budget`` their memory, ``digest`` the trace hash, ``floor`` the latency floor, ``trace`` the
 timeline file. Nothing here depends on particular protocols, algorithms or topology files.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from simcoll.later import loaded_later
+from simcoll.lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from simcoll.emulator.engine import Player
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Calendar", "Fabric", "Observer", "Player", "Result", "Trace", "emulate"]
 
-__getattr__, __dir__ = loaded_later(
+__getattr__, __dir__ = lazy_attributes(
     "simcoll.emulator",
     {
         "simcoll.emulator.ledger": ["Observer"],

@@ -22,7 +22,7 @@ from simcoll.emulator.fast.turns import Summary, summary
 from simcoll.emulator.ledger import Ledger, Observer
 from simcoll.emulator.messages import Block, Bundle, Lane, Message, blocks, parts, where_stuck
 from simcoll.emulator.placement import Placement
-from simcoll.emulator.score import Score, add_caps, check_switches
+from simcoll.emulator.prepared import PreparedPlan, add_caps, check_switches
 from simcoll.errors import InternalError
 from simcoll.topology import Topology
 
@@ -56,7 +56,7 @@ class Player:
         Whether ``done_fs`` of every transfer is kept.
     seen
         Result of an earlier first pass over the plan, if any.
-    score
+    prepared
         The same plan, topology and storage, prepared earlier.
     placement
         Endpoints, lanes and rate caps of the ranks; default: those of a plan that runs alone.
@@ -89,7 +89,7 @@ class Player:
         *,
         keep: bool = False,
         seen: Summary | None = None,
-        score: Score | None = None,
+        prepared: PreparedPlan | None = None,
         placement: Placement | None = None,
         recent: dict[tuple[int, int, int], list[Message]] | None = None,
         left: Callable[[int], None] | None = None,
@@ -102,7 +102,7 @@ class Player:
         self.finished: simpy.Event = fabric.env.event()
         self._calendar = fabric.calendar
         self._depth = plan.protocol.fifo_depth
-        self._summary = replace(seen or (summary(plan) if score is None else score.summary), groups=None)
+        self._summary = replace(seen or (summary(plan) if prepared is None else prepared.summary), groups=None)
         self.steps, self.messages = self._summary.steps, self._summary.messages
         self.switched = self._summary.switched
         if self.switched:
@@ -115,7 +115,9 @@ class Player:
         self.lanes = [
             Lane(*divmod(number, channels), count, places[number // channels]) for number, count in enumerate(steps)
         ]
-        streamed = score.parts if score else parts(plan, topology, storage, placement or add_caps(plan, fabric), number)
+        streamed = (
+            prepared.parts if prepared else parts(plan, topology, storage, placement or add_caps(plan, fabric), number)
+        )
         self._blocks = blocks(streamed, self.lanes)
         self._left = left
         self._busy_lanes = [0] * plan.nranks

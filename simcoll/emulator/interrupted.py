@@ -11,7 +11,7 @@ from simcoll.arrays import Ints
 from simcoll.emulator.engine import Player, links_now
 from simcoll.emulator.events.cut import Cut, CutMessage, cut_at
 from simcoll.emulator.events.detours import Detours
-from simcoll.emulator.events.driving import Course
+from simcoll.emulator.events.driving import CapacityTimeline
 from simcoll.emulator.events.timeline import Timeline
 from simcoll.emulator.fabric import Fabric, OverdueError
 from simcoll.emulator.messages import Bundle, Message
@@ -64,11 +64,11 @@ def changes_of(
     stride: int,
     companions: Mapping[int, Sequence[int]] | None = None,
 ) -> Changes:
-    """The changes by events during a run of the compiled loops, with ``stride`` lanes per rank; ``companions`` as in a Course."""
+    """The changes by events during a run of the compiled loops, with ``stride`` lanes per rank; ``companions`` as in a CapacityTimeline."""
     from simcoll.emulator.fast.changing import Changes, Ways
 
     ways = Ways(Detours(timeline.topology), endpoints) if timeline.detours else None
-    return Changes(Course(timeline, capacity.tolist(), companions), len(endpoints), stride, ways)
+    return Changes(CapacityTimeline(timeline, capacity.tolist(), companions), len(endpoints), stride, ways)
 
 
 def machine_cut(

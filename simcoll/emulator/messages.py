@@ -174,10 +174,10 @@ def parts(
         yield Part(step, tuple(columns), switched, wire_bytes)
 
 
-def blocks(score: Iterable[Part], lanes: list[Lane]) -> Iterator[Block]:
+def blocks(prepared: Iterable[Part], lanes: list[Lane]) -> Iterator[Block]:
     """Stream the parts of a plan as blocks of messages."""
     first_id = 0
-    for part in score:
+    for part in prepared:
         block = Block(part.step, first_id, part.wire_bytes)
         block.messages = [
             Message(block, number, lanes[sender], lanes[receiver], *rest)

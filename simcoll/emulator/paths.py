@@ -16,7 +16,7 @@ from simcoll.core.plan import Plan
 from simcoll.emulator.dataplane import Storage
 from simcoll.emulator.engine import Player, links_now
 from simcoll.emulator.events.detours import Detours
-from simcoll.emulator.events.driving import Course, LinkChanges
+from simcoll.emulator.events.driving import CapacityTimeline, LinkChanges
 from simcoll.emulator.events.timeline import Timeline
 from simcoll.emulator.expanding import Expansion
 from simcoll.emulator.fabric import Calendar, Fabric
@@ -28,9 +28,9 @@ from simcoll.emulator.interrupted import changes_of, machine_cut, player_cut, un
 from simcoll.emulator.ledger import Observer
 from simcoll.emulator.model import effective_capacities
 from simcoll.emulator.placement import Placement, placement_of
+from simcoll.emulator.prepared import check_switches
 from simcoll.emulator.quotient import no_quotient
 from simcoll.emulator.result import Result
-from simcoll.emulator.score import check_switches
 from simcoll.errors import ConfigError, InternalError, nearest
 from simcoll.topology import Topology
 
@@ -179,7 +179,7 @@ def play_simpy(
     player = Player(plan, topology, fabric, storage, observer, keep=keep, seen=seen, pace=pace, detours=detours)
     ledger, cut = player.ledger, None
     if timeline is not None:
-        changes = Course(timeline, capacity), fabric, lambda: ledger.complete
+        changes = CapacityTimeline(timeline, capacity), fabric, lambda: ledger.complete
         LinkChanges(*changes, *(([detours], partial(links_now, detours)) if detours else ())).start()
     player.start()
     with _collector_paused():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from simcoll.emulator.programs import Program, ProgramResult
-from simcoll.emulator.programs.ground import call_of
+from simcoll.emulator.programs.resources import call_of
 from simcoll.emulator.trace_marks import Row
 from simcoll.emulator.trace_tracks import packed, trace_document
 from simcoll.topology import Topology

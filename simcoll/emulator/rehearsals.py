@@ -33,9 +33,9 @@ from simcoll.emulator.paths import (
     few_messages,
     result_of,
 )
+from simcoll.emulator.prepared import check_switches
 from simcoll.emulator.quotient import Quotient
 from simcoll.emulator.result import Result
-from simcoll.emulator.score import check_switches
 from simcoll.errors import InternalError
 from simcoll.topology import Routes, Topology
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from simcoll.later import loaded_later
+from simcoll.lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from simcoll.formats.goal import goal_text, parse_goal
@@ -32,7 +32,7 @@ __all__ = [
     "schedule_of",
 ]
 
-__getattr__, __dir__ = loaded_later(
+__getattr__, __dir__ = lazy_attributes(
     "simcoll.formats",
     {
         "simcoll.formats.goal": ["goal_text", "parse_goal"],

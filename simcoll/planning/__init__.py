@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from simcoll.later import loaded_later
+from simcoll.lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from simcoll.emulator.programs import (
@@ -54,7 +54,7 @@ __all__ = [
     "write_workload",
 ]
 
-__getattr__, __dir__ = loaded_later(
+__getattr__, __dir__ = lazy_attributes(
     "simcoll.planning",
     {
         "simcoll.emulator.programs": [

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, overload
 from simcoll.binding import bind
 from simcoll.core.reduction import parse_dtype
 from simcoll.core.schedule import Schedule
-from simcoll.emulator.at_once import data_errors
 from simcoll.emulator.budget import exact_bytes
 from simcoll.emulator.fast.compiled import COMPILED
 from simcoll.emulator.fast.turns import summary
 from simcoll.emulator.paths import ASKED, FEW_MESSAGES
 from simcoll.emulator.rehearsals import forget_sizes
+from simcoll.emulator.stepwise import data_errors
 from simcoll.limits.memory import give_back, in_words
 from simcoll.planning.report import cells, foot_lines, head_lines, size_line, titles_of
 from simcoll.planning.sweep import DataCheck, Row, Sweep, costs_of, counts_for, play

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from simcoll.later import loaded_later
+from simcoll.lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from simcoll.core.proof import LEVELS, Proof
@@ -32,7 +32,7 @@ __all__ = [
     "verify_program",
 ]
 
-__getattr__, __dir__ = loaded_later(
+__getattr__, __dir__ = lazy_attributes(
     "simcoll.proving",
     {
         "simcoll.core.proof": ["LEVELS", "Proof"],

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from simcoll.arrays import Ints, Shorts
 from simcoll.errors import ConfigError
 from simcoll.limits.memory import check_room
-from simcoll.topology.asked import Rate, asked
 from simcoll.topology.graph import Topology
 from simcoll.topology.ib_listing import Listing, parse_listing
 from simcoll.topology.links import LinkTable, assemble
+from simcoll.topology.missing_rates import Rate, required_rates
 
 __all__ = ["FabricRouter", "parse_ib_fabric"]
 
@@ -137,7 +137,9 @@ def parse_ib_fabric(
         Rate("pcie.bandwidth", "links from GPUs to adapters", "64 GB/s", pcie_bandwidth),
         Rate("nvlink.bandwidth", "links between GPUs of a node", "450 GB/s", nvlink_bandwidth),
     ]
-    pcie, nvlink = asked("the listing", file, inner) if several else (*asked("the listing", file, inner[:1]), 0)
+    pcie, nvlink = (
+        required_rates("the listing", file, inner) if several else (*required_rates("the listing", file, inner[:1]), 0)
+    )
     n, first = len(adapters), len(adapters)
     names = [f"{host}.gpu{place}" for host, each in hosts.items() for place in range(len(each))]
     names += _distinct(listing.names)

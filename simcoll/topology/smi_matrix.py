@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from simcoll.errors import ConfigError
-from simcoll.topology.asked import Rate, asked
 from simcoll.topology.cluster import Box, Tier, cluster
 from simcoll.topology.graph import Topology
 from simcoll.topology.links import LinkTable
+from simcoll.topology.missing_rates import Rate, required_rates
 from simcoll.topology.values import halves_fs
 
 __all__ = ["parse_smi_matrix"]
@@ -72,7 +72,7 @@ def parse_smi_matrix(
         (total > n, Rate("nic.bandwidth", "NICs", "50 GB/s", nic_bandwidth)),
         (len(set(sockets)) > 1, Rate("cpu.bandwidth", "links between sockets", "20 GB/s", cpu_bandwidth)),
     ]  # fmt: skip
-    rates = iter(asked("the matrix", file, [rate for needed, rate in known if needed]))
+    rates = iter(required_rates("the matrix", file, [rate for needed, rate in known if needed]))
     nvlink, pcie, port, between = (next(rates) if needed else 0 for needed, _ in known)
     names, kinds = [f"gpu{gpu}" for gpu in range(n)], ["gpu"] * n
     links = LinkTable([])

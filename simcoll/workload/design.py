@@ -13,7 +13,7 @@ import msgspec
 
 from simcoll.errors import ConfigError, blamed_on, nearest, shown
 from simcoll.formats.strict import convert_table, read_file
-from simcoll.libraries.remembered import topology_digest
+from simcoll.libraries.prediction_cache import topology_digest
 from simcoll.limits.paths import is_file
 from simcoll.limits.text import parse_toml
 from simcoll.topology import Topology, load_topology

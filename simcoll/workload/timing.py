@@ -11,7 +11,7 @@ from simcoll.arrays import Ints
 from simcoll.emulator import programs
 from simcoll.emulator.fast.compiled import COMPILED
 from simcoll.emulator.programs import ProgramResult
-from simcoll.libraries.remembered import key_of, recall, remember, topology_digest
+from simcoll.libraries.prediction_cache import key_of, recall, remember, topology_digest
 from simcoll.topology import Topology
 from simcoll.workload.lower import Plans
 from simcoll.workload.workload import Call, Compute, Inside, Send, Workload, call_inside

@@ -16,7 +16,7 @@ from simcoll.emulator import Trace, emulate
 from simcoll.errors import ConfigError
 from simcoll.formats.output import write_file
 from simcoll.formats.schedule_json import dump_schedule
-from simcoll.libraries import remembered
+from simcoll.libraries import prediction_cache
 from simcoll.topology import crossbar
 
 pytestmark = pytest.mark.slow
@@ -157,13 +157,13 @@ def _fill(place):
 
 
 def test_what_is_remembered_is_just_not_kept(full, monkeypatch):
-    monkeypatch.setenv(remembered.VARIABLE, str(full))
-    key = remembered.key_of("full disk")
-    remembered.remember(key, {"text": "x" * 3000})
-    assert remembered.recall(key, {"text": str}) == {"text": "x" * 3000}
+    monkeypatch.setenv(prediction_cache.VARIABLE, str(full))
+    key = prediction_cache.key_of("full disk")
+    prediction_cache.remember(key, {"text": "x" * 3000})
+    assert prediction_cache.recall(key, {"text": str}) == {"text": "x" * 3000}
     _fill(full)
-    other = remembered.key_of("another")
-    remembered.remember(other, {"text": "x" * 3000})
-    assert remembered.recall(other, {"text": str}) is None
-    assert remembered.recall(key, {"text": str}) == {"text": "x" * 3000}
+    other = prediction_cache.key_of("another")
+    prediction_cache.remember(other, {"text": "x" * 3000})
+    assert prediction_cache.recall(other, {"text": str}) is None
+    assert prediction_cache.recall(key, {"text": str}) == {"text": "x" * 3000}
     assert not list(full.rglob(".*.part"))

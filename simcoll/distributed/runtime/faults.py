@@ -13,7 +13,7 @@ from simcoll.distributed.runtime.world import Communicator, Rank
 from simcoll.emulator.engine import links_now
 from simcoll.emulator.events import Timeline
 from simcoll.emulator.events.detours import Detours
-from simcoll.emulator.events.driving import Course, LinkChanges
+from simcoll.emulator.events.driving import CapacityTimeline, LinkChanges
 from simcoll.emulator.fabric import OverdueError
 from simcoll.emulator.messages import Bundle, Message
 from simcoll.units import format_time
@@ -59,7 +59,7 @@ class Faults:
         emulator.pace = timeline.pace
         emulator.detours = detours = Detours(timeline.topology) if timeline.detours else None
         ways: tuple[Any, ...] = ([detours], functools.partial(links_now, detours)) if detours else ()
-        course = Course(timeline, whole_uBps)
+        course = CapacityTimeline(timeline, whole_uBps)
         LinkChanges(course, emulator.fabric, lambda: not world.tasks.live, *ways).start()
         for rank, at_fs in timeline.pace.stops() if timeline.pace else []:
             if rank < len(world.ranks):

@@ -12,7 +12,6 @@ from simcoll.core.plan import INPUT, OUTPUT, Plan
 from simcoll.core.reduction import Reduction
 from simcoll.distributed.runtime.history import History
 from simcoll.distributed.runtime.takes import Event, Links, Take, Takes, take_of
-from simcoll.emulator.at_once import Pool
 from simcoll.emulator.budget import check_exact, exact_bytes
 from simcoll.emulator.dataplane import Storage
 from simcoll.emulator.engine import Player
@@ -20,7 +19,8 @@ from simcoll.emulator.events.detours import Detours
 from simcoll.emulator.events.pace import Pace
 from simcoll.emulator.fabric import Calendar, Fabric
 from simcoll.emulator.placement import Placement
-from simcoll.emulator.score import Score, add_caps
+from simcoll.emulator.prepared import PreparedPlan, add_caps
+from simcoll.emulator.stepwise import Pool
 from simcoll.errors import InternalError
 from simcoll.topology import Topology
 
@@ -80,7 +80,7 @@ class Emulator:
     def give_back(self, stage: Stage) -> None:
         """Keep buffers for reuse, unless they are large."""
         held = self.kept_bytes + stage.size_bytes
-        known = stage.score is not None or stage.placement is not None
+        known = stage.prepared is not None or stage.placement is not None
         if known and stage.size_bytes <= KEPT_BYTES and held <= 16 * KEPT_BYTES:
             self.kept_bytes = held
             self.stages.setdefault((id(stage.plan), stage.pool is None), []).append(stage)
@@ -100,11 +100,11 @@ class Stage:
     """Staging buffers of a plan, separate from the caller's; each rank's input is copied in on arrival.
 
     ``inputs`` and ``outputs`` hold a flat array per rank; ``None`` where there is none, and everywhere if they are fake.
-    ``links`` are the topology links that the plan uses. ``score`` can be reused by every run of the plan; with jitter only
+    ``links`` are the topology links that the plan uses. ``prepared`` can be reused by every run of the plan; with jitter only
     ``placement`` can.
     """
 
-    __slots__ = ("inputs", "links", "outputs", "placement", "plan", "pool", "score", "size_bytes", "storage")
+    __slots__ = ("inputs", "links", "outputs", "placement", "plan", "pool", "prepared", "size_bytes", "storage")
 
     def __init__(self, emulator: Emulator, plan: Plan, *, fake: bool) -> None:
         self.plan = plan
@@ -124,8 +124,8 @@ class Stage:
             self.size_bytes = int(plan.buffer_elements().sum()) * plan.dtype.itemsize
         self.placement: Placement | None = add_caps(plan, emulator.fabric) if plan.protocol.jitter_fs else None
         few = self.placement is None and plan.proof is not None and plan.proof.transfers <= KEPT_TRANSFERS
-        self.score = Score(plan, emulator.topology, emulator.fabric, self.storage) if few else None
-        used = () if self.score is None else (column for part in self.score.parts for column in part.columns)
+        self.prepared = PreparedPlan(plan, emulator.topology, emulator.fabric, self.storage) if few else None
+        used = () if self.prepared is None else (column for part in self.prepared.parts for column in part.columns)
         shared = emulator.topology.nlinks
         self.links = frozenset(link for column in used for link in column[2] if link < shared)
 
@@ -169,9 +169,9 @@ class Playing:
         emulator = self.emulator
         self.begin_fs = emulator.calendar.now
         self._stage = stage = emulator.stage(self.plan, fake=self.fake)
-        if stage.score is None:
+        if stage.prepared is None:
             emulator.links.crowd_all(self)
-        alone = emulator.steady and stage.score is not None and emulator.links.take(self, stage.links)
+        alone = emulator.steady and stage.prepared is not None and emulator.links.take(self, stage.links)
         takes = emulator.takes.of(self.plan) if alone and not emulator.playing else []
         if takes:
             self._take = takes[-1]
@@ -189,7 +189,7 @@ class Playing:
             emulator.topology,
             emulator.fabric,
             stage.storage,
-            score=stage.score,
+            prepared=stage.prepared,
             placement=stage.placement,
             left=self._rank_left,
             pace=None if emulator.pace is None else emulator.pace.of(self.plan.ranks.tolist()),
@@ -198,7 +198,7 @@ class Playing:
         )
         if stage.placement is not None:
             emulator.drawn += player.messages
-        if emulator.steady and stage.score is not None:
+        if emulator.steady and stage.prepared is not None:
             player.ledger.columns = []
         return player
 

@@ -10,10 +10,10 @@ from simcoll.emulator.events.detours import Detours
 from simcoll.emulator.events.timeline import Timeline
 from simcoll.emulator.fabric import Fabric
 
-__all__ = ["Course", "LinkChanges"]
+__all__ = ["CapacityTimeline", "LinkChanges"]
 
 
-class Course:
+class CapacityTimeline:
     """The capacities of all links of a run, change by change.
 
     Parameters
@@ -73,7 +73,7 @@ class LinkChanges:
 
     def __init__(
         self,
-        course: Course,
+        course: CapacityTimeline,
         fabric: Fabric,
         over: Callable[[], bool],
         detours: Sequence[Detours] = (),

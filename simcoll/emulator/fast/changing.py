@@ -8,7 +8,7 @@ import numpy as np
 
 from simcoll.arrays import Ints, Links
 from simcoll.emulator.events.detours import Detours
-from simcoll.emulator.events.driving import Course
+from simcoll.emulator.events.driving import CapacityTimeline
 from simcoll.emulator.events.pace import Pace
 from simcoll.emulator.fast.changes import change, move
 from simcoll.emulator.fast.room import more_hops, more_slots, replaced
@@ -46,7 +46,7 @@ class Changes:
         Routes around links that are down.
     """
 
-    def __init__(self, course: Course, ranks: int, stride: int, ways: Ways | None = None) -> None:
+    def __init__(self, course: CapacityTimeline, ranks: int, stride: int, ways: Ways | None = None) -> None:
         self._course, self._ranks, self._stride, self._ways = course, ranks, stride, ways
         pace = course.timeline.pace
         self._stops = sorted((at_fs, rank) for rank, at_fs in pace.stops()) if pace is not None else []

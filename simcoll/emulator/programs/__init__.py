@@ -2,7 +2,7 @@
 
 ``operations`` and ``program`` define the types, ``run`` plays them, and ``result`` is the record. ``reference`` plays each operation with
 a separate player under SimPy; ``lowering`` turns a program into timed steps, which ``playing`` gives to the compiled engine, whole or
-folded. Both use the lanes and links of ``ground``.
+folded. Both use the lanes and links of ``resources``.
 """
 
 from simcoll.emulator.programs.operations import Call, Compute, Operation, Send

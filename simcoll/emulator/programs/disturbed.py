@@ -11,12 +11,12 @@ import numpy as np
 from simcoll.emulator.engine import links_now
 from simcoll.emulator.events.cut import Cut, CutMessage, cut_at
 from simcoll.emulator.events.detours import Detours
-from simcoll.emulator.events.driving import Course, LinkChanges
+from simcoll.emulator.events.driving import CapacityTimeline, LinkChanges
 from simcoll.emulator.events.timeline import Timeline
 from simcoll.emulator.fabric import Fabric
 from simcoll.emulator.interrupted import changes_of, links_of_cut
 from simcoll.emulator.messages import Message
-from simcoll.emulator.programs.ground import Ground
+from simcoll.emulator.programs.resources import Resources
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 __all__ = ["Disturbance", "changes_during"]
 
 
-def changes_during(ground: Ground, timeline: Timeline) -> Changes:
+def changes_during(resources: Resources, timeline: Timeline) -> Changes:
     """The changes by events during a program on the compiled engine."""
-    _check_ways(ground, timeline)
-    ranks = np.arange(ground.program.nranks)
-    return changes_of(timeline, ground.capacity, ranks, ground.stride, ground.companions())
+    _check_ways(resources, timeline)
+    ranks = np.arange(resources.program.nranks)
+    return changes_of(timeline, resources.capacity, ranks, resources.stride, resources.companions())
 
 
-def _check_ways(ground: Ground, timeline: Timeline) -> None:
+def _check_ways(resources: Resources, timeline: Timeline) -> None:
     """Refuse detours if messages cross further links that stand for parts of their routes."""
-    if timeline.detours and ground.shares:
+    if timeline.detours and resources.shares:
         raise ConfigError(
             "policy re-route: the protocols of this program leave different shares of its links to data, so that its messages keep their "
             "routes; expected stall or abort"
@@ -50,14 +50,14 @@ class Disturbance:
         Routes around links that are down; ``None``: messages keep their routes.
     """
 
-    def __init__(self, ground: Ground, timeline: Timeline) -> None:
-        _check_ways(ground, timeline)
-        self.timeline, self._ground = timeline, ground
+    def __init__(self, resources: Resources, timeline: Timeline) -> None:
+        _check_ways(resources, timeline)
+        self.timeline, self._ground = timeline, resources
         self.detours = Detours(timeline.topology) if timeline.detours else None
 
     def begin(self, fabric: Fabric, over: Callable[[], bool]) -> None:
         """Schedule the changes of links."""
-        course = Course(self.timeline, self._ground.capacity.tolist(), self._ground.companions())
+        course = CapacityTimeline(self.timeline, self._ground.capacity.tolist(), self._ground.companions())
         ways: tuple[Any, ...] = (
             () if self.detours is None else ([self.detours], functools.partial(links_now, self.detours))
         )

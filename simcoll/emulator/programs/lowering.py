@@ -22,11 +22,11 @@ from simcoll.core.schedule import OP_NAMES
 from simcoll.emulator.fast.state import LAUNCHES, MOVES, RECORDS, SILENT, WAITS
 from simcoll.emulator.fast.timed import Shape, StepTimer, Timed
 from simcoll.emulator.fast.turns import Moves, Summary, summary, turns
-from simcoll.emulator.programs.ground import Ground, call_of
+from simcoll.emulator.prepared import check_switches
 from simcoll.emulator.programs.operations import Call, Compute, rank_array
 from simcoll.emulator.programs.program import Program
+from simcoll.emulator.programs.resources import Resources, call_of
 from simcoll.emulator.pruning import never_bind
-from simcoll.emulator.score import check_switches
 from simcoll.topology import Topology
 
 Steps = tuple[tuple[Timed, ...], int]
@@ -43,7 +43,7 @@ class Lowered:
 
     Attributes
     ----------
-    ground
+    resources
         The lanes and links.
     stream
         Groups of steps with their repetitions.
@@ -61,7 +61,7 @@ class Lowered:
         For groups of the stream, by ``id``, whose messages have jitter: the inputs to time them again with jitter.
     """
 
-    ground: Ground
+    resources: Resources
     stream: tuple[Steps, ...]
     dropped: NDArray[np.bool_]
     lane_steps: Ints
@@ -94,11 +94,11 @@ def lower(program: Program, topology: Topology, *, marked: bool = False) -> Lowe
     ConfigError
         When the topology cannot play it.
     """
-    ground = Ground(program, topology)
-    made = _Steps(ground)
+    resources = Resources(program, topology)
+    made = _Steps(resources)
     stream: list[Steps] = []
     marks: dict[int, tuple[int, int]] = {}
-    events = _dependencies(ground, made)
+    events = _dependencies(resources, made)
     stream += made.starts()
     stream += ((step, 1) for step in events[-1])
     for number, operation in enumerate(program.operations):
@@ -119,12 +119,12 @@ def lower(program: Program, topology: Topology, *, marked: bool = False) -> Lowe
 
 def _counted(made: _Steps, stream: tuple[Steps, ...], marks: dict[int, tuple[int, int]]) -> Lowered:
     """The result with its numbers of steps and rows."""
-    ground = made.ground
+    resources = made.resources
     comes: dict[Timed, int] = {}
     for group, times in stream:
         for step in group:
             comes[step] = comes.get(step, 0) + times
-    lane_steps = np.zeros(ground.lanes, np.int64)
+    lane_steps = np.zeros(resources.lanes, np.int64)
     moved = [0] * len(OP_NAMES)
     for step, times in comes.items():
         lanes = step.shape.sender
@@ -132,9 +132,9 @@ def _counted(made: _Steps, stream: tuple[Steps, ...], marks: dict[int, tuple[int
             lanes = np.unique(np.concatenate([lanes, step.shape.receiver]))
         lane_steps[lanes] += times
         moved = [before + times * more for before, more in zip(moved, step.bytes_by_op, strict=True)]
-    dropped = never_bind((step.shape for step in comes), ground.capacity)
+    dropped = never_bind((step.shape for step in comes), resources.capacity)
     return Lowered(
-        ground,
+        resources,
         stream,
         dropped,
         lane_steps,
@@ -151,8 +151,8 @@ def _counted(made: _Steps, stream: tuple[Steps, ...], marks: dict[int, tuple[int
 class _Steps:
     """Builds timed steps; equal steps share one object."""
 
-    def __init__(self, ground: Ground) -> None:
-        self.ground = ground
+    def __init__(self, resources: Resources) -> None:
+        self.resources = resources
         self.known: dict[Any, Any] = {}
         self.kept: list[Any] = []  # keeps objects alive whose addresses are in keys
         self.plans: dict[Plan, tuple[list[tuple[tuple[Moves, ...], int]], Summary]] = {}
@@ -175,20 +175,20 @@ class _Steps:
         return made
 
     def _local(self, ranks: Ints, stream: str, post_fs: Ints | int, role: int, other: str) -> tuple[Timed, ...]:
-        lanes, count, connection = self.ground.lane(ranks, stream), len(ranks), None
+        lanes, count, connection = self.resources.lane(ranks, stream), len(ranks), None
         if role in {RECORDS, WAITS}:
-            connection = self.ground.records(ranks, *((stream, other) if role == RECORDS else (other, stream)))
+            connection = self.resources.records(ranks, *((stream, other) if role == RECORDS else (other, stream)))
         shape = Shape(lanes, lanes, ranks, ranks, *_no_links(count), connection)
         nothing, post = np.zeros(count, np.int64), np.broadcast_to(np.int64(post_fs), (count,))
         return (Timed(shape, nothing - 1, nothing, nothing, post, nothing, NOTHING, 0, role),)
 
     def starts(self) -> Iterator[Steps]:
         """Rows that hold the streams of ranks until the ranks begin."""
-        program = self.ground.program
+        program = self.resources.program
         starts = np.broadcast_to(np.int64(program.starts_fs), (program.nranks,))
         if not starts.any():
             return
-        for stream in self.ground.channels:
+        for stream in self.resources.channels:
             used = np.zeros(program.nranks, np.bool_)
             for operation in program.operations:
                 if operation.stream == stream:
@@ -214,7 +214,7 @@ class _Steps:
             self.plans[plan] = list(turns(plan)) if seen.groups is None else seen.groups, seen
         steps, seen = self.plans[plan]
         if seen.switched:
-            check_switches(plan, self.ground.topology)
+            check_switches(plan, self.resources.topology)
         protocol, channels = plan.protocol, plan.nchannels
         quiet = seen.lane_steps.reshape(plan.nranks, channels).sum(axis=1) == 0
         waiting = groups if protocol.launch_fs else groups[:, quiet]
@@ -226,9 +226,9 @@ class _Steps:
         if aside:
             yield aside, 1
         if (stream, protocol) not in self.timers:
-            placement = self.ground.world_placement(stream, protocol)
+            placement = self.resources.world_placement(stream, protocol)
             calm = replace(protocol, jitter_fs=0)
-            self.timers[stream, protocol] = StepTimer(calm, self.ground.topology, placement, joint=True)
+            self.timers[stream, protocol] = StepTimer(calm, self.resources.topology, placement, joint=True)
         timer = self.timers[stream, protocol]
         for group, times in steps:
             spread = [_spread(step, groups) for step in group]
@@ -245,7 +245,7 @@ class _Steps:
             return ()
         ranks = np.repeat(groups.reshape(-1), channels - 1)
         other = np.tile(np.arange(1, channels), groups.size)
-        lanes = self.ground.lane(ranks, stream), self.ground.lane(ranks, stream, other)
+        lanes = self.resources.lane(ranks, stream), self.resources.lane(ranks, stream, other)
         nothing = np.zeros(len(ranks), np.int64)
         shape = Shape(*lanes, ranks, ranks, *_no_links(len(ranks)))
         return (Timed(shape, nothing, nothing, nothing, nothing, nothing, NOTHING, 0, SILENT),)
@@ -267,18 +267,18 @@ def _spread(step: Moves, groups: Ints) -> Moves:
     return Moves(src, dst, channel, size, np.tile(step.op, count), operands, leader)
 
 
-def _dependencies(ground: Ground, made: _Steps) -> list[list[tuple[Timed, ...]]]:
+def _dependencies(resources: Resources, made: _Steps) -> list[list[tuple[Timed, ...]]]:
     """The steps of records and waits that follow every operation; the last entry precedes all operations.
 
     The n-th wait of a stream of a rank for another matches the n-th record that the other makes for it, so a dependency that an earlier
     one between the same two streams implies needs neither. A wait comes right after the preceding operation on its stream, possibly long
     before the record: a waiting lane requests no further steps.
     """
-    program = ground.program
+    program = resources.program
     records: list[list[tuple[Timed, ...]]] = [[] for _ in range(len(program.operations) + 1)]
     waits: list[list[tuple[Timed, ...]]] = [[] for _ in records]
     waited: dict[tuple[str, str], Ints] = {}
-    latest = {stream: np.full(program.nranks, -1) for stream in ground.channels}
+    latest = {stream: np.full(program.nranks, -1) for stream in resources.channels}
     shared: dict[tuple[int, int], Ints] = {}
     for number, operation in enumerate(program.operations):
         own, before = rank_array(operation), latest[operation.stream]

@@ -101,14 +101,14 @@ def play_all(lowered: Lowered, *, keep: bool, timeline: Timeline | None = None) 
     """Play every row with the compiled loops, including events."""
     from simcoll.emulator.fast.machine import Machine  # imports numba
 
-    ground, played = lowered.ground, _Expansion(lowered, None, keep=keep) if keep else None
-    changes = None if timeline is None else changes_during(ground, timeline)
+    resources, played = lowered.resources, _Expansion(lowered, None, keep=keep) if keep else None
+    changes = None if timeline is None else changes_during(resources, timeline)
     machine = Machine(
-        ground.capacity, lowered.lane_steps, lowered.drawn(), fifo=ground.fifo, over=played, changes=changes
+        resources.capacity, lowered.lane_steps, lowered.drawn(), fifo=resources.fifo, over=played, changes=changes
     )
-    machine.play(ground.link_name)
+    machine.play(resources.link_name)
     if timeline is not None and not machine.through:
-        left, cut = machine_cut(timeline, machine, ground.link_name, ground.stride, sum(lowered.bytes_by_op))
+        left, cut = machine_cut(timeline, machine, resources.link_name, resources.stride, sum(lowered.bytes_by_op))
         done = None if played is None else played.done_fs
         if done is not None:
             done[left.numbers] = left.done_fs
@@ -124,13 +124,15 @@ def play_classes(lowered: Lowered, *, keep: bool, expand: bool, worth_it: bool) 
     """Play one row of every class, or return the reason why not; ``expand``: with a trace hash."""
     from simcoll.emulator.fast.machine import Machine  # imports numba
 
-    ground = lowered.ground
-    found = fold(without_links(lowered.stream, lowered.dropped), ground.capacity, lowered.lane_steps, worth_it=worth_it)
+    resources = lowered.resources
+    found = fold(
+        without_links(lowered.stream, lowered.dropped), resources.capacity, lowered.lane_steps, worth_it=worth_it
+    )
     if isinstance(found, str):
         return found
     played = _Expansion(lowered, found, keep=keep) if keep or expand else None
-    machine = Machine(found.capacity, found.lane_steps, found.stream(), fifo=ground.fifo, hashed=False, over=played)
-    machine.play(lambda link: f"class {link}, for example {ground.link_name(int(found.links[link]))}")
+    machine = Machine(found.capacity, found.lane_steps, found.stream(), fifo=resources.fifo, hashed=False, over=played)
+    machine.play(lambda link: f"class {link}, for example {resources.link_name(int(found.links[link]))}")
     if machine.messages != found.messages:
         raise InternalError(f"{machine.messages} of {found.messages} rows of the quotient are done")
     told = played.hash.hexdigest() if played else ""

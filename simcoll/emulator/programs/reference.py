@@ -20,20 +20,20 @@ from simcoll.emulator.fast.turns import summary
 from simcoll.emulator.interrupted import until_end
 from simcoll.emulator.messages import Message
 from simcoll.emulator.programs.disturbed import Disturbance
-from simcoll.emulator.programs.ground import Ground, call_of
 from simcoll.emulator.programs.operations import Call, Compute, rank_array
 from simcoll.emulator.programs.program import Program
+from simcoll.emulator.programs.resources import Resources, call_of
 from simcoll.errors import InternalError
 from simcoll.topology import Topology
 
 Row = tuple[int, int, int, int, int, int, int]
 
-__all__ = ["Conductor"]
+__all__ = ["ProgramPlayer"]
 
 HASH_BATCH = 4096
 
 
-class Conductor:
+class ProgramPlayer:
     """Plays a program, operation by operation and rank by rank.
 
     Parameters
@@ -64,11 +64,11 @@ class Conductor:
         timeline: Timeline | None = None,
     ) -> None:
         self.program, self.topology = program, topology
-        self.ground = ground = Ground(program, topology)
-        self.events = None if timeline is None else Disturbance(ground, timeline)
+        self.resources = resources = Resources(program, topology)
+        self.events = None if timeline is None else Disturbance(resources, timeline)
         patience = None if timeline is None else timeline.policy.limit_fs
         self.fabric = Fabric(
-            Calendar(simpy.Environment()), ground.capacity.tolist(), ground.link_name, patience_fs=patience
+            Calendar(simpy.Environment()), resources.capacity.tolist(), resources.link_name, patience_fs=patience
         )
         self.cut: Cut | None = None
         self.calendar = self.fabric.calendar
@@ -163,7 +163,7 @@ class Conductor:
                 self.fabric,
                 self.storages.get((number, at)),
                 self._observer(number, at, ranks, starts, count),
-                placement=self.ground.placement(call.stream, group, protocol, plan.nchannels),
+                placement=self.resources.placement(call.stream, group, protocol, plan.nchannels),
                 recent=recent,
                 left=partial(self._left, number, ranks),
                 pace=None if pace is None else pace.of(ranks),

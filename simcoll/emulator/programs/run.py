@@ -11,7 +11,6 @@ import numpy as np
 
 from simcoll.core.plan import Plan
 from simcoll.core.reference import count_wrong, exact_inputs, expected_outputs
-from simcoll.emulator.at_once import data_errors
 from simcoll.emulator.budget import check_exact, exact_bytes
 from simcoll.emulator.dataplane import Storage
 from simcoll.emulator.events import Event, Policy, Timeline, timeline_of
@@ -27,13 +26,14 @@ from simcoll.emulator.paths import (
     check_engine,
     few_messages,
 )
-from simcoll.emulator.programs.ground import call_of
 from simcoll.emulator.programs.lowering import Lowered, lower
 from simcoll.emulator.programs.operations import Call, rank_array
 from simcoll.emulator.programs.playing import Played, play_all, play_classes
 from simcoll.emulator.programs.program import Program
-from simcoll.emulator.programs.reference import Conductor, Row
+from simcoll.emulator.programs.reference import ProgramPlayer, Row
+from simcoll.emulator.programs.resources import call_of
 from simcoll.emulator.programs.result import ProgramResult, Times
+from simcoll.emulator.stepwise import data_errors
 from simcoll.errors import ConfigError, expect, nearest
 from simcoll.limits.memory import largest_automatic
 from simcoll.topology import Topology
@@ -228,7 +228,7 @@ def _referenced(
         if observer is not None:
             observer(operation, group, message, src, dst, size, ready_fs, start, end, over)
 
-    conductor = Conductor(program, topology, storages, watch if keep or observer is not None else None, timeline)
+    conductor = ProgramPlayer(program, topology, storages, watch if keep or observer is not None else None, timeline)
     conductor.play()
     times = None
     if keep and conductor.cut is None:

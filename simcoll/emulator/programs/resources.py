@@ -16,7 +16,7 @@ from simcoll.emulator.programs.program import Program
 from simcoll.errors import ConfigError
 from simcoll.topology import Topology
 
-__all__ = ["Ground", "call_of"]
+__all__ = ["Resources", "call_of"]
 
 
 def call_of(operation: Operation) -> Call | None:
@@ -26,7 +26,7 @@ def call_of(operation: Operation) -> Call | None:
     return operation if isinstance(operation, Call) else None
 
 
-class Ground:
+class Resources:
     """Lanes and links of a program on a topology.
 
     A stream has as many lanes on a rank as its collective with the most channels. Calls with one protocol on one stream share their

@@ -10,7 +10,7 @@ from simcoll.errors import ConfigError
 from simcoll.topology.values import parse_capacity
 from simcoll.units import format_rate
 
-__all__ = ["Rate", "asked"]
+__all__ = ["Rate", "required_rates"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,10 @@ class Rate:
     given: Any
 
 
-def asked(source: str, file: str, rates: Sequence[Rate]) -> list[int]:
+def required_rates(source: str, file: str, rates: Sequence[Rate]) -> list[int]:
     """The rates in micro-bytes per second.
 
-    >>> asked("the matrix", "m.txt", [Rate("nic.bandwidth", "NICs", "50 GB/s", "25 GB/s")])
+    >>> required_rates("the matrix", "m.txt", [Rate("nic.bandwidth", "NICs", "50 GB/s", "25 GB/s")])
     [25000000000000000]
 
     Raises

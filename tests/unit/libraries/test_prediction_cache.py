@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import simcoll
-from simcoll.libraries import prediction, remembered
+from simcoll.libraries import prediction, prediction_cache
 from simcoll.libraries.environment import Environment
 from simcoll.libraries.prediction import predict
 
@@ -16,7 +16,7 @@ MACHINE = simcoll.load_topology("dgx-a100")
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv(remembered.VARIABLE, str(tmp_path))
+    monkeypatch.setenv(prediction_cache.VARIABLE, str(tmp_path))
     prediction._predicted.cache_clear()
     yield tmp_path / "predictions"
     prediction._predicted.cache_clear()
@@ -88,13 +88,13 @@ def test_a_field_of_another_type_counts_as_absent(folder):
 
 def test_a_place_that_cannot_be_written_is_left_alone(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv(remembered.VARIABLE, str(tmp_path / "file"))
+    monkeypatch.setenv(prediction_cache.VARIABLE, str(tmp_path / "file"))
     assert again("all_gather", 2**20, MACHINE).time_fs > 0
 
 
 def test_nowhere_is_a_place(monkeypatch):
-    monkeypatch.setenv(remembered.VARIABLE, "")
-    assert remembered.cache_folder() is None
-    monkeypatch.delenv(remembered.VARIABLE)
+    monkeypatch.setenv(prediction_cache.VARIABLE, "")
+    assert prediction_cache.cache_folder() is None
+    monkeypatch.delenv(prediction_cache.VARIABLE)
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    assert str(remembered.cache_folder()) == "/somewhere/simcoll/predictions"
+    assert str(prediction_cache.cache_folder()) == "/somewhere/simcoll/predictions"

@@ -7,17 +7,17 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["loaded_later"]
+__all__ = ["lazy_attributes"]
 
 
-def loaded_later(
+def lazy_attributes(
     package: str, homes: Mapping[str, Sequence[str]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """``__getattr__`` and ``__dir__`` of a package, given its names by module in ``homes``.
 
     Names listed under the empty string are modules of the package themselves.
 
-    >>> find, _ = loaded_later("simcoll", {"simcoll.errors": ["ConfigError"]})
+    >>> find, _ = lazy_attributes("simcoll", {"simcoll.errors": ["ConfigError"]})
     >>> find("ConfigError").__name__
     'ConfigError'
     """

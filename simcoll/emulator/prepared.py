@@ -11,10 +11,10 @@ from simcoll.emulator.placement import Caps, Placement, placement_of
 from simcoll.errors import ConfigError
 from simcoll.topology import Topology
 
-__all__ = ["Score", "add_caps", "check_switches"]
+__all__ = ["PreparedPlan", "add_caps", "check_switches"]
 
 
-class Score:
+class PreparedPlan:
     """A plan prepared for repeated runs on one fabric, with the same buffers."""
 
     __slots__ = ("parts", "summary")

@@ -9,8 +9,8 @@ import simcoll
 from simcoll.algorithms import ALGORITHMS
 from simcoll.core.reference import exact_inputs
 from simcoll.core.schedule import COPY, Step
-from simcoll.emulator.at_once import data_errors, moved
 from simcoll.emulator.dataplane import Storage
+from simcoll.emulator.stepwise import data_errors, moved
 from simcoll.errors import ConfigError
 from simcoll.topology import load_topology
 from simcoll.tuning import collective_on, schedule_on
