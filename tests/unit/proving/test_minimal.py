@@ -78,7 +78,7 @@ def test_a_hole_says_how_far_the_contribution_came():
 def test_the_counter_example_says_that_no_later_step_writes_it():
     text = message(made(AR2, [LOAD, transfers(0, 0, 1, 1, op=REDUCE)]))
     assert "rank 0 output chunk 0 is wrong" in text
-    assert "the counter-example is steps 0..0 of 0..1, for no later step writes it\n" in text
+    assert "the counter-example is steps 0..0 of 0..1, because no later step writes it\n" in text
 
 
 def test_a_contribution_that_nobody_reads():
