@@ -101,9 +101,12 @@ def shape(machine: Machine) -> Shape:
 def _generation(machine: Machine, library: Library) -> str:
     known = library.tables("generation")
     if machine.generation not in known:
-        raise ConfigError(
-            f"{library} has no constants for GPUs of generation {machine.generation!r}; {nearest(machine.generation, known)}"
+        which = (
+            f"of generation {machine.generation!r}"
+            if machine.generation
+            else "whose generation the topology does not name"
         )
+        raise ConfigError(f"{library} has no constants for GPUs {which}; {nearest(machine.generation, known)}")
     return f"generation.{machine.generation}"
 
 

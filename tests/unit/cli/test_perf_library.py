@@ -84,7 +84,10 @@ def test_a_machine_without_numbers_is_no_obstacle(capsys):
         (("--library", "nccl", "-a", "ring"), "for what a library chooses"),
         (("--library", "ncll"), "did you mean 'nccl'"),
         (("--env", "NCCL_ALGO=Rnig"), "did you mean 'ring'"),
-        (("--library", "nccl", "-t", "crossbar"), "no constants for GPUs"),
+        (
+            ("--library", "nccl", "-t", "crossbar"),
+            "no constants for GPUs whose generation the topology does not name; valid: ",
+        ),
         (("--library", "nccl", "--svg", "x.svg"), "with -J written"),
     ],
 )
