@@ -174,7 +174,9 @@ class _OfProgram:
     def _lower(self, number: int, at: int, plan: Plan, ranks: list[int]) -> None:
         """Lower a plan to messages: each lane of a rank runs its steps in order, with one message per step and destination."""
         if plan.waits:
-            raise ConfigError(f"{plan.schedule.title} has messages of different channels that wait for each other")
+            raise ConfigError(
+                f"a Chakra trace cannot hold {plan.schedule.title}: its messages of different channels wait for each other"
+            )
         stream = self.program.operations[number].stream
         first = {rank: self._after(number, rank) for rank in ranks}
         lanes: dict[tuple[int, int], tuple[int, ...]] = {}

@@ -172,6 +172,11 @@ def test_a_plan_as_messages_takes_its_time():
     nvls = simcoll.bind(simcoll.schedule("all_reduce", "nvls", nranks=4), 1 << 16)
     with pytest.raises(ConfigError, match="of a switch; a trace has messages between two ranks"):
         traces_of_program(Program(4, [Call(nvls)]), lowered=True)
+    staged = simcoll.bind(simcoll.schedule("all_reduce", "hierarchical", nranks=4, box=2, pieces=2), 1 << 16)
+    with pytest.raises(
+        ConfigError, match=r"a Chakra trace cannot hold hierarchical.*: its messages of different channels wait"
+    ):
+        traces_of_program(Program(4, [Call(staged)]), lowered=True)
 
 
 def test_files_of_all_ranks(tmp_path):
