@@ -231,7 +231,8 @@ def _switched(each: Terms, machine: Machine, size_bytes: Floats, library: Librar
 def _grouped(machine: Machine, collective: str, size_bytes: Floats, library: Library, environment: Environment) -> Cost:
     """The cost of concurrent sends and receives of all pairs."""
     number, s, kind, fabric = library.number, shape(machine), class_of(machine, library), fabric_of(machine, library)
-    gpu = (machine.gpu_uBps / 1e15 or inf) * number(f"{kind}.p2p_share")
+    links = (collective == "send_recv" and machine.peer_uBps) or machine.gpu_uBps
+    gpu = (links / 1e15 or inf) * number(f"{kind}.p2p_share")
     peers = 1 if collective == "send_recv" else s.ranks - 1
     start = number("correction.p2p_start") + number("correction.p2p_peer") * peers
     piece = size_bytes / (1 if collective == "send_recv" else s.ranks)
@@ -242,7 +243,11 @@ def _grouped(machine: Machine, collective: str, size_bytes: Floats, library: Lib
     else:
         one = number(f"{kind}.p2p_channel_rate", inf)
         each = np.where(short & (one < inf), number("correction.p2p_ll_rate"), one)
-    near = (s.per_domain - 1) / s.ranks if collective == "all_to_all" else sent
+    beside = machine.inside in {
+        "pcie",
+        "host",
+    }  # a GPU reaches its NIC over the links to its neighbours, and no other GPU's NIC
+    near = (s.per_domain - 1) / s.ranks if collective == "all_to_all" and not beside else sent
     seconds_per_GB = np.maximum(near / gpu, sent / (channels * each))
     latency = start + np.where(short, 0.0, number("correction.p2p_simple_start"))
     if s.domains > 1:
@@ -250,10 +255,13 @@ def _grouped(machine: Machine, collective: str, size_bytes: Floats, library: Lib
         latency = latency + number(f"{fabric}.latency") + number("correction.p2p_net")
         latency = latency + number(f"{fabric}.p2p_peer", 0.0) * remote
         nic = machine.nic_uBps / 1e15 * number(f"{fabric}.p2p_share")
-        if collective == "send_recv":  # to the next rank: one rank of a domain sends over the network, by its own NIC
-            net = machine.nics / nic
-        else:
-            net = remote / s.ranks * (s.per_domain if collective == "all_to_all" else 1) / nic
+        own = nic / machine.nics
+        if collective == "send_recv":  # to the next rank: one rank of a domain sends over the network
+            net = 1 / own
+        elif collective == "all_to_all":
+            net = remote / s.ranks * s.per_domain / nic
+        else:  # NCCL receives by a GPU's own NIC, and sends, over NVLink, by that of the receiver's place in its node
+            net = remote / s.ranks / (own if beside or collective == "gather" else nic)
         seconds_per_GB = np.maximum(seconds_per_GB, net)
     return Cost("grouped", "Simple", searched(machine, library).channels, latency, 1 / seconds_per_GB)
 

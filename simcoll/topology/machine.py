@@ -128,7 +128,7 @@ def machine(topology: Topology) -> Machine:
         nics=nics,
         nic_uBps=nic_uBps,
         network_reduces="sharp" in reducing,
-        peer_uBps=_between(topology, domain, gpu_uBps) if inside == "nvlink" else 0,
+        peer_uBps=_between(topology, domain, gpu_uBps) if inside in {"nvlink", "xgmi"} else 0,
     )
 
 

@@ -68,3 +68,27 @@ def test_many_ranks_over_nodes_have_one_channel_each():
     few, many = (formula_time("send_recv", 2**30, topology).time_us for topology in (two, ten))
     assert many == pytest.approx(2**30 / NUMBER("correction.p2p_net_rate") / 1000, rel=0.01)
     assert few == pytest.approx(2**30 / (50 * NUMBER("fabric.ib.p2p_share")) / 1000, rel=0.01)
+
+
+def test_a_root_receives_by_its_own_nic_and_sends_by_all():
+    two, half = simcoll.load_topology("dgx-h100", nodes=2), 2**29
+    scatter, gather = (formula_time(kind, 2 * half, two).time_us for kind in ("scatter", "gather"))
+    nic = 50 * NUMBER("fabric.ib.p2p_share") * 1000
+    assert gather == pytest.approx(half / nic, rel=0.02)
+    sent = 2 * half * 15 / 16  # over NVLinks, to the NICs of all 8 GPUs
+    assert scatter == pytest.approx(sent / (450 * NUMBER("class.hopper.p2p_share")) / 1000, rel=0.05)
+
+
+def test_gpus_without_nvlink_send_everything_over_pcie():
+    one, two = (simcoll.load_topology("rtx-pro-6000", nodes=nodes) for nodes in (1, 2))
+    for kind in ("all_to_all", "scatter", "gather"):
+        near, far = (formula_time(kind, 2**30, topology) for topology in (one, two))
+        assert far.time_us > near.time_us * (15 / 16) / (7 / 8)  # 15 of 16 blocks leave a GPU where 7 of 8 did
+        assert far.time_fs >= predict(kind, 2**30, two).bound_fs
+
+
+def test_a_message_in_a_mesh_has_one_link():
+    mesh = simcoll.load_topology("mi300x")
+    rate = 64 * load_library("rccl").number("class.mi300.p2p_share")
+    for time in (formula_time, predict):
+        assert time("send_recv", 2**30, mesh, library="rccl").time_us == pytest.approx(2**30 / rate / 1000, rel=0.01)

@@ -86,6 +86,7 @@ def test_domains_of_a_free_graph_end_at_the_network():
         ("dgx-1v", range(4), 25),  # one or two links
         ("dgx-1v", (0, 3), 50),
         ("perlmutter-a100", range(4), 100),  # 12 links of 25 GB/s to three GPUs
+        ("mi300x", range(8), 64),
         ("rtx-pro-6000", range(2), 0),
     ],
 )
