@@ -23,15 +23,16 @@ if TYPE_CHECKING:
 
 HEAD = """# Validation
 
-Tables of nccl-tests that were collected on {date}, after the library files had been fitted to the {development} development tables.
+Predictions of unseen machines: tables of nccl-tests collected on {date}, after the library files had been fitted to the
+{development} development tables.
 `python benchmarks/validation.py` prints this page. Errors are |predicted / measured - 1| in percent, for small (below 64 KiB), middle
 and large sizes (from 64 MiB). Predictions here are those of the corrected formula.
 
-## Blind: tables that the shipped numbers had not seen when predicted
+## Blind predictions
 
-{tables} tables, {date}. Their machines were described first (topology, nodes, environment), then all were predicted once with the library
-files as they were; nothing was changed in between. *Healthy* leaves out tables whose publisher or whose own rows say that
-something was wrong, tables of machines that are not fully described, and RCCL. Each cell: median over tables of the table's median error;
+{tables} tables, {date}. Their machines were described first (topology, nodes, environment), then all were predicted once with the unchanged
+library files. *Healthy* leaves out tables with a problem according to their publisher or their own rows, tables of machines
+that are not fully described, and RCCL. Each cell: median over tables of the table's median error;
 in brackets the p90 of all rows. A table of one row counts as much as one of thirty. The 14 tables of A100 PCIe at two sockets were
 predicted with a topology that is not kept, because the model has no limit of a socket. Some tables come from publishers of development
 tables (CSCS, AWS, Oracle, Google).
@@ -40,27 +41,27 @@ tables (CSCS, AWS, Oracle, Google).
 NEXT = """
 ## Left-out systems, over all tables
 
-{added} of these tables, of healthy and described machines with a source that can be found again, were then added to the measurements; the
-library is now fitted to all {all}. Each figure is of a system whose tables were **not** fitted: the numbers were fitted again
-without it, from the numbers of the whole fit on, with the slopes known there. The mechanisms were chosen while looking at all tables, so
-these figures are kinder than blind ones. NCCL only.
+{added} of these tables, of healthy and described machines with a permanent source, were then added to the measurements; the
+library is now fitted to all {all}. For each figure the numbers were fitted again **without** the tables of its system, starting
+from the whole fit, with its slopes. The mechanisms were chosen with knowledge of all tables, so
+these figures are better than blind ones. NCCL only.
 
 | | {ways} |
 |---|---|---|---|
 """
 ENDING = """
 Rows over 1.5 times the time of a larger size, or over twice their time in place, are left out:
-`measurements/rows_left_out.csv` names {rows}. A system counts the less the more tables it has.
+`measurements/rows_left_out.csv` names {rows}. The weight of a table falls with the number of tables of its system.
 
-## What remains off
+## Remaining errors
 
 | system | tables | small | middle | large |
 |---|---|---|---|---|
 """
 REASONS = """
-* **Slingshot.** Each machine drives it with other plugins and settings: two settings of Polaris are a factor of 2 apart at small sizes,
+* **Slingshot.** Each machine uses other plugins and settings: two settings of Polaris differ by a factor of 2 at small sizes,
   and NCCL 2.23 on Alps (2025) keeps LL up to 4 MiB where a later plugin on the same nodes does not. `slingshot-alps` and `slingshot`
-  tell the two apart; a system that is alone on its fabric is predicted from guesses when it is left out.
+  are separate fabrics; a system that is alone on its fabric is predicted from guesses when it is left out.
 * **Rings of LL over InfiniBand on A100.** Forced rings on two DGX A100, 1 KiB to 256 MiB: median 16 % uncalibrated, 14 % with the
   shipped numbers: 10 to 40 % too fast from 4 KiB to 4 MiB, within 9 % elsewhere. Rings are too fast in all_gather of another system
   with A100, too, and trees of other systems too slow. What was tried:
@@ -74,12 +75,13 @@ REASONS = """
       each 4 KiB. One channel at 4 GB/s would bring 16 to 64 KiB within 10 % here and 64 KiB from -34 and -30 to -8 and -4 %
       (logarithms) in two all_gathers of another system, and leave trees alone, as measured. But 128 and 256 KiB stay 29 to 47 % too
       fast, and rings on H100 with AMD's CPUs over InfiniBand, right today (-6 to +6 % up to 256 KiB), would be up to 25 % too slow. So
-      neither the CPU nor the channels alone make it; what else A100 has there is not known, and a rate for A100 alone would be
-      fitted to this table. Not taken up.
-* **Small sizes on clouds.** What starting takes differs by 10 to 30 us between runs on the same machine. Two points of your own remove it.
+      neither the CPU nor the channels alone explain it; the cause on A100 is unknown, and a rate for A100 alone would be
+      fitted to this table. Not adopted.
+* **Small sizes on clouds.** The launch time differs by 10 to 30 us between runs on the same machine. Two points of your own
+  remove this error.
 * **all_gather and reduce_scatter over nodes from 256 KiB to 64 MiB** take up to twice as long as predicted on eight fast NICs
   (B200, 10 nodes of H100); the cause was not found.
-* **GPU and NIC, or two GPUs, at different sockets** (A100 PCIe): the model does not know the limit of the socket; such tables are not
+* **GPU and NIC, or two GPUs, at different sockets** (A100 PCIe): the model has no limit for a socket, so such tables are not
   fitted.
 * **send_recv inside a node**, up to 256 MiB, took up to 5 times the bytes over the peak rate on A100, H100 and B200, and blind
   predictions were as much too fast. The cause is NCCL's number of channels for a message, now taken from its source (`addP2pToPlan`):

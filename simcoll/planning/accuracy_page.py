@@ -18,38 +18,36 @@ __all__ = ["page"]
 MOST_ROWS = 15
 HEAD = """# Accuracy
 
-Predicted against measured time of {tables} published tables of nccl-tests ({rows} rows) on {systems} systems; a system is one
-publisher's machine. These are the development tables; each has a topology, and none is left out. 151 that were added later, and what
-was off on 234 when they were predicted blind, are in [Validation](validation.md).
-Every figure is of a system whose tables **were not fitted**: the numbers of the library file were fitted again without it.
-(What is shipped is the fit to all tables.) `simcoll accuracy` prints this page, `simcoll accuracy -o FILE` writes it.
+Predicted against measured time of {tables} published tables of nccl-tests ({rows} rows) on {systems} systems. A system is one
+publisher's machine. These are the development tables, none left out; [Validation](validation.md) has 151 later tables, and the errors of
+234 that were predicted blind. For every figure the library file was fitted again **without the tables of its system**. (The shipped
+file is fitted to all tables.) `simcoll accuracy` prints this page, `simcoll accuracy -o FILE` writes it.
 
 Errors are |predicted / measured - 1| in percent, for small (below 64 KiB), middle and large sizes (from 64 MiB).
 
 """
 FLOOR = """
-**The noise below which nothing can be predicted.** Two publishers on the same kind of system, at the same size: median
+**Noise.** Two publishers on the same kind of system, at the same size, differ by a median of
 {medians} % here ({pairs} pairs of tables). Over more tables than may be shipped it is 17 / 8 / 1 %, with a p90 of
-58 / 48 / 21 %; in place against out of place of one run 1.6 / 1.4 / 0.3 %. An uncalibrated median below about 15 / 10 / 2 % is
-therefore luck.
+58 / 48 / 21 %; in place and out of place in one run differ by 1.6 / 1.4 / 0.3 %. An uncalibrated median below about 15 / 10 / 2 % is
+therefore chance.
 """
 WORTH = """
-## What each addition is worth
+## The value of each correction
 
-Median over tables of the median error, uncalibrated, when one addition to NCCL's formula is taken away from the full model.
-Nothing is fitted again.
+Median over tables of the median error, uncalibrated, without one correction of NCCL's formula. Nothing is fitted again.
 
-| taken away | small | middle | large |
+| without | small | middle | large |
 |---|---|---|---|
 """
 FURTHEST = """
-## Furthest off
+## Largest errors
 
-The tables and bands with the largest median error, uncalibrated, and what is left of it when causes are taken away one after the
-other: first the launch offset of the run (the difference at its smallest size), then the rate of its links as well (that of its
-largest size). What remains is not explained.
+The tables and bands with the largest median error, uncalibrated, and the error that remains without the launch offset of the run
+(the difference at its smallest size), and without the error of the rate of its links as well (at its largest size). The rest is not
+explained.
 
-| table | machine | band | error | without the offset | and the rate | so it is mostly |
+| table | machine | band | error | without the offset | and the rate | main cause |
 |---|---|---|---|---|---|---|
 """
 EVERY = """
@@ -68,9 +66,9 @@ ENDING = """
 The emulator timed {events} of {rows} rows, the formula the others (see [Libraries](reference/libraries.md)). Not in the model:
 {missing}.
 
-Which additions the model has was decided while looking at these tables, so figures of left-out systems are still kinder than
-those of tables that nobody had seen. Compare algorithms on one machine, find what limits a size, and calibrate with two
-rows of your own (`simcoll calibrate`) before you trust a time.
+The corrections were chosen with knowledge of these tables, so the figures of left-out systems are better than those of unseen
+tables. Use uncalibrated predictions to compare algorithms on one machine and to find bottlenecks; calibrate with two of your own
+rows (`simcoll calibrate`) before you trust a time.
 """
 
 

@@ -21,29 +21,30 @@ SINGLE_EVERY = 6
 FITTED = ("rate", "hbm", "host_layer_us", "host_tp_us", "step_ms")
 HEAD = """# Accuracy of training steps
 
-Predicted (tier 1) against measured times of training steps. `simcoll accuracy --steps` prints this page; the rows are in
-`measurements/steps`, with their sources.
+Predicted (tier 1) against measured times of published training steps, by source. `simcoll accuracy --steps` prints this page; the rows
+are in `measurements/steps`, with their sources.
 
 ## vTrain: Megatron-DeepSpeed on A100
 
 Five constants, {constants}, each for all rows: {calibration}. Fitted to the rows of several nodes and to every sixth
-of one node, half of the weight each. *Left out*: every fold, rows of one model width on one number of GPUs, by constants that the
-other folds gave. The peak is a vendor's, its ceiling a measured matrix product (`gpus/a100-80.toml`), collectives are NCCL 2.27's as
-measured elsewhere (`libraries/nccl-2.27.toml`).
+of one node, half of the weight each. *Left out*: every fold (rows of one model width on one number of GPUs), with constants fitted
+to the other folds. The peak is the vendor's, its ceiling a measured matrix product (`gpus/a100-80.toml`); collectives are NCCL
+2.27's, measured elsewhere (`libraries/nccl-2.27.toml`).
 
 | rows | | number | mean error | median | p90 | bias |
 |---|---|---|---|---|---|---|
 """
 PUBLISHED = """
-vTrain itself, which measures kernels on a GPU and fits nothing, says 14.7 % for several nodes and 8.4 % for one (arXiv 2312.12391,
-on all of its rows; these are part of them).
+vTrain itself, which measures kernels on a GPU and fits nothing, reports 14.7 % for several nodes and 8.4 % for one (arXiv 2312.12391,
+on all of its rows, of which these are a part).
 
-The rows furthest off have tp 2 with pp 8 or 16 and a model of 39.1B: all are measured slower than predicted, with memory nearly full.
+The rows with the largest errors have tp 2 with pp 8 or 16 and a model of 39.1B; all took longer than predicted, with memory nearly
+full.
 """
 KORTHIKANTI = """
 ## Korthikanti et al., table 5: Megatron-LM on A100
 
-Nothing is fitted to these rows: the constants are those from vTrain's. Calculon says a mean of 3.65 % and at most 8.87 % for them, with
+Nothing is fitted to these rows: the constants are those from vTrain's. Calculon reports a mean of 3.65 % and at most 8.87 %, with
 efficiencies set by hand (arXiv 2306.02003).
 
 | model | recompute | measured s | predicted s | error |
@@ -68,21 +69,21 @@ beside collectives of data parallelism, the most that arXiv 2507.03114 measured 
 """
 INTERCEPT = """
 A line through the times over micro-batches and bubble has its intercept, what data parallelism and the optimizer cost a step, at
-{line:.3f} s measured, {weighted:.3f} s when each row weighs by its time. Hardly any of it is bytes that nothing hides, which are those of
-the first and the last layers; the rest is computation that hidden bytes slow down. It is **not predicted within a quarter**:
+{line:.3f} s measured, {weighted:.3f} s when each row weighs by its time. Exposed bytes, those of the first and the last layers,
+are a small part; the rest is computation slowed down by overlapped bytes. It is **not predicted within a quarter**:
 
 | slow-down beside collectives | intercept s | layer by layer |
 |---|---|---|
 """
 BUCKETS = """
-The runs reduced the gradients of a chunk of layers at once, and on all stages at the same time, which is NeMo's default, so that
-stages are slow together. *Layer by layer*, each stage would reduce when it is done, and hold up the next: nearer to what was measured,
-but not what ran. Tier 1 leaves out that data parallelism, stages and context share NICs. Not counted are, some 5 ms a step each, setting
-gradients to 0, reading them once more to look for NaN, and transposing 8-bit weights. The submission's files (`config_common.sh`,
+The runs reduced the gradients of a chunk of layers at once, on all stages at the same time, which is NeMo's default, so that
+stages are slow together. *Layer by layer*, each stage would reduce when it is done, and delay the next: closer to the measurements,
+but not what ran. Tier 1 leaves out that data parallelism, stages and context share NICs. Three operations of some 5 ms per step are
+not modelled: setting gradients to 0, checking them for NaN, and transposing 8-bit weights. The submission's files (`config_common.sh`,
 `custom_communicator_cta.yaml` and `pretrain.py` of `eos-dfw_n64_ngc25.01_nemo`) confirm that both collectives overlap, with parameters
-in 8 bits, and tell of three more causes without a published figure: the host waits for the answer about NaN before every reduction,
-and NCCL gets at most 8 multiprocessors for data parallelism and 1 for context. Nor is counted what the host does between two steps, or
-how much GPUs differ that should be alike.
+in 8 bits, and show further causes without a published figure: the host waits for the result of the NaN check before every reduction,
+and NCCL gets at most 8 multiprocessors for data parallelism and 1 for context. The host's work between two steps and differences
+between GPUs are not modelled either.
 """
 GPT3 = """
 ## MLPerf Training v4.1: GPT-3 175B on H100
@@ -122,12 +123,12 @@ STACK_FITTED = ("1b", "7b", "30b")
 BLIND = """
 ## NeMo, Megatron Bridge, DGX Cloud and Llama 3: no calibration
 
-What a design file alone says. The share of single kernels' rates that an H100 sustains is from MPT's rows and those of NeMo 24.07, that of
-B200 and GB200 from the dense rows of Megatron Bridge 25.11, and that of GB300 from those of Megatron Bridge 26; all other rows were
-predicted when these shares stood. Which rows overlap exchanges of tokens, on how many multiprocessors, and what CUDA graphs launch,
-is what the recipes of their containers say. Megatron Bridge 26 is containers 26.02 to 26.08, each configuration as its newest container
-ran it; two are printed there without chunks or sharding, which they may well have had: 70B on GB300 at +28 % and -20 %. The Llama 3 paper
-does not say how many chunks a stage has; 8 are assumed.
+Predictions from a design file alone. The sustained share of single kernels' rates of H100 is from MPT's rows and those of NeMo 24.07,
+that of B200 and GB200 from the dense rows of Megatron Bridge 25.11, and that of GB300 from those of Megatron Bridge 26; all other rows
+were predicted with these shares fixed. The recipes of the containers determine which rows overlap exchanges of tokens, on how many
+multiprocessors, and which kernels CUDA graphs launch. Megatron Bridge 26 means containers 26.02 to 26.08, each configuration in its
+newest container; two are printed there without chunks or sharding, which they may have had: 70B on GB300 at +28 % and -20 %. The
+Llama 3 paper does not give the chunks of a stage; 8 are assumed.
 
 | software | model | GPUs | type | measured s | predicted s | error |
 |---|---|---|---|---|---|---|
@@ -135,8 +136,8 @@ does not say how many chunks a stage has; 8 are assumed.
 HOST = """
 Mixtures of experts without CUDA graphs for the whole step wait for the host, which launches kernels for each expert. With {layer:.0f} us
 for the forward pass of a layer, as vTrain's rows say, and {expert:.0f} us for each of its experts, as one row of Qwen3 30B on B200 says
-(`megatron-experts`), all other mixtures are off by: {means}. GPT-OSS stays too quick: Megatron-LM adds the biases of its
-experts in 32 bits, by kernels that are not fused; that is not modelled.
+(`megatron-experts`), all other mixtures are off by: {means}. GPT-OSS remains too fast: Megatron-LM adds the biases of its
+experts in 32 bits with unfused kernels, which is not modelled.
 """
 HOST_ROW = 27.0503
 """Seconds of the row that gave the host's time for an expert."""
@@ -152,7 +153,7 @@ BLIND_TABLES = {
 EXCHANGE = """
 ## DeepEP: exchanges of tokens
 
-Microseconds on H800 with a NIC of 400 Gbit/s for each GPU; nothing fitted. *Balanced*: as if all experts were chosen as often.
+Microseconds on H800 with a NIC of 400 Gbit/s per GPU; nothing fitted. *Balanced*: with equal load on all experts.
 
 | GPUs | kernel | measured | predicted | error | balanced |
 |---|---|---|---|---|---|
@@ -168,7 +169,7 @@ SHARED = """
 ## Two axes on one NIC: formulas against the emulator
 
 Backward passes of 8 layers on 4 nodes of 8 H100: each waits for an all_to_all among 16 ranks, and a reduce_scatter over all 32 runs beside
-the next layers. Milliseconds; no measurement, but what a formula misses.
+the next layers. Milliseconds, without measurements: the error of simple formulas.
 
 | compute, exchange, reduction of a layer | the longer of both | the sum | emulated |
 |---|---|---|---|
