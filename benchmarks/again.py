@@ -36,7 +36,7 @@ def line(name, machine, *, every):
     begin = time.process_time()
     simcoll.verify(schedule)
     proved = time.process_time() - begin
-    schedule.known.again = len(PROTOCOLS)  # as in a table
+    schedule.known.expected_protocols = len(PROTOCOLS)  # as in a table
     first = [run(schedule, machine, 1 << 18, each)[0] for each in PROTOCOLS]
     more = [run(schedule, machine, 1 << 19, each) for each in PROTOCOLS]
     small = [run(schedule, machine, 256, each)[0] for each in PROTOCOLS]

@@ -60,7 +60,7 @@ __all__ = [
 
 
 KEPT = 1 << 12
-"""So many transfers of a pass over the steps are kept: in a small run most of the time would go into making them again."""
+"""Up to this number of transfers, a pass over the steps is kept: a small run would spend most of its time regenerating them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -68,8 +68,8 @@ class Known:
     """Derived facts about a schedule, each computed once.
 
     ``digests``: of the blocks that the source has yielded so far; ``complete``: these are all. ``keeps``: whether a short pass is
-    ``kept``. ``again``: the number of protocols under which each size is expected to run. ``switched``: whether a step reduces in a
-    switch.
+    ``kept``. ``expected_protocols``: number of protocols under which each size is expected to run. ``switched``: whether a step
+    reduces in a switch.
     """
 
     digests: list[int] = field(default_factory=list)
@@ -86,7 +86,7 @@ class Known:
     summaries: dict[tuple[int, int], Any] = field(default_factory=dict)
     foldings: dict[tuple[Any, ...], Any] = field(default_factory=dict)
     rehearsals: dict[tuple[Any, ...], Any] = field(default_factory=dict)
-    again: int = 0
+    expected_protocols: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -104,7 +104,7 @@ def folded_first(plan: Plan, topology: Topology) -> bool:
     """Whether a folding is remembered, or should be tried first because the schedule has run before."""
     known: Folding | str | int = plan.schedule.known.foldings.get(folding_key(plan, topology), 0)
     # Under the last of the expected protocols it would come too late.
-    enough = 1 if cache_key(plan)[0] == EVEN else max(1, plan.schedule.known.again)
+    enough = 1 if cache_key(plan)[0] == EVEN else max(1, plan.schedule.known.expected_protocols)
     return known > enough if isinstance(known, int) else isinstance(known, Folding)
 
 

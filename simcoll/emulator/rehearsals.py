@@ -159,7 +159,7 @@ def play_rehearsed(plan: Plan, topology: Topology, engine: str) -> Result | None
     if key[0] is None or (engine == "auto" and seen.messages <= few_messages()):
         return None
     why = "asked for" if engine == "fast" else f"{seen.messages} messages"
-    found: Rehearsal | int | None = known.rehearsals.get(key, known.again - (key[0] != EVEN))
+    found: Rehearsal | int | None = known.rehearsals.get(key, known.expected_protocols - (key[0] != EVEN))
     if isinstance(found, int):
         known.rehearsals = {old: kept for old, kept in known.rehearsals.items() if old[0] in {EVEN, key[0]}}
         known.rehearsals[key] = found + 1

@@ -116,7 +116,7 @@ def runs(
         checks.append(check_data(sweep, schedule))
         give_back()
     for schedule, names in zip(schedules, protocols, strict=True):
-        schedule.known.again = len(names)
+        schedule.known.expected_protocols = len(names)
     for count in counts:
         rows: list[Row] = []
         for choice, schedule, check, names in zip(sweep.choices, schedules, checks, protocols, strict=True):

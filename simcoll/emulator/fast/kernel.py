@@ -117,6 +117,7 @@ def _next(s: State, m: int) -> None:
 @part
 def _record(s: State, connection: int) -> None:
     """Make a record, and release the slot that waits for it, if any."""
+    # The waits of a connection are all on one lane, in order, so at most one slot waits at a time.
     s.ring_done[connection] += 1
     place = s.ring_base[connection]
     m = s.ring[place]
@@ -200,6 +201,7 @@ def _done(s: State, m: int) -> None:
     while edge >= 0:
         _need_met(s, s.edge_slot[edge])
         following = s.edge_next[edge]
+        # The edge returns to the free list.
         s.edge_next[edge] = s.reg[EDGE]
         s.reg[EDGE] = edge
         edge = following
@@ -211,6 +213,7 @@ def _done(s: State, m: int) -> None:
     if sender != receiver:
         _leave(s, receiver)
     if rule == SWITCHED and s.partner[m] >= 0:
+        # Only the leader of a switch operation has a flow; its partners finish one after the other with the same times.
         partner = s.partner[m]
         s.start_fs[partner], s.end_fs[partner] = s.start_fs[m], s.end_fs[m]
         s.phase[partner] = POST
@@ -299,6 +302,7 @@ def run(s: State, _sources: int = SOURCES) -> int:
     """Run until everything is finished, a lane needs a step not yet loaded, or a check fails; return the reason."""
     r = s.reg
     while True:
+        # All events of a timestamp and their zero-delay consequences come first; only then are rates settled, once.
         while True:
             if r[MOVING] > 0:
                 r[MOVING] -= 1
@@ -333,7 +337,7 @@ def run(s: State, _sources: int = SOURCES) -> int:
             settle(s)
             if r[STOP] != IDLE:
                 return int(r[STOP])
-            if r[CHAIN] >= 0:
+            if r[CHAIN] >= 0:  # flows that end in no time belong to the same timestamp
                 continue
         # Each pass adds at most two new times per slot: one for its phase, one for its rate.
         if r[HEAP] > len(s.heap) - 2 * len(s.phase):

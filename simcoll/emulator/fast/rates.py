@@ -126,7 +126,7 @@ def part_links(s: State, m: int) -> None:
         s.used[l] -= rate * s.weight[e]
         put_in_queue(s, l)
         last = s.head[l]
-        if s.next_flow[last] < 0:
+        if s.next_flow[last] < 0:  # a single flow remains, so its hop is private again
             s.shared[last] = 0
             find_own(s, s.owner[last])
     if not private:
@@ -163,6 +163,7 @@ def _water_level(s: State, l: int) -> int:
         e = s.next_flow[e]
     if lowest >= level:
         return level
+    # Flows with lower limits elsewhere leave capacity to the others, so the level rises until it excludes no further flow.
     while count:
         level = left // n
         kept = 0
@@ -195,6 +196,7 @@ def _notices(s: State, l: int, lower: int, new: int, old: int) -> bool:
 def _spread(s: State) -> int:
     """Propagate levels to the fixpoint; return the number of links that changed or lost their timer's flow."""
     r = s.reg
+    # The queue is a ring with room for every link: the flag ``queued`` keeps each link from being in it twice.
     at, waiting, changed, links = 0, r[DIRTY], 0, len(s.level)
     while waiting > 0:
         l = s.queue[at]
@@ -205,7 +207,7 @@ def _spread(s: State) -> int:
             continue
         old = s.level[l]
         new = _water_level(s, l)
-        if new == old and s.key[l] != r[NOW]:
+        if new == old and s.key[l] != r[NOW]:  # a timer that fires now must be set again even if the level is the same
             continue
         s.level[l] = new
         if s.marked[l] == 0:

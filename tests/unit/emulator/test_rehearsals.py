@@ -35,7 +35,7 @@ def kept(schedule):
 def test_every_size_and_protocol_as_on_their_own(kind, algorithm, params):
     machine = load_topology("dgx-h100", nodes=2)
     made, plain = (simcoll.schedule(kind, algorithm, nranks=16, **params) for _ in range(2))
-    made.known.again = len(PROTOCOLS)
+    made.known.expected_protocols = len(PROTOCOLS)
     chunks = made.layout.chunks
     for count in (4 * chunks, 3, 4096 * chunks, 5 * chunks + 1, chunks):
         for protocol in PROTOCOLS:
@@ -53,7 +53,7 @@ def test_every_size_and_protocol_as_on_their_own(kind, algorithm, params):
 def test_folded_runs_share_classes_between_protocols_with_caps_and_without():
     machine = load_topology("dgx-h100", nodes=16)
     made, plain = (simcoll.schedule("all_reduce", "recursive_doubling", nranks=128, channels=8) for _ in range(2))
-    made.known.again = 3
+    made.known.expected_protocols = 3
     for count in (1 << 14, 1 << 20):
         for protocol in PROTOCOLS[:3]:
             first, second = (simcoll.bind(each, count, protocol=protocol) for each in (made, plain))
@@ -68,7 +68,7 @@ def test_folded_runs_share_classes_between_protocols_with_caps_and_without():
 def test_what_holds_for_one_size_is_forgotten():
     machine = crossbar(16, "50 GB/s", "1 us")
     made = simcoll.schedule("all_reduce", "ring", nranks=16)
-    made.known.again = 3
+    made.known.expected_protocols = 3
     for count in (16, 17, 18):
         simcoll.emulate(simcoll.bind(made, count), machine, data="none", engine="fast")
     assert len(kept(made)) == 2
@@ -79,7 +79,7 @@ def test_what_holds_for_one_size_is_forgotten():
 def test_a_run_beyond_the_clock_leaves_nothing_behind():
     machine = crossbar(4, "1 MB/s", "1 us")
     made = simcoll.schedule("all_reduce", "ring", nranks=4)
-    made.known.again = 3
+    made.known.expected_protocols = 3
     small = simcoll.emulate(simcoll.bind(made, 1 << 10), machine, data="none", engine="fast")
     with pytest.raises(ConfigError, match="clock"):
         simcoll.emulate(simcoll.bind(made, 1 << 36), machine, data="none", engine="fast")
@@ -90,7 +90,7 @@ def test_a_run_beyond_the_clock_leaves_nothing_behind():
 def test_threads_that_play_one_schedule_at_once_do_not_meet():
     machine = load_topology("dgx-h100", nodes=4)
     made, plain = (simcoll.schedule("all_to_all", "pairwise", nranks=32) for _ in range(2))
-    made.known.again = len(PROTOCOLS)
+    made.known.expected_protocols = len(PROTOCOLS)
 
     def times(schedule):
         plans = [simcoll.bind(schedule, count, protocol=name) for count in (32, 4096) * 4 for name in PROTOCOLS]
