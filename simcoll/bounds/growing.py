@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -86,7 +87,14 @@ def grow(ends: Ints, capacity: Ints, shares: Sequence[int]) -> tuple[Tree, ...]:
     Tree(root=0, copies=2, links=((0, 1),))
     Tree(root=1, copies=1, links=((1, 0),))
     """
-    left, trees = _Left(ends, capacity, shares), []
+    return _grown_once(ends.tobytes(), capacity.astype(np.int64).tobytes(), tuple(shares))
+
+
+@lru_cache(maxsize=8)
+def _grown_once(ends: bytes, capacity: bytes, shares: tuple[int, ...]) -> tuple[Tree, ...]:
+    """The trees of the last few machines: schedules of other pieces, in or out of place, need the same."""
+    pairs, widths = np.frombuffer(ends, np.int64).reshape(2, -1), np.frombuffer(capacity, np.int64)
+    left, trees = _Left(pairs, widths, shares), []
     while left.total:
         root = int(np.argmax(left.held[left.n]))
         trees.append(_grown(left, root))

@@ -295,9 +295,13 @@ class Plan:
         return known.wait_pairs
 
     def _of_waits(self) -> Known | ScheduleKnown:
-        """Where to keep the waits: with the schedule, if no chunk is empty and the plan therefore has all of its transfers."""
-        whole = int(np.min(self.sizes, initial=np.iinfo(np.int64).max)) >= self.schedule.layout.chunks
-        return self.schedule.known if whole else self.known
+        """Where to keep the waits: with the schedule, if the plan has all of its transfers."""
+        return self.schedule.known if self.whole else self.known
+
+    @property
+    def whole(self) -> bool:
+        """Whether no chunk is empty, and the plan therefore has all transfers of the schedule."""
+        return int(np.min(self.sizes, initial=np.iinfo(np.int64).max)) >= self.schedule.layout.chunks
 
     def buffer_elements(self) -> Ints:
         """Elements of the input, output and scratch storage of every rank: ``[nranks, 3]``.
