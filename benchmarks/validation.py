@@ -77,6 +77,12 @@ REASONS = """
       fast, and rings on H100 with AMD's CPUs over InfiniBand, right today (-6 to +6 % up to 256 KiB), would be up to 25 % too slow. So
       neither the CPU nor the channels alone explain it; the cause on A100 is unknown, and a rate for A100 alone would be
       fitted to this table. Not adopted.
+    * Store and forward at the NICs: a chunk is written, sent and read one after the other, which latency plus size over rate does not
+      count. For two crossings that is 1.4 us at 1 MiB, where 19 are missing.
+    * Other A100 with AMD's CPUs and InfiniBand, each left out of the fit, without the launch of the run, under LL (64 to 512 KiB) and
+      LL128 (256 KiB to 16 MiB): DeepOps' forced rings -38 and -16 %, all_gather of ALCF Sophia -32 and -10 %; but all_reduce of Sophia
+      +17 and +12 %, Azure +7 and -5 %, another Azure +26 and +1 %, Crusoe +16 and +7 % (these were free to run trees where rings are
+      predicted). Two tables of one machine have both signs, so a correction for such rings makes one worse as it makes the other better.
 * **Small sizes on clouds.** The launch time differs by 10 to 30 us between runs on the same machine. Two points of your own
   remove this error.
 * **all_gather and reduce_scatter over nodes from 256 KiB to 64 MiB** take up to twice as long as predicted on eight fast NICs
@@ -89,6 +95,16 @@ REASONS = """
   128, 16 up to 256, and 32 beyond; B200 took 792, 799 and 808 us at these three sizes. Over nodes it has 2, from some ranks on 1: ten
   H100 nodes reach 25 GB/s of NICs of 50. That 10 nodes of 8 reach only 15 is not explained.
 * **20 racks of GB200**: the measured rate is half of that of two racks.
+
+Plateaus that nothing was fitted to, all_reduce unless named, in GB/s of bus bandwidth:
+
+| GPUs | published | predicted | source |
+|---|---|---|---|
+| 8 H200, 4 GiB | 475 | 469 | github.com/NVIDIA/nccl-tests, issue 272 |
+| 8 H100, 8 GiB | about 480 | 470 | a maintainer in github.com/NVIDIA/nccl-tests, issue 212 |
+| 8 H100, 8 GiB, others than all_reduce | 370 | 355 (all_gather) to 369 (broadcast) | as above |
+| 8 A100, 8 GiB | about 230 | 227 | a maintainer in github.com/NVIDIA/nccl-tests, issue 149 |
+| 8 GB200 of two trays, 8 GiB | 811 | 845 | lixueduan.com, posts/ai/13-gb200-mnnvl-nccl-test |
 
 Not mapped to a machine, so neither predicted nor fitted: T4 and RTX PRO 6000 on EFA without GPUDirect, H20, A800, H200 NVL, H100 NVL and
 PCIe pairs, L40S, V100 on the first EFA, and tables whose page does not name the NICs.
