@@ -51,11 +51,11 @@ _FREE = {
 """Operators that launch no kernel, besides views and queries."""
 _MOVES = (
     "_adaptive_avg", "_embedding_bag", "_foreach_", "_fused_", "_log_softmax", "_pad", "_softmax", "_to_copy", "arange", "avg_pool",
-    "bernoulli", "bucketize", "cat", "clone", "col2im", "constant_pad", "copy", "cum", "dot", "embedding", "eye", "fill", "flip",
-    "full", "gather", "im2col", "index", "linspace", "log_", "masked_", "max_pool", "multinomial", "mv", "native_", "new_", "nll_loss",
-    "nonzero", "normal", "one_hot", "ones", "pad", "rand", "reflection_pad", "repeat", "roll", "scalar_tensor", "scatter",
-    "select_backward", "select_scatter", "slice_backward", "slice_scatter", "split_with_sizes_copy", "stack", "tril", "triu",
-    "unfold", "uniform", "upsample", "zero",
+    "batch_norm", "bernoulli", "bucketize", "cat", "clone", "col2im", "constant_pad", "copy", "cum", "dot", "embedding", "eye", "fill",
+    "flip", "full", "gather", "im2col", "index", "linspace", "log_", "masked_", "max_pool", "multinomial", "mv", "native_", "new_",
+    "nll_loss", "nonzero", "normal", "one_hot", "ones", "pad", "rand", "reflection_pad", "repeat", "roll", "scalar_tensor", "scatter",
+    "select_backward", "select_scatter", "slice_backward", "slice_scatter", "split_with_sizes_copy", "stack", "tril", "triu", "unfold",
+    "uniform", "upsample", "zero",
 )  # fmt: skip
 """Name prefixes of memory-bound operators, besides those that PyTorch tags as pointwise or reductions."""
 

@@ -35,6 +35,7 @@ from torch.distributed.fsdp._flat_param import FlatParamHandle
 
 from simcoll.distributed.api.making_groups import note_group
 from simcoll.distributed.stores import HashStore
+from simcoll.torch.batch_norm import add_kernels, batch_norm_replacements
 from simcoll.torch.compilation import compile_replacements
 from simcoll.torch.compute_time import compute_replacements
 from simcoll.torch.devices import CudaIsCpu, device_replacements
@@ -167,6 +168,8 @@ def prepared(modules: OwnModules | None = None, *, cuda: str | None = None) -> I
             _replace_all(undo, changes())
         if cuda is not None:
             _replace_all(undo, device_replacements(cuda))
+            _replace_all(undo, batch_norm_replacements())
+            add_kernels(undo)
         if modules is not None:
             undo.callback(sys.modules.update, modules.hidden())
             _replace_all(undo, modules.replacements())
@@ -198,6 +201,8 @@ def _change_torch(undo: contextlib.ExitStack) -> None:
     _replace(undo, distributed_c10d, "PrefixStore", prefixed)
     _change_fully_sharded(undo)
     _replace(undo, torch._C.Future, "wait", _wait(torch._C.Future.wait))
+    counting = "_set_forward_pass_work_handle"
+    _replace(undo, c10d.Reducer, counting, _counted(getattr(c10d.Reducer, counting)))
     _replace(undo, functools.cached_property, "__get__", _without_lock(functools.cached_property.__get__))
     for module in (dist, distributed_c10d):
         _replace(undo, module, "monitored_barrier", _monitored_barrier(distributed_c10d.monitored_barrier))
@@ -264,6 +269,16 @@ def _monitored_barrier(
     if timeout is not None and not isinstance(timeout, float):
         distributed_c10d._check_valid_timeout(timeout)
     found.monitored_barrier(timeout, wait_all_ranks)
+
+
+@for_ranks
+def _counted(_thread: RankThread, standard: Callable[..., None], reducer: Any, work: Any, static: bool) -> None:
+    """How many ranks still have inputs, in ``Join``: the reducer would wait in C++, where no other rank runs."""
+    if not static:
+        future = work.get_future()
+        future.wait()
+        work = c10d._create_work_from_future(future)
+    standard(reducer, work, static)
 
 
 @for_ranks

@@ -776,6 +776,21 @@ def test_the_time_estimator():
     assert result.operations == 2
 
 
+@pytest.mark.filterwarnings("ignore:.*was never waited for:UserWarning")
+def test_gradients_of_uneven_inputs_are_means_over_the_ranks_that_have_some():
+    def program(rank, world_size):
+        dist.init_process_group("simcoll")
+        model, gradients = nn.parallel.DistributedDataParallel(nn.Linear(1, 1, bias=False)), []
+        with model.join(divide_by_initial_world_size=False):
+            for step in range(2 + rank):
+                model.zero_grad()
+                model(torch.full((1, 1), float(step + rank))).sum().backward()
+                gradients.append(model.module.weight.grad.item())
+        return gradients
+
+    assert backend.spawn(program, 3).returns == ([1.0, 2.0], [1.0, 2.0, 3.5], [1.0, 2.0, 3.5, 5.0])
+
+
 PROGRAM = """
 import torch
 import torch.distributed as dist

@@ -1,0 +1,82 @@
+"""``SyncBatchNorm`` where scripts find GPUs: batches of all ranks are normalized as one batch."""
+
+import copy
+
+import pytest
+
+from tests.support.deferred import Deferred, needs_torch
+
+torch, nn, dist = Deferred("torch"), Deferred("torch.nn"), Deferred("torch.distributed")
+backend = Deferred("simcoll.torch")
+
+pytestmark = needs_torch
+
+
+def train(module, x, target):
+    """The output, the gradient of the input, and what the module has learnt, of one batch."""
+    y = module(x)
+    (y * target).sum().backward()
+    return y.detach(), x.grad
+
+
+def norm(momentum, affine):
+    torch.manual_seed(1)
+    made = nn.BatchNorm2d(3, momentum=momentum, affine=affine)
+    if affine:
+        nn.init.normal_(made.weight)
+        nn.init.normal_(made.bias)
+    return made
+
+
+@pytest.mark.parametrize(("momentum", "affine"), [(0.1, True), (None, True), (0.3, False)])
+@pytest.mark.parametrize("sizes", [[4, 4], [1, 5, 2]])
+def test_the_ranks_batches_are_one_batch(sizes, momentum, affine):
+    def program(rank, world_size):
+        dist.init_process_group("nccl")
+        torch.manual_seed(0)
+        batch, target = torch.randn(2, sum(sizes), 3, 2, 5)
+        begin = sum(sizes[:rank])
+        mine = slice(begin, begin + sizes[rank])
+        whole = norm(momentum, affine)
+        part = nn.SyncBatchNorm.convert_sync_batchnorm(norm(momentum, affine)).cuda()
+        for _ in range(2):
+            expected = train(whole, batch.clone().requires_grad_(), target)
+            got = train(part, batch[mine].clone().cuda().requires_grad_(), target[mine])
+            for one, all_of_it in zip(got, expected, strict=True):
+                torch.testing.assert_close(one, all_of_it[mine], rtol=1e-4, atol=1e-5)
+        for parameter in part.parameters():
+            dist.all_reduce(parameter.grad)
+        torch.testing.assert_close(part.state_dict(), whole.state_dict())
+        for one, other in zip(part.parameters(), whole.parameters(), strict=True):
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-5)
+        part.eval(), whole.eval()
+        torch.testing.assert_close(part(batch), whole(batch), rtol=1e-4, atol=1e-5)
+
+    backend.spawn(program, len(sizes), cuda_is_cpu=True)
+
+
+def test_a_model_with_distributed_data_parallel():
+    """A step on parts of a batch is a step on all of it."""
+
+    def program(rank, world_size):
+        dist.init_process_group("nccl")
+        torch.manual_seed(0)
+        whole = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(whole)).cuda()
+        model = nn.parallel.DistributedDataParallel(model, device_ids=[rank])
+        x = torch.randn(2 * world_size, 6)
+        whole(x).square().mean().backward()
+        model(x[2 * rank : 2 * rank + 2]).square().mean().backward()
+        for one, other in zip(model.parameters(), whole.parameters(), strict=True):
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-5)
+
+    backend.spawn(program, 3, cuda_is_cpu=True)
+
+
+def test_without_gpus_it_is_refused_as_by_pytorch():
+    def program(rank, world_size):
+        dist.init_process_group("gloo")
+        nn.SyncBatchNorm(3)(torch.randn(4, 3))
+
+    with pytest.raises(ValueError, match="expected input tensor to be on GPU"):
+        backend.spawn(program, 2)
