@@ -50,8 +50,8 @@ MOST_SLOTS = 1 << 17
 MOST_JOINED = 1 << 26
 """Limit of links of switch operations: every message has room for those of the largest operation."""
 MANY_UNEVEN = 1 << 15
-"""Up to this number, messages of unequal chunks are played one by one: their classes hold for one size only. So are those of switches in a
-run that may be the only one: beyond it, the links of all operations cost more than classes."""
+"""Up to this number, messages of unequal chunks are played one by one, because their classes hold for one size only. The same holds for
+switch operations in a run that may be the only one; beyond, the links of all operations cost more than finding classes."""
 
 
 class Ends(NamedTuple):

@@ -243,10 +243,8 @@ def _grouped(machine: Machine, collective: str, size_bytes: Floats, library: Lib
     else:
         one = number(f"{kind}.p2p_channel_rate", inf)
         each = np.where(short & (one < inf), number("correction.p2p_ll_rate"), one)
-    beside = machine.inside in {
-        "pcie",
-        "host",
-    }  # a GPU reaches its NIC over the links to its neighbours, and no other GPU's NIC
+    # A GPU then reaches its NIC over the links to its neighbours, and cannot reach another GPU's NIC.
+    beside = machine.inside in {"pcie", "host"}
     near = (s.per_domain - 1) / s.ranks if collective == "all_to_all" and not beside else sent
     seconds_per_GB = np.maximum(near / gpu, sent / (channels * each))
     latency = start + np.where(short, 0.0, number("correction.p2p_simple_start"))
@@ -260,7 +258,7 @@ def _grouped(machine: Machine, collective: str, size_bytes: Floats, library: Lib
             net = 1 / own
         elif collective == "all_to_all":
             net = remote / s.ranks * s.per_domain / nic
-        else:  # NCCL receives by a GPU's own NIC, and sends, over NVLink, by that of the receiver's place in its node
+        else:  # NCCL receives on a GPU's own NIC, and sends, over NVLink, on the NIC of the receiver's place in its node
             net = remote / s.ranks / (own if beside or collective == "gather" else nic)
         seconds_per_GB = np.maximum(seconds_per_GB, net)
     return Cost("grouped", "Simple", searched(machine, library).channels, latency, 1 / seconds_per_GB)
@@ -269,10 +267,10 @@ def _grouped(machine: Machine, collective: str, size_bytes: Floats, library: Lib
 def _sending(
     machine: Machine, piece: Floats, peers: int, library: Library, environment: Environment
 ) -> tuple[Floats, NDArray[np.bool_]]:
-    """Channels in which a GPU sends pieces to its peers, and where they go by LL.
+    """Number of channels on which a GPU sends pieces to its peers, and a mask of the sizes that use LL.
 
-    As in ``ncclTopoComputeP2pChannels`` and ``addP2pToPlan`` of NCCL, a message has few channels, so that messages to all ranks
-    have channels of their own, and twice as many as long as the part of a channel is too long.
+    As in NCCL's ``ncclTopoComputeP2pChannels`` and ``addP2pToPlan``, a message has few channels, so that messages to different ranks
+    have separate channels; the number doubles while a channel's part of a message is too long.
     """
     s = shape(machine)
     found = 2 * searched(machine, library).channels

@@ -247,7 +247,7 @@ def _counted(schedule: Schedule, source: Ints, chunk: Ints) -> Words:
 
 
 def _check_outputs(schedule: Schedule, memory: Memory, *, exact: bool) -> tuple[Words, bool]:
-    """Compare every output with the required contributions; return trees of reductions, and whether those of a chunk are alike."""
+    """Compare outputs with the required contributions; return reduction trees, and whether those of each chunk are equal."""
     collective, per_rank = schedule.collective, schedule.layout.output_base
     sums = None if exact else _sums(schedule)
     wrong = [np.zeros((2, 0), np.int64)]
@@ -277,7 +277,7 @@ def _check_outputs(schedule: Schedule, memory: Memory, *, exact: bool) -> tuple[
 
 
 def _level(made: Words, *, alike: bool, switched: bool) -> str:
-    """The level of the reduction order, from a tree of each reduced chunk."""
+    """The level of the reduction order, given a tree for each reduced chunk."""
     if not len(made):
         return ""
     if not alike or switched:
@@ -367,7 +367,7 @@ def _proved(schedule: Schedule, *, exact: bool) -> Proof:
 
 
 def _followed(schedule: Schedule, *, exact: bool) -> tuple[Memory, int, int]:
-    """The memory after the last step; steps and transfers."""
+    """The memory after the last step, and the numbers of steps and transfers."""
     memory = start(schedule, exact=exact)
     count = steps = 0
     for number, step in lowered(schedule, as_given=True):
@@ -380,7 +380,7 @@ def _followed(schedule: Schedule, *, exact: bool) -> tuple[Memory, int, int]:
 
 
 def _by_parts(schedule: Schedule) -> Proof | None:
-    """A proof of a long vector part by part; None where it has none, or the full proof must decide or explain."""
+    """A proof of a long vector part by part; None if there are no parts, or the full proof must decide or explain."""
     some, sizes = parts(schedule)
     if not some:
         return None

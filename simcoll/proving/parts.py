@@ -1,6 +1,7 @@
-"""A long vector proved a part at a time: of a schedule whose transfers keep their place in it, each part is a schedule of its own.
+"""Splits a schedule on a long vector into parts that can be proved one by one.
 
-What a chunk holds then depends on chunks of its own place only, so a proof takes the memory of one part.
+If every transfer keeps its position in the vector, the content of a chunk depends only on chunks at the same position. Each part of the
+vector is then a separate schedule, and a proof needs memory for only one part.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from simcoll.core.schedule import SYNC, Schedule, Step, lowered
 __all__ = ["parts"]
 
 CELLS = 2**22
-"""So many chunks of all ranks are followed at a time: 64 MiB, and half as much again for a step."""
+"""Number of chunks, over all ranks, followed at a time: 64 MiB, plus half as much for a step."""
 
 
 def parts(schedule: Schedule) -> tuple[list[Schedule], list[int]]:
-    """The parts of a schedule, and the transfers of each of its steps; none where chunks are few, or a transfer leaves its part."""
+    """The parts of a schedule, and its number of transfers per step; empty if chunks are few, or a transfer changes its position."""
     layout = schedule.layout
     number = min(-(-schedule.nranks * layout.size // CELLS), layout.chunks)
     if number < 2 or layout.collective.nblocks != 1 or layout.scratch.size:
@@ -35,7 +36,7 @@ def parts(schedule: Schedule) -> tuple[list[Schedule], list[int]]:
 
 
 def _part(schedule: Schedule, first: int, last: int) -> Schedule:
-    """What a schedule does with the chunks from ``first`` to ``last`` of each vector."""
+    """The schedule restricted to the chunks ``first .. last - 1`` of each vector."""
     chunks, width = schedule.layout.chunks, last - first
 
     def steps() -> Iterator[Step]:
@@ -48,5 +49,5 @@ def _part(schedule: Schedule, first: int, last: int) -> Schedule:
             yield Step(step.src_rank[rows], src, step.dst_rank[rows], dst, count, step.op[rows], step.channel[rows])
 
     part = replace(schedule, layout=replace(schedule.layout, chunks=width), source=steps)
-    part.known.checked = True  # as the whole is
+    part.known.checked = True  # like the whole schedule
     return part

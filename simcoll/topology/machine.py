@@ -169,7 +169,7 @@ def _inside(topology: Topology, domain: Ints) -> tuple[str, int]:
 
 
 def _between(topology: Topology, domain: Ints, gpu_uBps: int) -> int:
-    """What the NVLinks between two GPUs of a domain carry, the least of all pairs; behind switches, all links of a GPU."""
+    """Capacity of the NVLinks between two GPUs of a domain, the minimum over pairs; behind switches, of all links of a GPU."""
     rank = np.full(len(topology.node_names), -1, dtype=np.int64)
     rank[topology.rank_nodes] = np.arange(topology.nranks)
     src, dst = rank[topology.link_src], rank[topology.link_dst]

@@ -38,7 +38,7 @@ def grouped(columns: Sequence[Array]) -> tuple[Ints, bool]:
 
 
 def _whole(column: Array) -> Ints:
-    """A column as the compiled loops take it; one at a time, for they are long."""
+    """A column in the form that the compiled loops take; converted one at a time to save memory."""
     return np.require(column, np.int64, ["C", "W"])
 
 

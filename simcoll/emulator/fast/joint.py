@@ -12,7 +12,7 @@ from simcoll.core.step import distinct
 __all__ = ["joint_costs", "joint_links", "partners"]
 
 MARKED = 1 << 26
-"""Up to so many pairs of an operation and a link are marked, which is quicker than to sort them."""
+"""Up to this number of pairs of an operation and a link, marking is faster than sorting."""
 
 
 def joint_links(leader: Ints, links: Shorts, own: Ints, up: Shorts, linked: Ints | None = None) -> Shorts:
@@ -39,7 +39,7 @@ def joint_links(leader: Ints, links: Shorts, own: Ints, up: Shorts, linked: Ints
 
 
 def _sorted(base: int, leader: Ints, links: Shorts, own: Ints, up: Shorts) -> tuple[Ints, Ints]:
-    """Each leader with each link below ``base`` of its operation, in order."""
+    """Pairs of a leader and a link of its operation, sorted, without duplicates; links are below ``base``."""
     row, column = np.nonzero((links >= 0) & (leader[:, None] >= 0))
     more, place = np.nonzero(up >= 0)
     pairs = np.concatenate([leader[row] * base + links[row, column], leader[own[more]] * base + up[more, place]])
@@ -47,7 +47,7 @@ def _sorted(base: int, leader: Ints, links: Shorts, own: Ints, up: Shorts) -> tu
 
 
 def _marked(leaders: Ints, base: int, leader: Ints, links: Shorts, own: Ints, up: Shorts) -> tuple[Ints, Ints]:
-    """The same for few leaders. What has no leader and what is no link marks the last row and column, which are left out."""
+    """The same for few leaders. Rows without a leader and padding mark the last row and column, which are dropped."""
     marks = np.zeros((len(leaders) + 1, base + 1), np.bool_)
     number = np.full(len(leader) + 1, -1)
     number[leaders] = np.arange(len(leaders))

@@ -77,7 +77,7 @@ def _add(
     _sources: int = SOURCES,
 ) -> None:
     """See :func:`spread`."""
-    place = 0  # of the next row that has links
+    place = 0  # index of the next row that has links
     for row in range(len(cost)):
         here = row
         if len(linked) or not len(links):

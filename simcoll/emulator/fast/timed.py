@@ -35,8 +35,8 @@ class Shape:
 
     ``sender`` and ``receiver`` are lanes; ``links`` is ``[rows, hops]``, padded with -1, and ``weight``, of the same shape, is the
     number of such flows on one such link. ``connection`` numbers connections if lane pairs do not identify them. ``leader`` is, for each
-    row of a switch operation, the operation's first row, which carries the joint flow; else -1. ``linked`` has the rows that ``links``
-    describes, in order, if the others have none.
+    row of a switch operation, the operation's first row, which carries the joint flow; else -1. ``linked`` lists the rows of
+    ``links``, in order, if the other rows have no links.
     """
 
     sender: Ints
@@ -50,7 +50,7 @@ class Shape:
     linked: Ints | None = None
 
     def links_of(self, rows: Ints) -> Shorts:
-        """The links of some rows."""
+        """The links of some rows, padded with -1."""
         if self.linked is None:
             return self.links[rows]
         place = np.minimum(np.searchsorted(self.linked, rows), len(self.linked) - 1)
