@@ -1,4 +1,4 @@
-"""How far predictions are from published measurements, on systems that the library's numbers were not fitted to."""
+"""Errors of predictions against published measurements, with each system left out of the fit."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from simcoll.planning.measurements import Table, published_tables
 __all__ = ["BANDS", "WAYS", "Error", "errors_of", "left_out_library", "measure", "medians"]
 
 BANDS = ("small", "middle", "large")
-"""Below 64 KiB, up to 64 MiB, and from there on."""
+"""Below 64 KiB, up to 64 MiB, and above."""
 WAYS = ("uncalibrated", "two points", "six points")
 SIX = (8, 2**16, 2**20, 2**23, 2**26, 2**30)
-"""Sizes near which six points are taken; of two points the first and the last."""
+"""Target sizes of six calibration points; two points are the first and the last."""
 FEWEST_ROWS = 7
-"""Tables with fewer rows are not calibrated: too little would be left to compare with."""
+"""Minimum number of rows for a calibration, so that enough are left to compare."""
 
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """One row: measured and predicted time, the prediction without having seen this system."""
+    """One row: measured time, and the time predicted with its system left out."""
 
     table: Table
     way: str
@@ -45,7 +45,7 @@ class Error:
 
     @property
     def band(self) -> str:
-        """Which of :data:`BANDS`."""
+        """The band of :data:`BANDS`."""
         return band_of(self.size_bytes)
 
 
@@ -68,7 +68,7 @@ def _left_out() -> dict[str, dict[str, float]]:
 
 
 def left_out_library(name: str, system: str) -> Library:
-    """The library as it was fitted without the tables of a system."""
+    """The library fitted without the tables of a system."""
     library = load_library(name)
     changes: dict[str, Value] = {}
     lists: dict[str, list[float]] = {}
@@ -82,9 +82,9 @@ def left_out_library(name: str, system: str) -> Library:
 
 
 def errors_of(table: Table, *, by_formula: bool = False) -> list[Error]:
-    """All rows of a table, uncalibrated, and without the calibrated rows with two and six points.
+    """Errors of a table: all rows uncalibrated, and with two and six points the rows that were not fitted.
 
-    ``by_formula`` plays no events, which takes long for thousands of ranks.
+    ``by_formula`` avoids emulation, which takes long for thousands of ranks.
     """
     library, machine = left_out_library(table.library, table.system), table.machine()
     settings, fitter = table.settings(), formula(table.collective, machine, library, table.settings())
@@ -117,7 +117,7 @@ def errors_of(table: Table, *, by_formula: bool = False) -> list[Error]:
 
 
 def _nearest(rows: Sequence[tuple[int, int]], sizes: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    """The rows nearest to some sizes; a first row that is warm-up does not count."""
+    """The rows nearest to some sizes; a first row that shows warm-up is skipped."""
     first = next(
         place for place, row in enumerate(rows) if place + 1 == len(rows) or row[1] <= 1.5 * rows[place + 1][1]
     )
@@ -127,7 +127,7 @@ def _nearest(rows: Sequence[tuple[int, int]], sizes: Iterable[int]) -> tuple[tup
 
 
 def measure(progress: Callable[[str], None] | None = None) -> list[Error]:
-    """Every row of every published table."""
+    """Compute the errors of all published tables."""
     found = []
     for table in published_tables():
         if progress is not None:

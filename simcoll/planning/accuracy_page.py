@@ -1,4 +1,4 @@
-"""The page on accuracy: figures of left-out systems, what each addition to NCCL's formula is worth, and where predictions are off."""
+"""The accuracy page: errors on left-out systems, the effect of each term of the formula, and the largest deviations."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _figures(errors: Sequence[Error]) -> Iterator[str]:
 
 
 def _noise(tables: Sequence[Table]) -> dict[str, object]:
-    """How far two systems of one kind are apart."""
+    """Differences between two systems of one kind."""
     found: dict[str, list[float]] = {band: [] for band in BANDS}
     pairs = 0
     for place, one in enumerate(tables):
@@ -163,7 +163,7 @@ def _groups(errors: Sequence[Error], title: str, of: Callable[[Table], str]) -> 
 
 
 def _neutral(library: Library, changes: dict[str, float]) -> Library:
-    """The library with every number whose place ends so at its neutral value."""
+    """The library with all numbers of certain names set to their neutral values."""
     found = {}
     for place in library.values:
         for ending, value in changes.items():
@@ -225,7 +225,7 @@ def _worth() -> Iterator[str]:
 
 
 def _furthest(errors: Sequence[Error]) -> Iterator[str]:
-    """The bands of tables with the largest median error, and what is left when offset and rate are right."""
+    """The bands of tables with the largest median error, and the error left after correcting offset and rate."""
     groups: dict[tuple[str, str], list[Error]] = {}
     for error in errors:
         if error.way == WAYS[0]:
@@ -260,7 +260,7 @@ def _tables(errors: Sequence[Error]) -> Iterator[str]:
 
 
 def _ending(errors: Sequence[Error]) -> str:
-    """What timed the rows, and what these figures do not say."""
+    """Notes on how rows were timed, and on the limits of these figures."""
     blind = [error for error in errors if error.way == WAYS[0]]
     events = sum(error.timed_by == "events" for error in blind)
     return ENDING.format(events=events, rows=len(blind), missing="; ".join(load_library("nccl").missing))

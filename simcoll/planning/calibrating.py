@@ -1,4 +1,4 @@
-"""From logs of measurements to a calibration of the machine that they were taken on."""
+"""Calibrate a machine from logs of measurements."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ __all__ = ["Gathered", "fitted", "gathered"]
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """Everything in logs that a calibration is made of.
+    """The content of logs that a calibration uses.
 
     Attributes
     ----------
     series
-        Measured rows with their predictors; where there is a tuning table, the choices are NCCL's own.
+        Measured rows with their predictors, which follow NCCL's tuning table if there is one.
     tuning
-        NCCL's tables, each once.
+        NCCL's tuning tables, without duplicates.
     sources, libraries
-        A line for each series, and the libraries that they are predicted by.
+        A line for each series, and the library that predicts it.
     notes
-        What was left out.
+        Content that was skipped.
     """
 
     series: tuple[Series, ...]
@@ -47,7 +47,7 @@ def gathered(
     Raises
     ------
     ConfigError
-        With the log, when it has nothing to fit.
+        With the log, if it has nothing to fit.
     """
     settings: list[tuple[str, Setting]] = []
     tuning: dict[TuningTable, None] = {}
@@ -81,7 +81,7 @@ def gathered(
 
 
 def _alike(settings: Sequence[tuple[str, Setting]]) -> list[list[tuple[str, Setting]]]:
-    """Runs that were repeated, together: a row that is left out must not have a twin in the fit."""
+    """Group repeated runs, so that a row left out has no duplicate in the fit."""
     found: dict[object, list[tuple[str, Setting]]] = {}
     for name, each in settings:
         key = (each.table.collective, each.table.nranks, each.topology.name, str(each.library), each.environment)
@@ -90,13 +90,13 @@ def _alike(settings: Sequence[tuple[str, Setting]]) -> list[list[tuple[str, Sett
 
 
 def _predictor(setting: Setting, tuning: tuple[TuningTable, ...]) -> Predictor:
-    """The formula, choosing as the machine's own tuning tables do."""
+    """The formula, with the choices of the machine's tuning tables."""
     own = setting.formula()
     return (lambda sizes, calibration: own(sizes, replace(calibration, tuning=tuning))) if tuning else own
 
 
 def fitted(found: Gathered, parameters: Sequence[str] | None, topology: str) -> Calibration:
-    """The calibration of a machine, with its sources.
+    """Fit the calibration of a machine.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Seeded draws before a run: values of distributions from hashes of (seed, stream, number), in integers and decimals, alike everywhere."""
+"""Seeded random draws before a run, from hashes of (seed, stream, number), in integers and decimals: equal on all machines."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ __all__ = ["DIGITS", "PPM", "exponential", "flaps", "lognormal", "standard_expon
 PPM = 10**6
 DIGITS = Context(prec=24)
 BLOCK = 256
-"""Words that are made at a time."""
+"""Words generated at a time."""
 _QUANTILES_PPM = tuple(round(PPM * NormalDist().inv_cdf((128.5 + k) / 256)) for k in range(128))
-"""Of the standard normal distribution, the same on every machine: none of these is near a half."""
+"""Quantiles of the standard normal distribution; none is near a rounding boundary, so they are equal on all machines."""
 
 
 def words(seed: int, stream: int) -> Iterator[int]:
-    """Pseudo-random 64-bit words without end, a function of (seed, stream) only."""
+    """An endless stream of pseudo-random 64-bit words, a function of (seed, stream) only."""
     for first in count(int(token_at(np.array([stream]), seed)[0] >> np.uint64(2)), BLOCK):
         yield from token_at(np.arange(first, first + BLOCK), 0).tolist()
 
 
 def lognormal(word: int, median: int, sigma_ppm: int) -> int:
-    """A value of a lognormal distribution by its median and the standard deviation of its logarithm, in millionths.
+    """Draw from a lognormal distribution, given its median and its logarithm's standard deviation in millionths.
 
-    It is one of 256 equally likely ones, of which the most extreme are 2.89 standard deviations away.
+    Takes one of 256 equally likely values, the most extreme of which are 2.89 standard deviations away.
 
     >>> [lognormal(word << 56, 1000, 500_000) for word in (0, 127, 128, 255)]
     [1002, 4233, 998, 236]
@@ -42,12 +42,12 @@ def lognormal(word: int, median: int, sigma_ppm: int) -> int:
 
 
 def standard_exponential(word: int) -> Decimal:
-    """A value of the exponential distribution with mean 1."""
+    """Draw from the exponential distribution with mean 1."""
     return -DIGITS.ln((Decimal(word) + 1) / (1 << 64))
 
 
 def exponential(word: int, mean: int) -> int:
-    """A value of an exponential distribution, at least 1.
+    """Draw from an exponential distribution, at least 1.
 
     >>> [exponential(word << 62, 1000) for word in (1, 2, 3)]
     [1386, 693, 287]
@@ -56,7 +56,7 @@ def exponential(word: int, mean: int) -> int:
 
 
 def flaps(seed: int, link: int, mtbf_fs: int, mttr_fs: int, until_fs: int) -> Iterator[tuple[int, int]]:
-    """When a link goes down before a time, and for how long: both times exponential, by their means, in femtoseconds.
+    """Times at which a link goes down before ``until_fs``, and their durations: exponential, in femtoseconds.
 
     >>> list(flaps(1, 0, 10**12, 10**10, 2 * 10**12))
     [(138364493106, 21250660171), (950013433131, 3516156404)]

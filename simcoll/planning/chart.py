@@ -1,4 +1,4 @@
-"""The picture of a sweep: bus bandwidth and time over size, a curve per algorithm, and the bound."""
+"""Pictures of sweeps: bus bandwidth and time over size, a curve per algorithm, and the bound."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["busbw_svg", "comparison_svg", "shares_svg"]
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
 _MARKERS = ("o", "^", "s", "x")
-"""One for each round of the colours."""
+"""One marker per cycle of the colours."""
 
 
 def _curves(rows: Sequence[Row]) -> dict[str, list[Row]]:
@@ -33,9 +33,9 @@ def _curves(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def busbw_svg(title: str, kind: str, nranks: int, rows: Sequence[Row], *, run: str = "") -> bytes:
-    """An SVG picture; the same rows give the same bytes. For a barrier, which has no bytes, the times.
+    """Draw bus bandwidth as SVG (for a barrier, times), deterministic to the byte.
 
-    ``run`` names the results that it belongs to, in the picture's metadata.
+    ``run`` identifies the results in the picture's metadata.
     """
 
     def bandwidths(panels: Sequence[Any]) -> None:
@@ -49,7 +49,7 @@ def busbw_svg(title: str, kind: str, nranks: int, rows: Sequence[Row], *, run: s
 
 
 def comparison_svg(title: str, tables: Mapping[str, Sequence[Compared]]) -> bytes:
-    """Measured and predicted time over size with the bound, both axes logarithmic, a panel for every table."""
+    """Draw measured and predicted time over size with the bound, log-log, one panel per table."""
 
     def times(panels: Sequence[Any]) -> None:
         for axes, (name, rows) in zip(panels, tables.items(), strict=True):
@@ -87,7 +87,7 @@ def comparison_svg(title: str, tables: Mapping[str, Sequence[Compared]]) -> byte
 
 
 def shares_svg(title: str, axis: str, curves: Mapping[str, tuple[Sequence[float], int]], *, run: str = "") -> bytes:
-    """For each curve, the share of a number of cases whose values, in ascending order, are at most so large."""
+    """Draw cumulative distributions: for each curve, the share of cases up to each value."""
 
     def shares(panels: Sequence[Any]) -> None:
         axes = panels[0]
@@ -112,7 +112,7 @@ def shares_svg(title: str, axis: str, curves: Mapping[str, tuple[Sequence[float]
 def _picture(
     title: str, count: int, draw: Callable[[Sequence[Any]], None], *, shared: bool = True, run: str = ""
 ) -> bytes:
-    """Panels one above the other, drawn, as SVG."""
+    """Draw stacked panels as SVG."""
     import matplotlib as mpl
 
     mpl.use("svg")
@@ -138,7 +138,7 @@ def _picture(
 
 
 def _draw_times(axes: Any, rows: Sequence[Row]) -> None:
-    """A bar for every run: without bytes, as in a barrier, there is no bandwidth, only time."""
+    """Draw a bar of the time of every run, for operations without bytes such as a barrier."""
     names = [str(row) for row in rows]
     axes.barh(names, [row.time_fs / 1e9 for row in rows], color=_COLOURS[0])
     for label in axes.get_yticklabels():
@@ -173,7 +173,7 @@ def _draw_bandwidths(axes: Any, kind: str, nranks: int, rows: Sequence[Row]) -> 
 
 
 def _draw_latencies(axes: Any, rows: Sequence[Row]) -> None:
-    """Small sizes, which a linear bandwidth hides; the colours are those of the panel above."""
+    """Draw small sizes, which a linear bandwidth axis hides, in the colours of the panel above."""
     timed = [row for row in rows if row.time_fs]
     _draw_curves(axes, timed, lambda row: row.time_fs / 1e9)
     _draw_bound(axes, timed, "lower bound for any schedule", lambda row: row.bound_fs / 1e9)

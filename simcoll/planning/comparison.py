@@ -1,4 +1,4 @@
-"""Measured tables beside what a library is predicted to take: ratios, ranges that deviate, and hypotheses that were tested."""
+"""Compare measured tables with a library's predictions: ratios, and ranges that deviate."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ __all__ = [
 ]
 
 BANDS = (("below 64 KiB", 0, 2**16), ("64 KiB to 64 MiB", 2**16, 2**26), ("from 64 MiB", 2**26, 2**62))
-"""Sizes that are judged apart: by latency, by protocol, by rate."""
+"""Size bands, dominated by latency, protocol and bandwidth."""
 DEVIATES = 1.25
-"""A factor between predicted and measured from which a row is called out."""
+"""Ratio of predicted and measured time above which a row is reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A measured table, and everything that its prediction needs."""
+    """A measured table, and the inputs of its prediction."""
 
     table: Table
     topology: Topology
@@ -52,7 +52,7 @@ class Setting:
         return f"{self.table} on {self.topology.name}"
 
     def formula(self, library: Library | None = None, environment: Environment | None = None) -> Predictor:
-        """The library's formula for the table, with a changed library or environment if one is given."""
+        """The library's formula for the table, optionally with another library or environment."""
         collective = self.table.collective
         return formula(collective, self.topology, library or self.library, environment or self.environment)
 
@@ -72,7 +72,7 @@ class Compared:
 
 @contextmanager
 def told_of(log: Log, file: str | Path) -> Iterator[None]:
-    """Let errors name the file of a log, with the first notes on what was left out of it."""
+    """Add the log's file name, and the first notes on skipped content, to errors."""
     try:
         yield
     except ConfigError as error:
@@ -89,23 +89,23 @@ def settings_for(
     environment: str = "",
     collective: str | None = None,
 ) -> tuple[list[Setting], list[str]]:
-    """What the tables of a log are to be predicted with, and notes on tables that cannot be.
+    """The settings to predict a log's tables with, and notes on tables without a prediction.
 
     Parameters
     ----------
     topology, nodes
-        As for :func:`~simcoll.topology.load_topology`; without ``nodes`` as many as the log has.
+        As for :func:`~simcoll.topology.load_topology`. Default for ``nodes``: as in the log.
     library
-        Default: NCCL, and RCCL for a log of RCCL or AMD's GPUs.
+        Default: NCCL, or RCCL for a log of RCCL or AMD's GPUs.
     environment
-        Settings that go before those printed in the log.
+        Settings that override those printed in the log.
     collective
-        Of tables that do not name theirs; those that name another one are left out.
+        The collective of tables that do not name theirs; tables of other collectives are skipped.
 
     Raises
     ------
     ConfigError
-        When no table is left.
+        When no table remains.
     """
     if collective is not None and collective not in COLLECTIVES:
         raise ConfigError(f"no library model for collective {collective!r}; {nearest(collective, COLLECTIVES)}")
@@ -148,7 +148,7 @@ def settings_for(
 
 
 def _environment(settings: dict[str, str]) -> tuple[Environment, list[str]]:
-    """The environment of a log; values that are not NCCL's are left out."""
+    """NCCL's variables in a log's environment."""
     ignored = []
     for name in list(settings):
         try:
@@ -159,7 +159,7 @@ def _environment(settings: dict[str, str]) -> tuple[Environment, list[str]]:
 
 
 def _machine(table: Table, name: str, nodes: int | None) -> Topology:
-    """The topology with as many nodes and ranks as the table has."""
+    """The topology with the table's number of nodes and ranks."""
     if not table.nranks:
         return load_topology(name, nodes=nodes or table.nnodes or None)
     if nodes is None and table.nnodes:
@@ -180,7 +180,7 @@ def compare(
     calibration: Calibration | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> list[Compared]:
-    """Predict every row; calls ``progress(sizes done, sizes in all, next size)``."""
+    """Predict every row; calls ``progress(sizes done, total sizes, next size)``."""
     of_size = partial(
         predict, setting.table.collective, topology=setting.topology, library=setting.library, calibration=calibration,
         environment=setting.environment,
@@ -195,7 +195,7 @@ def compare(
 
 
 def band_errors(ratios: Iterable[tuple[int, float]]) -> list[tuple[str, int, float, float]]:
-    """Rows, median and 90th percentile of the relative error of every band that has rows, from sizes and ratios.
+    """Number of rows, median and 90th percentile of the relative error of each non-empty band, from sizes and ratios.
 
     >>> band_errors([(8, 1.1), (16, 0.8)])
     [('below 64 KiB', 2, 0.15, 0.2)]
@@ -210,7 +210,7 @@ def band_errors(ratios: Iterable[tuple[int, float]]) -> list[tuple[str, int, flo
 
 
 def deviations(rows: Sequence[Compared]) -> list[str]:
-    """Ranges of sizes in which predictions are off by more than a quarter, in words; and rows faster than any schedule can be."""
+    """Describe ranges of sizes with errors above a quarter, and rows faster than the lower bound."""
     ordered = sorted(rows, key=lambda each: each.row.size_bytes)
     found = []
     if len(ordered) > 1 and ordered[0].row.time_fs > WARM_UP * ordered[1].row.time_fs:
@@ -235,7 +235,7 @@ def deviations(rows: Sequence[Compared]) -> list[str]:
 
 
 def _range(run: Sequence[Compared]) -> str:
-    """One range that deviates to one side."""
+    """Describe a range that deviates to one side."""
     sizes = format_size(run[0].row.size_bytes)
     if len(run) > 1:
         sizes += f" to {format_size(run[-1].row.size_bytes)}"
@@ -250,7 +250,7 @@ _COLUMNS: tuple[Column, ...] = (
 
 
 def comparison_lines(rows: Sequence[Compared]) -> Iterator[str]:
-    """The table of measured, predicted and least possible time, line by line."""
+    """The lines of the table of measured time, predicted time and lower bound."""
     names, units = titles(_COLUMNS)
     chosen = [f"{each.prediction.algorithm} {each.prediction.protocol}" for each in rows]
     width = max(map(len, chosen), default=0)
@@ -264,6 +264,6 @@ def comparison_lines(rows: Sequence[Compared]) -> Iterator[str]:
 
 
 def band_lines(ratios: Iterable[tuple[int, float]]) -> Iterator[str]:
-    """Median and 90th percentile of the error, band by band."""
+    """Lines with median and 90th percentile of the error by band."""
     for name, rows, middle, ninth in band_errors(ratios):
         yield f"{name}: median {middle:.0%}, 90th percentile {ninth:.0%} of {rows} row{'s' * (rows != 1)}"

@@ -1,4 +1,4 @@
-"""Charts of a plan's report: where the time of designs goes, their memory, links, and the timeline of a step, as Vega-Lite."""
+"""Vega-Lite charts of a plan's report: breakdown of designs' time, memory, link use, and the timeline of a step."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ __all__ = ["COLOURS", "links_chart", "memory_chart", "parts_chart", "rounded", "
 
 BELOW = {"columns": 4, "orient": "bottom"}
 COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f"]
-"""Apart for every common colour vision (Okabe and Ito 2008), the last two added; of enough contrast on white and on black."""
+"""Distinguishable with every common colour vision (Okabe and Ito 2008; last two added), and legible on white and on black."""
 
 
 def rounded(value: float) -> float:
-    """Six digits are enough for a chart, and keep the page small."""
+    """Round to six digits, enough for a chart, to keep the page small."""
     return float(f"{value:.6g}")
 
 
 def parts_chart(best: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
-    """Where the time of each design goes, in milliseconds."""
+    """Breakdown of each design's time, in milliseconds."""
     return _stacked(names, [_time_parts(row["result"]) for row in best], "ms", "ms of a step")
 
 
@@ -43,7 +43,7 @@ def memory_chart(best: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
 def _stacked(
     names: Sequence[str], parts: Sequence[Iterable[tuple[str, float]]], unit: str, title: str
 ) -> dict[str, Any]:
-    """A bar for each design, of parts in their order."""
+    """A stacked bar for each design."""
     values = [
         {"design": name, "part": part, "size": rounded(size), "order": order}
         for name, each in zip(names, parts, strict=True)
@@ -69,7 +69,7 @@ def _stacked(
 
 
 def links_chart(best: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
-    """Use of the busiest link of each kind, as a share of the step."""
+    """Utilisation of the busiest link of each kind over the step."""
     values = [
         {"design": name, "link": link, "share": rounded(share)}
         for name, row in zip(names, best, strict=True)
@@ -105,14 +105,14 @@ def links_chart(best: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
 
 
 def timeline_text(bars: Sequence[Bar], told: Mapping[str, Any]) -> str:
-    """What the timeline shows."""
+    """The caption of the timeline."""
     end = max(bar.end_fs for bar in bars)
     part = f" The first {end / 1e12:,.1f} of {told['time_fs'] / 1e12:,.1f} ms." if end < told["time_fs"] else ""
     return f"A line for each class of ranks and stream.{part} trace.json.gz has all of it, for Perfetto."
 
 
 def timeline_chart(bars: Sequence[Bar]) -> dict[str, Any]:
-    """A lane for each class of ranks and stream."""
+    """A timeline with a lane for each class of ranks and stream."""
     lanes = list(dict.fromkeys(bar.lane for bar in bars))
     names = list(dict.fromkeys(bar.name for bar in bars))
     values = [
@@ -145,7 +145,7 @@ def timeline_chart(bars: Sequence[Bar]) -> dict[str, Any]:
 
 
 def _frame(height: int, values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What a chart of some data begins with; it is as wide as the page."""
+    """The common head of a chart, as wide as the page."""
     return {
         "width": "container",
         "height": height,
@@ -155,6 +155,6 @@ def _frame(height: int, values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _looked_up(key: str, field: str, names: Sequence[str]) -> dict[str, Any]:
-    """Numbers instead of names in the data of a chart."""
+    """Look up names by number, to keep a chart's data small."""
     values = [{key: at, field: name} for at, name in enumerate(names)]
     return {"lookup": key, "from": {"data": {"values": values}, "key": key, "fields": [field]}}

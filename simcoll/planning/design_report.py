@@ -1,4 +1,4 @@
-"""The report of a plan: Pareto chart, best designs, where the time goes, timeline, links, a comparison, and every input with its source."""
+"""The report of a plan: Pareto chart, best designs, time breakdown, timeline, links, comparison, and inputs with sources."""
 
 from __future__ import annotations
 
@@ -51,15 +51,15 @@ def design_page(
     Parameters
     ----------
     rows
-        All designs, each as its highest tier timed it.
+        All designs, each timed in its highest tier.
     best, front
-        Those that ran, the best first, and those on the Pareto front.
+        The designs that ran, best first, and those on the Pareto front.
     bars
         The timeline of the best design.
     design
         The best design, whose inputs are listed.
     prices
-        What would make it faster.
+        Sensitivities of its time to faster components.
     """
     shown = list({row["key"]: row for row in (*best[:MOST_ROWS], *front)}.values())
     axes = _axes(space, best)
@@ -89,7 +89,7 @@ def design_page(
 
 
 def _sections(space: Space, best: Sequence[Row], front: Sequence[Row], shown: Sequence[Row]) -> list[Section]:
-    """What compares designs."""
+    """The sections that compare designs."""
     top, exact = best[:MOST_BARS], "Click a head to sort. Tier 2 is exact where collectives share links; tier 1 is not."
     parts = "Computation, bubble, and what each axis exposes: the step is so much shorter without its bytes."
     links = "Share of the step in which the busiest link of each kind would be busy with its bytes alone."
@@ -116,7 +116,7 @@ def _footer(first: Mapping[str, Any]) -> str:
 
 
 def _axes(space: Space, rows: Sequence[Row]) -> list[str]:
-    """What differs between some designs, in the order of the file."""
+    """The values that differ between designs, in the order of the file."""
     order = dict.fromkeys(name for _, case in space.documents for name in case)
     return [name for name in order if len({str(row["point"]["case"].get(name, "")) for row in rows}) > 1]
 
@@ -196,7 +196,7 @@ def _pareto(space: Space, best: Sequence[Row], front: Sequence[Row]) -> dict[str
 
 
 def _columns(space: Space | None, shown: Sequence[Row]) -> tuple[list[str], list[Column]]:
-    """The figures that differ between designs, and their columns; the objective first."""
+    """The figures that differ between designs, objective first, and their columns."""
     first = None if space is None else space.objective.figure
     known = [name for name in FIGURES if name in shown[0]["result"]]
     names = [name for name in known if name == first or len({row["result"][name] for row in shown}) > 1]

@@ -1,4 +1,4 @@
-"""Designs of training steps, timed and compared: tier 1 for all, tier 2 for the best and for the Pareto front."""
+"""Time and compare designs of training steps: all in tier 1, the best and the Pareto front in tier 2."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MOST_BARS = 2500
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A stretch of time on a lane of a timeline, in femtoseconds."""
+    """An interval on a lane of a timeline, in femtoseconds."""
 
     lane: str
     name: str
@@ -54,19 +54,19 @@ class Bar:
 
 
 def space_grid(space: Space, tier: int = 1) -> Grid:
-    """All designs of a space, as a grid."""
+    """The designs of a space as a grid."""
     return Grid(time_design, space.points(tier))
 
 
 def time_design(point: Point) -> dict[str, Any]:
     """Time one design.
 
-    The figures of a design that does not fit the memory or a limit are left out, and ``fits`` says why.
+    A design that exceeds the memory or a limit has no figures, and ``fits`` gives the reason.
 
     Raises
     ------
     ConfigError
-        For a design that cannot be: a mesh that does not fill the cluster, a batch that does not divide.
+        For an invalid design: a mesh that does not fill the cluster, a batch that does not divide.
     """
     try:
         design = design_from(point["design"], file="plan")
@@ -83,7 +83,7 @@ def time_design(point: Point) -> dict[str, Any]:
 
 
 def beyond_pcie(topology: Topology) -> str:
-    """What to say when NICs are faster than the PCIe links to them; empty otherwise."""
+    """A warning for NICs that are faster than their PCIe links; empty otherwise."""
     cards = np.array([kind == "nic" for kind in topology.node_kinds])
     network = (topology.link_kind == LINK_KINDS.index("net")) & cards[topology.link_src]
     slots = topology.link_kind == LINK_KINDS.index("pcie")
@@ -94,17 +94,17 @@ def beyond_pcie(topology: Topology) -> str:
 
 
 def _price(design: Design, terms: Mapping[str, Any]) -> float:
-    """Dollars for an hour of the cluster."""
+    """Dollars per hour for the cluster."""
     return float(terms["cost"]["gpu_hour"]) * design.mesh.nranks
 
 
 def _power(design: Design) -> float:
-    """Kilowatts of the GPUs, at their limit."""
+    """Kilowatts of the GPUs at their power limit."""
     return design.gpu.values.get("power.watts", 0.0) * design.mesh.nranks / 1000
 
 
 def _fits(design: Design, memory_bytes: int, terms: Mapping[str, Any]) -> str:
-    """``"yes"``, or what is exceeded."""
+    """``"yes"``, or the exceeded limit."""
     limits = terms["limits"]
     given = (
         ("memory", memory_bytes / 2**30, design.memory_limit / 2**30, "GiB"),
@@ -118,7 +118,7 @@ def _fits(design: Design, memory_bytes: int, terms: Mapping[str, Any]) -> str:
 
 
 def _figures(design: Design, found: StepResult, terms: Mapping[str, Any]) -> dict[str, float]:
-    """Every figure that the file has the numbers for."""
+    """All figures that the plan file has the numbers for."""
     rate, price = found.tokens_per_second, _price(design, terms)
     figures = {
         "tokens_per_second": rate,
@@ -151,7 +151,7 @@ def _figures(design: Design, found: StepResult, terms: Mapping[str, Any]) -> dic
 
 
 def _goodput(failures: Mapping[str, Any], gpus: int) -> float:
-    """The renewal formula, with checkpoints as often as Daly says."""
+    """The renewal formula with Daly's checkpoint interval."""
     mean_us = max(1, int(failures["gpu_hours"] / gpus * HOUR_US))
     saving = parse_span(failures["checkpoint"])
     blocking = parse_span(failures["blocking"]) if failures.get("blocking") else saving
@@ -161,7 +161,7 @@ def _goodput(failures: Mapping[str, Any], gpus: int) -> float:
 
 
 def _told(design: Design, found: StepResult) -> dict[str, Any]:
-    """The parts of a step, in a row."""
+    """The breakdown of a step for a row."""
     return {
         "tier": found.tier,
         "time_fs": found.time_fs,
@@ -183,7 +183,7 @@ def _told(design: Design, found: StepResult) -> dict[str, Any]:
 
 
 def best_of(rows: Sequence[Row], space: Space) -> tuple[list[Row], list[Row]]:
-    """The rows that ran, the best first, and those on the Pareto front.
+    """The rows that ran, best first, and those on the Pareto front.
 
     Raises
     ------
@@ -213,7 +213,7 @@ def firsts(best: Sequence[Row]) -> list[Row]:
 
 
 def front_figures(space: Space, result: Mapping[str, Any]) -> tuple[str, ...]:
-    """The figures of the Pareto front: those asked for, or the objective with cost (else memory), or with speed if it is efficiency."""
+    """The figures of the Pareto front: as requested; else the objective with cost or memory, or with speed for an efficiency."""
     if space.objective.pareto:
         return space.objective.pareto
     chosen = space.objective.figure
@@ -223,14 +223,14 @@ def front_figures(space: Space, result: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def refined(rows: Sequence[Row], space: Space, exact: int) -> Grid:
-    """The best designs, that of every alternative and the Pareto front, to be timed in tier 2."""
+    """The designs to time in tier 2: the best overall, the best of each alternative, and the Pareto front."""
     best, front = best_of(rows, space)
     chosen = {row["key"]: row for row in (*best[:exact], *front, *firsts(best))}
     return Grid(time_design, tuple({**row["point"], "tier": 2} for row in chosen.values()))
 
 
 def latest(rows: Sequence[Row], exact: Sequence[Row]) -> list[Row]:
-    """Each design once: as tier 2 timed it, where it did."""
+    """Each design once, timed in tier 2 where available."""
     better = {_of(row): row for row in exact}
     return [better.get(_of(row), row) for row in rows]
 
@@ -245,7 +245,7 @@ def design_of(row: Row) -> Design:
 
 
 def bars_of(workload: Workload, clock: Clock) -> list[Bar]:
-    """The first part of a step, with what follows itself drawn as one bar."""
+    """The first part of a step, with consecutive repetitions merged to one bar."""
     bars: list[Bar] = []
     last: dict[str, int] = {}
     for span in sorted(clock.spans, key=lambda span: (span.begin_fs, span.on, span.stream)):
@@ -264,7 +264,7 @@ def bars_of(workload: Workload, clock: Clock) -> list[Bar]:
 
 
 def designs_csv(rows: Sequence[Row]) -> bytes:
-    """Every design as one line of CSV, with why it does not fit or cannot be."""
+    """Designs as CSV, one line each, with the reason why a design does not fit or is invalid."""
     axes = list(dict.fromkeys(name for row in rows for name in row["point"]["case"]))
     parts = ("time_fs", "compute_fs", "bubble_fs", "bound_fs", "hfu", "limit", "design_hash")
     exposed = list(dict.fromkeys(name for row in rows for name in row.get("result", {}).get("axes", ())))

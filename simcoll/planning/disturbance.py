@@ -1,4 +1,4 @@
-"""What disturbs the runs of a sweep, as text: slow ranks, traffic of others, random delays; and the ranks that take part."""
+"""Parse disturbances of runs (stragglers, background traffic, jitter, faults) and participating ranks."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _RANKS = re.compile(r"([0-9]{1,7})(?:-([0-9]{1,7}))?")
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
-    """What happens during every run.
+    """Disturbances of every run.
 
     Attributes
     ----------
     stragglers
-        Ranks, and how many times as long everything takes that they do themselves: their work, and bytes over the links at their GPU.
+        Ranks, and the factor by which their work, and bytes over their GPU's links, take longer.
     background
-        Links, and the share of each that other traffic takes.
+        Links, and the share of each that other traffic uses.
     jitter_fs, seed
-        Longest random delay of a message, and what it is drawn from.
+        Maximum random delay of a message, and its seed.
     faults, policy
-        Events, as text, and what becomes of bytes that meet a link that is down.
+        Events as text, and the treatment of bytes at a link that is down.
     """
 
     stragglers: tuple[tuple[int, str], ...] = ()
@@ -59,7 +59,7 @@ class Disturbance:
         Raises
         ------
         ConfigError
-            For a rank that it does not have.
+            For a rank that the topology lacks.
         """
         found: list[Event] = [Background(link, Fraction(share)) for link, share in self.background]
         for rank, factor in self.stragglers:
@@ -71,18 +71,18 @@ class Disturbance:
         return [*found, *map(parse_event, self.faults)]
 
     def check(self, topology: Topology) -> None:
-        """Refuse events that a topology cannot have.
+        """Refuse events that do not apply to a topology.
 
         Raises
         ------
         ConfigError
-            For a link or a rank that it does not have.
+            For a link or a rank that the topology lacks.
         """
         timeline_of(self.events(topology), self.policy, topology, topology.nranks)
 
 
 CALM = Disturbance()
-"""Nothing happens."""
+"""No disturbance."""
 
 
 def disturbance(
@@ -93,27 +93,27 @@ def disturbance(
     faults: Sequence[str] = (),
     policy: str = "stall",
 ) -> Disturbance:
-    """Read a disturbance.
+    """Parse a disturbance.
 
     Parameters
     ----------
     stragglers
         Ranks that take longer: ``rank 3: +10 %``.
     background
-        Links of which other traffic takes a share: ``leaf0 -> spine1: 20 %``.
+        Background traffic on links: ``leaf0 -> spine1: 20 %``.
     jitter
-        Longest random delay of a message, such as ``1 us``.
+        Maximum random delay of a message, such as ``1 us``.
     seed
-        Of the delays.
+        Seed of the delays.
     faults
         Events: ``t=1ms box0.gpu3 -> box0.nic3 = 0 for 2ms``.
     policy
-        What becomes of bytes that meet a link that is down, such as ``stall 67ms x 7``.
+        Treatment of bytes at a link that is down, such as ``stall 67ms x 7``.
 
     Raises
     ------
     ConfigError
-        For text that cannot be read.
+        For invalid text.
 
     Examples
     --------
@@ -145,12 +145,12 @@ def disturbance(
 
 
 def parse_ranks(text: str) -> list[int]:
-    """The ranks that take part, in their order.
+    """Parse the participating ranks, in order.
 
     Raises
     ------
     ConfigError
-        For text that cannot be read.
+        For invalid text.
 
     Examples
     --------

@@ -30,7 +30,7 @@ def _transfer(schedule: Schedule, step: Step, row: int) -> str:
 
 
 def schedule_lines(schedule: Schedule, max_transfers: int = 200) -> Iterator[str]:
-    """The schedule, one transfer a line: ``->`` copies, ``+>`` reduces, ``~>`` only notifies; switches send ``=>`` and reduce ``+=>``."""
+    """List a schedule, a transfer a line: ``->`` copies, ``+>`` reduces, ``~>`` only notifies; switches send ``=>`` and reduce ``+=>``."""
     layout = schedule.layout
     slots = {
         "input": schedule.collective.input_slots,
@@ -53,7 +53,7 @@ def schedule_lines(schedule: Schedule, max_transfers: int = 200) -> Iterator[str
 
 
 def goal_lines(goal: Goal, max_operations: int = 200) -> Iterator[str]:
-    """A GOAL program, one operation a line, and under each rank what waits for what."""
+    """List a GOAL program, one operation a line, with dependencies under each rank."""
     yield f"{goal}: its data is not known"
     printed, total = 0, len(goal.kind)
     for line in goal_text(goal).decode().split("\n")[1:]:
@@ -73,7 +73,7 @@ def goal_lines(goal: Goal, max_operations: int = 200) -> Iterator[str]:
 
 
 def schedule_svg(schedule: Schedule) -> str:
-    """A space-time picture: ranks from top to bottom, steps from left to right, an arrow for every transfer."""
+    """Draw a space-time diagram: ranks from top to bottom, steps from left to right, an arrow per transfer."""
     title = textwrap.wrap(printable(str(schedule)), 100)
     width, height, left, top = 56, 26, 60, 32 + 18 * len(title)
     arrows, steps, drawn = [], 0, 0

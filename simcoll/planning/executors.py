@@ -1,4 +1,4 @@
-"""Who plays the points of a grid: this process, processes of this machine, a dask cluster, or the ranks of an MPI job."""
+"""Executors for grids: this process, local processes, a dask cluster, or the ranks of an MPI job."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ __all__ = ["Pool", "open_pool"]
 Answer = TypeVar("Answer")
 
 HOLD_S = 0.1
-"""A worker keeps its rows this long before it hands them over: short enough to lose, long enough for rows of a millisecond."""
+"""Time that a worker batches rows: little to lose, yet enough to amortise the hand-over of millisecond rows."""
 NEAR_HOLD_S = 0.5
-"""Of workers that keep a file of them meanwhile and lose none: longer, so that each goes on with the schedule that it has."""
+"""Batching time of workers that save rows to a file and lose none: longer, so that each continues with its cached schedule."""
 KINDS = ("processes", "dask://host:port", "mpi")
 
 
@@ -40,15 +40,15 @@ class Pool:
     executor
         Any :class:`concurrent.futures.Executor` whose workers can import simcoll.
     workers
-        How many it has now.
+        Current number of workers.
     ahead
-        Requests for each worker at a time: with two, none waits for the next.
+        Outstanding requests per worker: with two, no worker idles.
     hold_s
-        Seconds for which a worker may keep its rows before it hands them over.
+        Seconds that a worker may batch rows before it hands them over.
     near
-        Whether its workers see the folder of the rows: then they keep a file of the rows that they have not handed over yet.
+        Whether its workers share the results folder, where they save rows not handed over yet.
     lost
-        What its futures raise when a worker dies and no other can take over.
+        Exceptions of its futures when a worker dies and cannot be replaced.
     """
 
     executor: Executor
@@ -60,7 +60,7 @@ class Pool:
 
 
 class _Here(Executor):
-    """Plays what is submitted at once, in this process."""
+    """Runs submitted calls at once, in this process."""
 
     def submit(self, fn: Callable[..., Answer], /, *args: Any, **kwargs: Any) -> Future[Answer]:
         future: Future[Answer] = Future()
@@ -73,24 +73,25 @@ class _Here(Executor):
 
 @contextmanager
 def open_pool(kind: str = "processes", jobs: int | None = None) -> Iterator[Pool | None]:
-    """Open an executor, and end it with the block.
+    """Open an executor for the duration of the block.
 
     Parameters
     ----------
     kind
         ``"processes"``; ``"dask://host:port"``, the address of a scheduler; or ``"mpi"``: the other ranks of an MPI job.
     jobs
-        How many processes; default one for every core that this process may use. With one, this process plays.
+        Number of processes. Default: one per available core. With one, this process does the work.
 
     Yields
     ------
     Pool | None
-        ``None`` on ranks of an MPI job other than 0: their work is done when the block begins.
+        ``None`` on ranks of an MPI job other than 0, whose work is done when the block begins.
 
     Raises
     ------
     ConfigError
-        For an unknown kind, a number of jobs below 1 or where the kind has its own, a missing package, or a scheduler that does not answer.
+        For an unknown kind, a number of jobs below 1 or given for a kind that has its own, a missing package, or a scheduler that does
+        not answer.
     """
     if jobs is not None and jobs < 1:
         raise ConfigError(f"--jobs {jobs}: expected 1 or more")

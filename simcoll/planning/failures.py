@@ -1,8 +1,8 @@
-"""A synchronous job that fails, checkpoints and goes on: simulated with SimPy, in whole microseconds.
+"""SimPy simulation of a synchronous job with failures, checkpoints and restarts, in whole microseconds.
 
-All ranks stop when one fails, so the job is one process; causes of failure, slow nodes and repairs are others that interrupt it. Between
-two interruptions its progress follows from the time alone, and no event is spent on single checkpoints. Times between failures are
-drawn from hashes of (seed, cause, number), by decimal arithmetic: the same on every machine.
+All ranks stop when one fails, so the job is one SimPy process; causes of failure, slow nodes and repairs are processes that interrupt
+it. Between two interruptions its progress is a function of time, without an event per checkpoint. Times between failures are drawn from
+hashes of (seed, cause, number) in decimal arithmetic, and so are equal on all machines.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Events = Generator[simpy.Event, object, None]
 __all__ = ["PPM", "Cause", "Job", "Slowness", "Spent", "simulate"]
 
 _STRAGGLERS, _REPAIRS = 1 << 10, 1 << 11
-"""Streams of random numbers beside those of the causes."""
+"""Streams of random numbers besides those of the causes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class Cause:
     mean_us
         Mean time between failures of the whole job.
     shape
-        Of a Weibull distribution of the times between two of them; 1 is exponential.
+        Weibull shape of the times between failures; 1 is exponential.
     nodes
-        How many nodes leave for repair; 0: a restart is enough.
+        Number of nodes that leave for repair; 0: a restart suffices.
     repair_us, repair_shape
         Mean of the repair time, and the shape of its Weibull distribution; shape 0: always the mean.
     """
@@ -53,16 +53,16 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Slowness:
-    """Nodes that turn slow without failing, so that every step takes longer until somebody notices.
+    """Nodes that become slow without failing, and lengthen every step until they are detected.
 
     Attributes
     ----------
     mean_us
         Mean time between two such nodes in the whole job.
     longer_ppm
-        By how much a step is longer, in millionths.
+        Increase of the step time, in millionths.
     noticed_us, repair_us
-        How long until the node is replaced, and how long it is away.
+        Time until the node is replaced, and its repair time.
     """
 
     mean_us: int
@@ -73,20 +73,20 @@ class Slowness:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What runs.
+    """The simulated job.
 
     Attributes
     ----------
     nodes, spares, replica_nodes
-        Nodes that the job needs, nodes that wait for it, and the nodes of one data-parallel replica: with too few nodes the job goes on
-        without a replica; 0: it waits.
+        Nodes that the job needs, spare nodes, and nodes per data-parallel replica: with too few nodes the job continues with fewer
+        replicas; 0: it waits.
     interval_us
         Training between two checkpoints.
     blocking_us, saving_us
-        For how long a checkpoint stops training, and how long after its beginning it is safe; the rest is written beside training.
+        Time that a checkpoint blocks training, and time from its start until it is durable; the rest is written asynchronously.
     detect_us, load_us
-        Time until a failure is noticed and nodes are replaced, during which nothing can fail; then the time to load and warm up, which a
-        failure begins again.
+        Time to detect a failure and replace nodes, during which nothing can fail; then the time to load and warm up, which a failure
+        restarts.
     """
 
     nodes: int
@@ -103,18 +103,18 @@ class Job:
 
 @dataclass(slots=True)
 class Spent:
-    """Where the time went, in microseconds: the sum of all but the counters is the time that was simulated.
+    """Breakdown of the time in microseconds: all fields except the counters add up to the simulated time.
 
     Attributes
     ----------
     useful
-        Training that was kept, at full speed.
+        Retained training, at full speed.
     slow
-        What slow or missing nodes cost of the training that was kept.
+        Loss of retained training to slow or missing nodes.
     checkpoint, lost, detect, restart, waiting
-        Stopped by checkpoints; training that was done again; noticing failures; loading; no nodes to run on.
+        Blocked by checkpoints; training lost and repeated; failure detection; loading; waiting for nodes.
     interruptions, causes
-        In all, and by cause.
+        Number of interruptions, in total and by cause.
     """
 
     useful: int = 0
@@ -129,7 +129,7 @@ class Spent:
 
 
 def simulate(job: Job, span_us: int, seed: int) -> Spent:
-    """Run a job for a time.
+    """Simulate a job for a time span.
 
     Examples
     --------
@@ -144,7 +144,7 @@ def simulate(job: Job, span_us: int, seed: int) -> Spent:
 
 
 def _draws(mean_us: int, shape: float, seed: int, stream: int) -> Iterator[int]:
-    """Times of a Weibull distribution with a mean, at least 1 microsecond each."""
+    """Draw times from a Weibull distribution with a given mean, at least 1 microsecond each."""
     power, scale = 1 / Decimal(repr(shape)), Decimal(mean_us) / _gamma(1 + 1 / Decimal(repr(shape)))
     for word in words(seed, stream):
         share = standard_exponential(word)
@@ -154,7 +154,7 @@ def _draws(mean_us: int, shape: float, seed: int, stream: int) -> Iterator[int]:
 
 
 def _gamma(x: Decimal) -> Decimal:
-    """The gamma function above 1, by Stirling's series after shifting the argument: the mean of a Weibull distribution needs it."""
+    """The gamma function above 1, for the mean of a Weibull distribution, by Stirling's series after shifting the argument."""
     if x == 2:
         return Decimal(1)
     shift = Decimal(1)
@@ -168,14 +168,14 @@ def _gamma(x: Decimal) -> Decimal:
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """Why training stops; a ``clean`` one comes after a checkpoint, so that nothing is lost."""
+    """A cause that stops training; a ``clean`` one follows a checkpoint, so that nothing is lost."""
 
     cause: str
     clean: bool = False
 
 
 _SPEED = object()
-"""Interrupts training when only its speed has changed."""
+"""Interrupt cause for a change of speed only."""
 
 
 class _Run:
@@ -241,7 +241,7 @@ class _Run:
 
     @property
     def speed(self) -> int:
-        """Of training, in millionths of the full speed."""
+        """Training speed in millionths of the full speed."""
         return self.replicas_speed * PPM // (PPM + max(self.slow, default=0))
 
     def _live(self) -> Events:
@@ -263,7 +263,7 @@ class _Run:
                 return failure
 
     def _come_back(self, failure: _Failure | None) -> Events:
-        """After a failure: notice it, find nodes, load; again when it fails again."""
+        """Recover from a failure: detect it, find nodes, load; again after each further failure."""
         if failure is not None and failure.clean:
             yield from self._shielded("checkpoint", self.env.timeout(self.job.saving_us))
         while failure is not None:
@@ -276,7 +276,7 @@ class _Run:
             failure = yield from self._load()
 
     def _load(self) -> Generator[simpy.Event, object, _Failure | None]:
-        """Load, unless something fails; a node that turns slow meanwhile changes nothing."""
+        """Load, unless something fails; a node that becomes slow during loading has no effect."""
         begin = self.now
         failure: _Failure | None = None
         self.since = ("restart", begin)
@@ -289,7 +289,7 @@ class _Run:
         return failure
 
     def _shielded(self, what: str, event: simpy.Event) -> Events:
-        """Wait, out of reach of failures: nothing runs."""
+        """Wait without being interrupted by failures, as nothing runs."""
         self.since, self.shielded = (what, self.now), True
         while not event.processed:
             try:
@@ -300,7 +300,7 @@ class _Run:
         setattr(self.spent, what, getattr(self.spent, what) + self.now - self.since[1])
 
     def _placed(self) -> bool:
-        """Whether the healthy nodes are enough to run, with fewer replicas if need be."""
+        """Whether the healthy nodes suffice to run, with fewer replicas if necessary."""
         job, missing = self.job, max(0, self.job.nodes - self.healthy)
         lost = -(-missing // job.replica_nodes) * job.replica_nodes if job.replica_nodes else missing and job.nodes
         self.replicas_speed = max(0, job.nodes - lost) * PPM // job.nodes
@@ -309,7 +309,7 @@ class _Run:
     # What came of it.
 
     def settle_at_end(self) -> None:
-        """The time is over: what was going on counts up to here, and training is not lost by that."""
+        """Account for the current activity at the end of the simulation, without loss of training."""
         what, begin = self.since
         elapsed = self.span - begin
         if what == "train":
@@ -318,7 +318,7 @@ class _Run:
             setattr(self.spent, what, getattr(self.spent, what) + elapsed)
 
     def _settle(self, elapsed: int, *, all_kept: bool) -> None:
-        """Count a time of training that ends: up to the last safe checkpoint it was useful."""
+        """Account for an ended interval of training, useful up to the last durable checkpoint."""
         job, spent = self.job, self.spent
         cycle = job.interval_us + job.blocking_us
         safe = max(0, elapsed - (job.saving_us - job.blocking_us)) // cycle
@@ -335,6 +335,6 @@ class _Run:
         spent.lost += elapsed - blocked - kept
 
     def _trained(self, elapsed: int) -> int:
-        """Time of training without the stops of checkpoints."""
+        """Training time without the time blocked by checkpoints."""
         cycle = self.job.interval_us + self.job.blocking_us
         return elapsed // cycle * self.job.interval_us + min(elapsed % cycle, self.job.interval_us)

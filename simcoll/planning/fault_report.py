@@ -18,7 +18,7 @@ PERCENTILES = (50, 95, 99)
 
 
 def fault_lines(found: Outcomes, whole_fs: int) -> Iterator[str]:
-    """A line for each kind: how many runs finish, how much longer they take at most, and how many raise, and when at the latest."""
+    """A line for each kind: number of runs that finish with their largest slow-down, and that raise with the latest time."""
     heads = "".join(f"{f'p{share}':>9}" for share in PERCENTILES)
     yield f"# {'fault':<8}{'runs':>6}{'finish':>8}{heads}{'most':>9}{'raise':>7}  {'within':>10}  seed of the worst"
     for kind, runs in found.items():
@@ -41,7 +41,7 @@ def _times(time_fs: int, whole_fs: int) -> str:
 
 
 def replanned_lines(kind: str, seed: int, found: Sequence[Replanned], whole_fs: int) -> Iterator[str]:
-    """What schedules for the rest of the machine would take."""
+    """Lines with the times of schedules re-planned for the rest of the machine."""
     fits = [f"{each.name} {_times(each.time_fs, whole_fs)}" for each in found if not each.why_not]
     yield f"# after {kind} {seed}, planned anew: {', '.join(fits) or 'nothing'}"
     for each in found:
@@ -57,19 +57,19 @@ def _columns(run: Outcome, whole_fs: int) -> dict[str, Any]:
 
 
 def results_hash(found: Outcomes, whole_fs: int) -> str:
-    """A hash of all outcomes, which names their files."""
+    """A hash of all outcomes, which identifies their files."""
     rows = [list(_columns(run, whole_fs).items()) for runs in found.values() for run in runs]
     return hashlib.sha256(repr(rows).encode()).hexdigest()[:16]
 
 
 def faults_csv(found: Outcomes, whole_fs: int, name: str) -> bytes:
-    """Every run as a line of CSV; the last column names the results that it is of."""
+    """Every run as a line of CSV; the last column identifies the results."""
     rows = [_columns(run, whole_fs) | {"run": name} for runs in found.values() for run in runs]
     return csv_bytes(rows[0], rows)
 
 
 def faults_svg(title: str, found: Outcomes, whole_fs: int, name: str) -> bytes:
-    """The share of the runs of each kind that have finished after so many times the undisturbed time."""
+    """Draw the share of runs of each kind that have finished over time, relative to the undisturbed time."""
     from simcoll.planning.chart import shares_svg
 
     curves = {

@@ -1,7 +1,4 @@
-"""One collective under many faults, each drawn from a seed before its run: how much later it finishes, or when it raises.
-
-Also what a schedule for the rest of the machine would take.
-"""
+"""One collective under seeded random faults: its slow-down, or when it raises, and the time of re-planned schedules."""
 
 from __future__ import annotations
 
@@ -53,25 +50,25 @@ KINDS = {
 MOST_SEED = (1 << 24) - 1
 MOST_SIGMA_PPM = 10 * PPM
 MOST_FLAPS, MOST_FLAPS_IN_ALL = 100_000, 1_000_000
-"""Failures in a run, about, and in all runs, which take minutes; each changes the rates of flows twice."""
+"""Limits on expected failures in a run, and in all runs, which then take minutes; each changes the rates of flows twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chances:
-    """What faults are like. Times are in femtoseconds; 0 takes the share of the undisturbed time that is named.
+    """Distributions of faults. Times are in femtoseconds; 0 takes the named share of the undisturbed time.
 
     Attributes
     ----------
     late_fs, sigma_ppm
         Median delay of an arriving rank (a tenth of the time), and the standard deviation of the logarithm of delays and factors, up to 10.
     jitter_fs
-        Most by which a message is delayed (a hundredth of the time).
+        Maximum delay of a message (a hundredth of the time).
     mtbf_fs, mttr_fs
         Mean time between failures of one link (0: one link fails once, at any moment of the run), and mean time to repair (a tenth).
     policy
-        What becomes of bytes that meet a dead link.
+        Treatment of bytes at a dead link.
     timeout_fs
-        After how long without progress ranks raise: the watchdog of the library.
+        Time without progress after which ranks raise: the library's watchdog.
     """
 
     late_fs: int = 0
@@ -85,7 +82,7 @@ class Chances:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A fault of a kind and seed: the machine, plan and events of its run, and when ranks arrive; ``text`` says what it is."""
+    """A drawn fault: machine, plan and events of its run, and arrival times of ranks; ``text`` describes it."""
 
     kind: str
     seed: int
@@ -98,7 +95,7 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a run: ``time_fs`` is when it finished, or when the last rank raises; ``raised`` is empty, or why."""
+    """The outcome of a run: ``time_fs`` is when it finished, or when the last rank raises; ``raised`` is empty, or the reason."""
 
     kind: str
     seed: int
@@ -108,7 +105,7 @@ class Outcome:
 
 
 def _used(plan: Plan, topology: Topology) -> list[int]:
-    """The links that the plan's messages cross, in order."""
+    """The links that the plan's messages use, in order."""
     pairs: set[tuple[int, int]] = set()
     for step in plan.schedule.steps():
         pairs.update(zip(plan.ranks[step.src_rank].tolist(), plan.ranks[step.dst_rank].tolist(), strict=True))
@@ -118,18 +115,18 @@ def _used(plan: Plan, topology: Topology) -> list[int]:
 
 
 def _nics(topology: Topology) -> list[str]:
-    """NICs that have a link."""
+    """NICs with a link."""
     linked = np.unique(np.concatenate([topology.link_src, topology.link_dst])).tolist()
     return [topology.node_names[vertex] for vertex in linked if topology.node_kinds[vertex] == "nic"]
 
 
 def draw(kind: str, seed: int, plan: Plan, topology: Topology, whole_fs: int, chances: Chances = Chances()) -> Drawn:
-    """The fault of a kind and seed, in a collective that takes ``whole_fs`` without one.
+    """Draw the fault of a kind and seed, in a collective that takes ``whole_fs`` undisturbed.
 
     Raises
     ------
     ConfigError
-        When the machine has nothing that could fail so, or too much would; for a seed that is out of range.
+        When the machine has no component of that kind, or too many failures would occur; for a seed out of range.
     """
     check_seed(seed, MOST_SEED)
     if chances.sigma_ppm > MOST_SIGMA_PPM:
@@ -191,12 +188,12 @@ def _repair_fs(whole_fs: int, chances: Chances) -> int:
 
 
 def check_flaps(seeds: int, plan: Plan, topology: Topology, whole_fs: int, chances: Chances) -> None:
-    """Refuse links that would fail again and again without number in the runs of so many seeds.
+    """Refuse failure rates with too many expected failures.
 
     Raises
     ------
     ConfigError
-        With the number expected, and at most.
+        With the expected number and the limit.
     """
     if not chances.mtbf_fs:
         return
@@ -228,7 +225,7 @@ def run_fault(drawn: Drawn, chances: Chances = Chances()) -> Outcome:
 def wrong_elements(
     kind: str, seeds: Sequence[int], plan: Plan, topology: Topology, chances: Chances = Chances()
 ) -> tuple[int, int]:
-    """Runs that finish with data moved, a few elements of it, under faults of these seeds; and the elements that are wrong."""
+    """Play faults with a little data; returns the number of runs that finish, and of wrong elements."""
     chunks = plan.schedule.layout.chunks
     small = bind(
         plan.schedule, chunks if plan.schedule.divisible else chunks + 1, plan.dtype, plan.op, protocol=plan.protocol
@@ -251,7 +248,7 @@ def wrong_elements(
 
 
 def _arriving(drawn: Drawn) -> Program:
-    """The collective with ranks that arrive when they do."""
+    """Play the collective with the drawn arrival times."""
     return Program(drawn.plan.nranks, [Call(drawn.plan)], starts_fs=drawn.starts_fs)
 
 
@@ -263,7 +260,7 @@ def outcomes(
     whole_fs: int,
     chances: Chances = Chances(),
 ) -> Iterator[Outcome]:
-    """The outcome of each seed; a machine that a loss cuts in two raises at once."""
+    """The outcome of each seed; a loss that partitions the machine raises at once."""
     for seed in seeds:
         try:
             yield run_fault(draw(kind, seed, plan, topology, whole_fs, chances), chances)
@@ -274,7 +271,7 @@ def outcomes(
 
 
 def percentile(times: Sequence[int], share: int) -> int:
-    """The least of the times that ``share`` percent of them do not exceed.
+    """The smallest of the times that ``share`` percent of them do not exceed.
 
     >>> [percentile([10, 20, 30, 40], share) for share in (25, 50, 51, 99)]
     [10, 20, 30, 40]
@@ -285,7 +282,7 @@ def percentile(times: Sequence[int], share: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Replanned:
-    """A schedule for what is left of a machine: its name, and its time or why there is none."""
+    """A schedule for the remaining machine: its name, and its time or the reason why there is none."""
 
     name: str
     time_fs: int
@@ -293,7 +290,7 @@ class Replanned:
 
 
 def replanned(drawn: Drawn) -> Iterator[Replanned]:
-    """What schedules made for the rest of the machine would take: ``packed``, ``bfb``, and a ring without the node of the fault."""
+    """Time schedules re-planned for the remaining machine: ``packed``, ``bfb``, and a ring without the failed node."""
     rest, gone, cut = drawn.topology, set[int](), ""
     for link in dict.fromkeys(str(event.link) for event in drawn.events if isinstance(event, LinkShare)):
         gone |= _at_link(drawn.topology, link)
@@ -318,7 +315,7 @@ def replanned(drawn: Drawn) -> Iterator[Replanned]:
 
 
 def _time_on(plan: Plan, algorithm: str, place: Topology) -> int:
-    """The time of the plan's collective, of as many elements, by another algorithm on the ranks of a machine."""
+    """Time the plan's collective, with as many elements, by another algorithm on a machine."""
     from simcoll.tuning import collective_on, schedule_on
 
     collective = plan.collective
@@ -329,14 +326,14 @@ def _time_on(plan: Plan, algorithm: str, place: Topology) -> int:
 
 
 def _with_rank(topology: Topology, rank: int) -> set[int]:
-    """The ranks of the node of a rank, unless these are all."""
+    """The ranks of a rank's node, unless they are all ranks."""
     box = topology.groups.get("box")
     mates = {rank} if box is None else set(np.flatnonzero(box == box[rank]).tolist())
     return mates if len(mates) < topology.nranks else {rank}
 
 
 def _at_link(topology: Topology, name: str) -> set[int]:
-    """The ranks that go with a link or a vertex: that of its GPU, else those of its node; none for those of the network."""
+    """The ranks that belong to a link or vertex: its GPU's, else its node's; none for the network's."""
     ends = [end.strip() for end in name.split("->")]
     names = [topology.node_names[vertex] for vertex in topology.rank_nodes]
     own = [rank for rank, vertex in enumerate(names) if vertex in ends]

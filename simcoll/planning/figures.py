@@ -1,4 +1,4 @@
-"""The figures by which designs are compared: what each is, its unit, and whether more of it is better."""
+"""The figures of merit of designs: title, unit, and direction."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ __all__ = ["FIGURES", "Figure", "better_of", "pareto_front"]
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure of a design.
+    """A figure of merit of designs.
 
     Attributes
     ----------
     title, unit
-        For axes and heads of tables.
+        For axes and table headers.
     more_is_better
         Its direction.
     text
-        Its value for a person.
+        Formats its value.
     """
 
     title: str
@@ -49,7 +49,7 @@ FIGURES: Mapping[str, Figure] = {
 
 
 def better_of(figure: str) -> Callable[[Mapping[str, Any]], float]:
-    """A key to sort results by a figure, the best first."""
+    """A sort key for results by a figure, best first."""
     sign = -1 if FIGURES[figure].more_is_better else 1
 
     def key(result: Mapping[str, Any]) -> float:
@@ -59,7 +59,7 @@ def better_of(figure: str) -> Callable[[Mapping[str, Any]], float]:
 
 
 def pareto_front(results: Sequence[Mapping[str, Any]], figures: Sequence[str]) -> list[int]:
-    """Places of the results that no other beats: at least as good in every figure, and better in one. Of equals the first.
+    """Indices of the results that no other dominates (at least as good in every figure, and better in one); first of equals.
 
     >>> found = [{"gpus": 8, "mfu": 0.4}, {"gpus": 16, "mfu": 0.3}, {"gpus": 16, "mfu": 0.5}]
     >>> pareto_front(found, ["gpus", "mfu"])

@@ -1,4 +1,4 @@
-"""Goodput files: what is left of training under failures, checkpoints, restarts, spares and slow nodes."""
+"""Goodput files: useful training time under failures, checkpoints, restarts, spares and slow nodes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MAX_BYTES = 2**20
 MAX_CASES, MAX_SEEDS = 10_000, 100_000
 HOUR_US = 3600 * 10**6
 SWEPT = ("job", "checkpoint", "restart", "spares")
-"""Tables in which a list is swept."""
+"""Tables whose lists are swept."""
 SPENT = ("useful", "slow", "checkpoint", "lost", "detect", "restart", "waiting")
 
 
@@ -81,7 +81,7 @@ class _Straggler(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
 
 
 class GoodputFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """A goodput file, of one case."""
+    """A goodput file with one case."""
 
     title: str
     days: float
@@ -95,7 +95,7 @@ class GoodputFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_on
 
 
 def _expanded(document: Mapping[str, Any], file: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Every case of a file, with the values that differ between cases."""
+    """Expand a file to its cases, with the values that differ between them."""
     axes = {
         f"{table}.{key}": value
         for table in SWEPT
@@ -127,7 +127,7 @@ def goodput_grid(path: Path) -> tuple[str, Grid]:
     Raises
     ------
     ConfigError
-        When it cannot be read, does not fit the format, or asks for what cannot be.
+        When it cannot be read, does not fit the format, or has invalid values.
     """
     file = str(path)
     points: list[Point] = []
@@ -157,7 +157,7 @@ def job_of(asked: GoodputFile) -> Job:
     Raises
     ------
     ConfigError
-        With the place of a number that cannot be.
+        With the path of an invalid number.
     """
     job = asked.job
     for place, value, least in (
@@ -235,7 +235,7 @@ def _slowness(asked: _Straggler, gpus: int) -> Slowness:
 
 
 def _interval(text: str, blocking_us: int, saving_us: int, causes: Sequence[Cause]) -> int:
-    """Training between checkpoints; never shorter than what is still being written."""
+    """Training time between checkpoints, never shorter than the write of the previous one."""
     place = "$.checkpoint.interval"
     if text in {"young", "daly"}:
         if not causes:
@@ -263,7 +263,7 @@ def _told(described: Mapping[str, Any]) -> Job:
 
 
 def simulate_point(point: Point) -> dict[str, Any]:
-    """Simulate one case with one seed."""
+    """Simulate one case with one seed, as a point of the grid."""
     spent = simulate(_told(point["job"]), point["span_us"], point["seed"])
     return {"goodput": spent.useful / point["span_us"], **asdict(spent), "causes": dict(sorted(spent.causes.items()))}
 
@@ -277,18 +277,17 @@ class Goodput:
     case
         The values that differ between cases.
     interval_us
-        Training between checkpoints.
+        Training time between checkpoints.
     mean, error, low, high
-        Share of the time that was useful training: mean over seeds, its standard error, and the least and the most of the middle nine
-        tenths of the seeds.
+        Share of useful training time: mean over seeds, its standard error, and the 5th and 95th percentile of the seeds.
     formula
-        What :func:`renewal` says, if it holds.
+        Result of :func:`renewal`, where it holds.
     shares
-        Where the time went, as shares, by the names of :class:`~simcoll.planning.failures.Spent`.
+        Breakdown of the time in shares, by the fields of :class:`~simcoll.planning.failures.Spent`.
     interruptions
-        Mean over seeds, of the whole time.
+        Number over the whole time, mean over seeds.
     tokens_per_second, usd_per_mtoken
-        Of training that was kept; 0 where the file does not say how fast and how dear the job is.
+        Of retained training; 0 if the file lacks the job's speed or price.
     """
 
     case: Mapping[str, Any]

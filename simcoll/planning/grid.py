@@ -1,7 +1,7 @@
-"""A grid of independent points, each played by one function, its rows appended to a file as they finish.
+"""A grid of independent points, evaluated by one function, with rows appended to a file as they finish.
 
-A point is a JSON object that says all about one run. Its key is a hash of its content, so a row is found again whatever the order, the
-number of workers or the place where it was made: a run that was stopped goes on, and shards of one grid share a folder.
+A point is a JSON object that fully describes one run. Its key is a hash of its content, so rows are identified whatever the order, the
+number of workers or the machine: an interrupted run can resume, and shards of one grid share a folder.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
 __all__ = ["Grid", "GridRun", "Point", "Row", "read_rows", "run_grid", "shard_of"]
 
 Point = dict[str, Any]
-"""JSON: text, whole numbers, booleans, lists and objects; what a point holds decides its key."""
+"""JSON of text, integers, booleans, lists and objects, whose content determines the key."""
 Row = dict[str, Any]
 """``key``, ``point``, and either ``result`` or ``error``."""
 
 ROWS = "rows.jsonl"
 SHARD_BLOCK = 8
-"""Neighbours in a grid share schedules and topologies, so shards take blocks of points."""
+"""Points per block of a shard: neighbouring points share schedules and topologies."""
 MAX_BATCH = 64
 REPORT_S = 0.25
 SYNC_S = 0.5
-"""How long rows may be in the system's memory alone: a wait for the disk after each would take longer than many a row."""
+"""Interval of fsync, which after each row would take longer than many rows do."""
 
 
 Work = Callable[[Point], Mapping[str, Any]]
-"""Plays a point."""
+"""Evaluates a point."""
 
 
 def _key(work: Work, point: Point) -> str:
@@ -56,15 +56,15 @@ def _key(work: Work, point: Point) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Points in the order in which results list them, and the function that plays one.
+    """Points in the order of the results, and the function that evaluates one.
 
     Attributes
     ----------
     work
-        A function of a module, so that another process finds it: takes a point, gives a JSON object. A :class:`ConfigError` or
-        ``ScheduleError`` of it becomes the row's ``error``: one point that does not fit stops no grid.
+        A module-level function, importable by other processes, from a point to a JSON object. Its :class:`ConfigError` or
+        ``ScheduleError`` becomes the row's ``error``, so that an invalid point does not stop the grid.
     points
-        Each once; the second of two equal ones is dropped.
+        Without duplicates.
     """
 
     work: Work
@@ -88,7 +88,7 @@ def shard_of(grid: Grid, shard: str) -> Grid:
     Raises
     ------
     ConfigError
-        For text that names no shard.
+        For text that is not a shard.
     """
     match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", shard)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
@@ -99,14 +99,14 @@ def shard_of(grid: Grid, shard: str) -> Grid:
 
 @dataclass(frozen=True, slots=True)
 class GridRun:
-    """The rows of a grid: ``rows`` in its order, of which ``played`` are new."""
+    """The rows of a grid in its order; ``played`` of them are new."""
 
     rows: tuple[Row, ...]
     played: int
 
     @property
     def errors(self) -> dict[str, int]:
-        """What kept points from running, and how many."""
+        """The reasons why points did not run, with their counts."""
         return dict(Counter(row["error"] for row in self.rows if "error" in row))
 
 
@@ -119,21 +119,21 @@ def run_grid(
     shard: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> GridRun:
-    """Play the points that have no row yet.
+    """Evaluate the points that have no row yet.
 
     Parameters
     ----------
     folder
-        Has the rows: ``rows.jsonl``, or ``rows-3-of-16.jsonl`` of a shard. Rows are there as soon as this function has them. Processes
-        of this machine keep those that they have not handed over yet in ``rows-in-hand-*.jsonl``, so that after ``kill -9`` of
-        everything no finished row is lost, only the one that each worker was playing; from other workers also those of the last moment.
+        Folder of the rows: ``rows.jsonl``, or ``rows-3-of-16.jsonl`` for a shard. Rows are appended as they arrive. Local worker
+        processes save rows not handed over yet in ``rows-in-hand-*.jsonl``, so that ``kill -9`` of all processes loses no finished
+        row, only the one in progress on each worker; other workers also lose rows of the last moment.
     pool
-        Who plays. Whoever it is, the same points give the same rows.
+        The executor. The same points give the same rows with every executor.
     resume
-        Go on with what the folder has, whichever shard wrote it; otherwise a folder with rows is refused, save those of a grid's other
-        shards.
+        Continue from the rows in the folder, of any shard; otherwise a folder with rows, except those of the grid's other shards, is
+        refused.
     progress
-        Called with the points done and the points in all, at least four times a second.
+        Called with the number of points done and the total, at least four times a second.
 
     Raises
     ------
@@ -141,7 +141,7 @@ def run_grid(
         When the folder has rows and ``resume`` is not given, when rows cannot be read or written, when another run writes them, when a
         worker dies or has another version of simcoll.
     KeyboardInterrupt
-        After Ctrl-C; what was done is in the file.
+        After Ctrl-C; finished rows are in the file.
     """
     wanted = shard_of(grid, shard) if shard else grid
     name = f"rows-{shard.replace('/', '-of-')}.jsonl" if shard else ROWS
@@ -171,18 +171,18 @@ def run_grid(
 
 
 def read_rows(folder: Path) -> dict[str, Row]:
-    """The rows of a folder by key, from all its shards; a torn last line is left out.
+    """Read the rows of a folder by key, from all shards; a truncated last line is skipped.
 
     Raises
     ------
     ConfigError
-        For a file that is no file of rows, with the line.
+        With the line, for a file that does not consist of rows.
     """
     return _read(_files(folder))
 
 
 def _files(folder: Path) -> list[Path]:
-    """The files of rows; none where there is no folder."""
+    """The files of rows; empty if there is no folder."""
     try:
         return sorted(path for path in folder.iterdir() if path.match("rows*.jsonl"))
     except FileNotFoundError:
@@ -192,7 +192,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _not_of_other_shards(folder: Path, name: str) -> list[Path]:
-    """The files of rows without those of the other shards of a cut, which may be at work now; ``name``: the file of this one."""
+    """The files of rows except those of the other shards, which may be running; ``name``: this shard's file."""
     found = _files(folder)
     if name == ROWS:
         return found
@@ -224,7 +224,7 @@ def _read(paths: Iterable[Path]) -> dict[str, Row]:
 
 
 def _adopt(folder: Path, file: _Appended) -> None:
-    """Add the rows that workers of a run that was killed had not handed over."""
+    """Add rows that workers of a killed run had not handed over."""
     files = _files(folder)
     hands = [path for path in files if path.match("rows-in-hand-*.jsonl")]
     if not hands:
@@ -236,7 +236,7 @@ def _adopt(folder: Path, file: _Appended) -> None:
 
 
 class _Appended:
-    """A file of lines that other programs may read while it grows; the disk has them :data:`SYNC_S` later, and at the end."""
+    """An append-only file of lines, readable while it grows, and synced every :data:`SYNC_S` and at the end."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -257,7 +257,7 @@ class _Appended:
         return self
 
     def _take(self) -> None:
-        """Keep other runs out, and drop a torn last line."""
+        """Lock out other runs, and drop a truncated last line."""
         if not stat.S_ISREG(os.fstat(self._file).st_mode):
             raise ConfigError("cannot be written: it is no file", file=str(self.path))
         if _is_taken(self._file):
@@ -277,7 +277,7 @@ class _Appended:
             os.close(self._file)
 
     def append(self, rows: Sequence[Row]) -> None:
-        """Write whole lines, which survive the end of this process; now and then wait until they survive that of the machine, too."""
+        """Write whole lines, which survive this process, and sync periodically, so that they survive the machine."""
         self._written(b"".join(map(_line, rows)))
 
     def _written(self, content: bytes, *, at_once: bool = False) -> None:
@@ -291,7 +291,7 @@ class _Appended:
 
 
 def _is_taken(descriptor: int) -> bool:
-    """Lock a file until it is closed; True where another process has done so. Some file systems have no locks."""
+    """Lock a file until it is closed; True if another process has locked it. Some file systems lack locks."""
     try:
         import fcntl
 
@@ -304,13 +304,13 @@ def _is_taken(descriptor: int) -> bool:
 
 
 Batch = tuple[list[Point], "Path | None"]
-"""Points that a worker has, and the file of its rows that are not handed over yet."""
+"""The points of a worker, and the file of its rows not handed over yet."""
 
 
 def _play(
     grid: Grid, todo: Iterable[Point], pool: Pool, report: Callable[[], object], hands: Path | None
 ) -> Iterator[tuple[list[Row], Path | None]]:
-    """New rows, as they come back from the pool, with the file in which they are meanwhile."""
+    """Yield new rows as the pool returns them, with the file that held them in the meantime."""
     waiting = deque(todo)
     running: dict[Future[list[Row]], Batch] = {}
     report()
@@ -339,7 +339,7 @@ def _play(
 
 
 def _in_hand(running: Mapping[Future[list[Row]], Batch]) -> Iterator[tuple[list[Row], Path | None]]:
-    """After Ctrl-C: what is done, and what workers will have done in a moment."""
+    """After Ctrl-C: collect finished rows, and those that workers finish in a moment."""
     left = [future for future in running if not future.cancel()]
     for future in wait(left, timeout=4 * REPORT_S).done:
         if future.exception() is None:
@@ -347,7 +347,7 @@ def _in_hand(running: Mapping[Future[list[Row]], Batch]) -> Iterator[tuple[list[
 
 
 def _some(work: Work, points: Sequence[Point], hold_s: float, hand: Path | None = None) -> list[Row]:
-    """The rows of the first points, at least one, until ``hold_s`` seconds have passed; ``hand``: a file for them meanwhile."""
+    """Evaluate the first points, at least one, until ``hold_s`` seconds have passed; ``hand``: a file for rows in the meantime."""
     rows, end = [], time.monotonic() + hold_s
     for point in points:
         rows.append(_row(work, point))
@@ -359,7 +359,7 @@ def _some(work: Work, points: Sequence[Point], hold_s: float, hand: Path | None 
 
 
 def _keep(hand: Path, row: Row) -> None:
-    """Append a row; where that cannot be, whoever gets the rows finds it out, too."""
+    """Append a row, ignoring failures, which the receiver of the rows will notice too."""
     with suppress(OSError), hand.open("ab", buffering=0) as file:
         file.write(_line(row))
 

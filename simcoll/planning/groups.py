@@ -1,4 +1,4 @@
-"""A collective of the process groups along the axes of a mesh: of one group alone, and of all of them at once."""
+"""A collective in the process groups along a mesh's axes: one group alone, and all groups at once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COLUMNS = (
 
 
 def parse_mesh(text: str, nranks: int) -> Mesh:
-    """A mesh from text such as ``tp=8,dp=64``, fastest axis first, for all ranks of a machine.
+    """Parse a mesh such as ``tp=8,dp=64``, fastest axis first, that fills a machine.
 
     >>> parse_mesh("tp=2,dp=4", 8).axes
     (('tp', 2), ('dp', 4))
@@ -39,7 +39,7 @@ def parse_mesh(text: str, nranks: int) -> Mesh:
     Raises
     ------
     ConfigError
-        For text of another form, and sizes that do not multiply to the number of ranks.
+        For invalid text, and sizes whose product is not the number of ranks.
     """
     mesh = parse_axes(text)
     if mesh.nranks != nranks:
@@ -48,7 +48,7 @@ def parse_mesh(text: str, nranks: int) -> Mesh:
 
 
 def parse_axes(text: str) -> Mesh:
-    """A mesh from text, for any machine; its errors are those of :func:`parse_mesh`."""
+    """Parse a mesh for any machine; raises as :func:`parse_mesh` does."""
     axes = []
     for part in text.split(","):
         found = _AXIS.fullmatch(part.strip())
@@ -62,7 +62,7 @@ def parse_axes(text: str) -> Mesh:
 
 
 def machines_along(machine: Topology, text: str) -> dict[str, Topology]:
-    """The machine with the ranks of one group of each axis that is larger than 1; text as for :func:`parse_mesh`.
+    """For each axis larger than 1, the machine with the ranks of one group; text as for :func:`parse_mesh`.
 
     >>> from simcoll.topology import crossbar
     >>> {axis: part.nranks for axis, part in machines_along(crossbar(8, "1 GB/s"), "tp=2,dp=4").items()}
@@ -74,9 +74,9 @@ def machines_along(machine: Topology, text: str) -> dict[str, Topology]:
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
-    """A collective of one axis at one size: which schedule is best for one group, and its time alone and in all groups at once.
+    """A collective of one axis at one size: the best schedule for one group, and its time alone and in all groups at once.
 
-    ``one_cut``, ``all_cut``: how a fault cut the run off, ``aborted`` or ``stuck``; empty where it came to its end.
+    ``one_cut``, ``all_cut``: how a fault ended the run, ``aborted`` or ``stuck``; empty if it finished.
     """
 
     axis: str
@@ -99,9 +99,9 @@ class GroupRow:
 
 
 def group_rows(sweep: Sweep, machine: Topology, mesh: Mesh) -> Iterator[GroupRow]:
-    """Rows by axis and size. Without algorithms the default of the size.
+    """Rows by axis and size, with the sweep's algorithms or the default for each size.
 
-    What disturbs the runs counts ranks on the machine, so a straggler that is not in the first group shows in all groups at once.
+    Disturbances refer to ranks of the machine, so a straggler outside the first group shows in all groups at once.
     """
     for axis, size in mesh.axes:
         if size == 1:
@@ -120,7 +120,7 @@ def group_rows(sweep: Sweep, machine: Topology, mesh: Mesh) -> Iterator[GroupRow
 
 
 def groups_csv(sweep: Sweep, rows: Sequence[GroupRow]) -> bytes:
-    """The rows as CSV, times in femtoseconds, with collective, type and reduction beside."""
+    """The rows as CSV, times in femtoseconds, with collective, dtype and reduction."""
     beside = {"collective": sweep.collective, "dtype": sweep.dtype, "op": sweep.op}
     return csv_bytes((*beside, *(field.name for field in fields(GroupRow))), (beside | asdict(row) for row in rows))
 
@@ -137,7 +137,7 @@ def _plans(sweep: Sweep, total: int, near: Topology) -> Iterator[tuple[str, Plan
 
 
 def _played(sweep: Sweep, machine: Topology, groups: Ints, plan: Plan) -> ProgramResult:
-    """A run of some groups at once."""
+    """Play some groups at once."""
     program = Program(machine.nranks, [Call(plan, groups)])
     disturbed = sweep.disturbed
     return emulate(program, machine, data="none", events=disturbed.events(machine), policy=disturbed.policy)

@@ -1,6 +1,6 @@
-"""Hypotheses on why measured times differ from predicted ones: each is tested by predicting with that one change.
+"""Hypotheses on differences between measured and predicted times, each tested by predicting with that one change.
 
-None is a fact: a change that brings predictions closer is evidence for a cause that has this effect, and others may have it, too.
+None is a fact: a change that brings predictions closer is evidence for a cause with that effect, which other causes may share.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from simcoll.units import format_signed, format_size
 __all__ = ["Hypothesis", "hypotheses"]
 
 FEWEST_ROWS = 3
-"""Fewer fit too many changes."""
+"""Minimum number of rows; fewer would fit too many changes."""
 LARGE_BYTES = 2**26
-"""From here on a launch offset does not show."""
+"""Size from which a launch offset is negligible."""
 GAIN, LEAST_GAIN = 0.15, 0.02
-"""Share of the mean error, and part of the times, that a change must explain to be told."""
+"""Share of the mean error, and share of the times, that a change must explain to be reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """A change that brings predictions closer to what was measured.
+    """A change that brings predictions closer to the measurements.
 
     Attributes
     ----------
     claim
-        What may be so, and what has this effect.
+        The possible cause and its effect.
     before, after
-        Mean error of all rows without and with the change, as a geometric mean.
+        Geometric mean error of all rows without and with the change.
     closer, rows
-        How many rows it brings closer, of how many.
+        Number of rows that it brings closer, and total number.
     least_bytes, most_bytes
-        Where it brings them closer by a tenth or more; 0 where nowhere by so much.
+        Range of sizes that it brings closer by a tenth or more; 0 if none.
     """
 
     claim: str
@@ -62,7 +62,7 @@ class Hypothesis:
 
 
 def hypotheses(setting: Setting, calibration: Calibration | None = None, most: int = 4) -> list[Hypothesis]:
-    """The changes that explain the most, in order; empty where none explains much."""
+    """The changes that explain most, in order; empty if none explains enough."""
     base = calibration or Calibration()
     rows = sorted((row.size_bytes, row.time_fs) for row in setting.table.rows)
     sizes = [size for size, _ in rows]
@@ -89,7 +89,7 @@ def hypotheses(setting: Setting, calibration: Calibration | None = None, most: i
 def _changes(
     setting: Setting, base: Calibration, rows: Sequence[tuple[int, int]], before: Sequence[int]
 ) -> Iterator[tuple[str, Sequence[int]]]:
-    """Claims, each with the times that it predicts."""
+    """Yield claims with the times that they predict."""
     yield from _fitted(setting, base, rows)
     yield from _chosen(setting, base, rows, before)
     machine = machine_of(setting.topology)
@@ -105,7 +105,7 @@ def _changes(
 def _fitted(
     setting: Setting, base: Calibration, rows: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[str, Sequence[int]]]:
-    """One number, fitted."""
+    """Claims with one fitted number."""
     predictor = setting.formula()
     sizes = [size for size, _ in rows]
     series = Series.of(setting.table.collective, setting.table.nranks, setting.table.rows, predictor)
@@ -132,11 +132,11 @@ _STARTS = (
     (20, 24, "one process that drives eight GPUs"),
     (28, 35, "virtual machines of some clouds"),
 )
-"""Launch offsets that published runs show, in microseconds."""
+"""Launch offsets seen in published runs, in microseconds."""
 
 
 def _launch(time_fs: int) -> str:
-    """An offset, and what adds as much elsewhere."""
+    """Describe an offset, with published causes of a similar one."""
     alike = [f"{cause} ({low} to {high} us)" for low, high, cause in _STARTS if low - 4 <= time_fs / 10**9 <= high + 4]
     return f"a launch offset of {format_signed(time_fs)}{', as with ' if alike else ''}{' or '.join(alike)}"
 
@@ -144,7 +144,7 @@ def _launch(time_fs: int) -> str:
 def _chosen(
     setting: Setting, base: Calibration, rows: Sequence[tuple[int, int]], before: Sequence[int]
 ) -> Iterator[tuple[str, Sequence[int]]]:
-    """Another choice of algorithm or protocol."""
+    """Claims of another choice of algorithm or protocol."""
     environment, sizes = setting.environment, [size for size, _ in rows]
     others: list[tuple[str, Environment]] = []
     if not environment.protocols:
@@ -169,7 +169,7 @@ def _chosen(
 
 
 def _times(setting: Setting, environment: Environment, base: Calibration, sizes: Sequence[int]) -> Sequence[int]:
-    """The times under another environment; none where it leaves nothing to run."""
+    """The times under another environment; empty if it leaves no choice."""
     try:
         return setting.formula(environment=environment)(sizes, base)
     except ConfigError:
@@ -179,7 +179,7 @@ def _times(setting: Setting, environment: Environment, base: Calibration, sizes:
 def _kept(
     rows: Sequence[tuple[int, int]], before: Sequence[int], low: Sequence[int]
 ) -> Iterator[tuple[str, Sequence[int]]]:
-    """LL up to the size for which that explains the most."""
+    """Claims that LL is used up to some size, for the size that explains most."""
 
     def error(place: int) -> float:
         times = [*low[:place], *before[place:]]

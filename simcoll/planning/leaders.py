@@ -1,4 +1,4 @@
-"""Collectives through one leader of each node, stage by stage and segment by segment, as MPI libraries compose them."""
+"""MPI libraries' hierarchical collectives through one leader per node, pipelined by segments."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from simcoll.tuning import collective_on, costs
 __all__ = ["time_through_leaders"]
 
 SEGMENTED = {"inside reduce", "between reduce", "between broadcast", "inside broadcast"}
-"""Stages that a segment of the vector goes through by itself."""
+"""Stages that segments of the vector pass individually."""
 
 
 def time_through_leaders(
     library: MpiLibrary, stages: Sequence[str], size_bytes: int, topology: Topology, protocol: str
 ) -> int | None:
-    """Femtoseconds of a composition such as ``["inside reduce", "between all_reduce", "inside broadcast"]``, from rank 0 or to it.
+    """Time a composition such as ``["inside reduce", "between all_reduce", "inside broadcast"]``, rooted at rank 0, in femtoseconds.
 
-    In every turn each segment does one stage more than the one before, and a rank waits for all it has begun. None where the nodes have
-    different numbers of ranks, which no composition serves.
+    In each round every segment advances by one stage, and a rank waits for all operations that it has started. None if nodes have
+    different numbers of ranks, which compositions do not support.
     """
     members = topology.ranks_per_node
     if members is None:
@@ -69,7 +69,7 @@ def _plan(
     size_bytes: int,
     beside: bool,
 ) -> Plan:
-    """What one stage runs for a size; ``beside``: with another stage, for which some libraries have algorithms of their own."""
+    """The plan of one stage for a size; ``beside``: overlapped with another stage, for which some libraries use other algorithms."""
     key = stage, size_bytes, beside
     if key not in made:
         where, kind = stage.split()

@@ -1,4 +1,4 @@
-"""What a communication library would run, size by size, as a table in the form of nccl-tests."""
+"""A communication library's predicted choices by size, as a table in nccl-tests' form."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TIMES = TIMES[:3]
 
 
 def library_for(name: str | None, topology: Topology) -> Library:
-    """The named library, or the one that is usual on the GPUs of a machine."""
+    """The named library, or the usual one for the machine's GPUs."""
     usual = "rccl" if topology.traits.get("generation", "").startswith("mi") else "nccl"
     return load_library(name or usual)
 
@@ -37,7 +37,7 @@ def library_predictions(
     environment: Environment = DEFAULT,
     calibration: Calibration | None = None,
 ) -> list[Prediction]:
-    """A prediction for every size."""
+    """Predict every size."""
     return [
         predict(collective, size, topology, library=library, environment=environment, calibration=calibration)
         for size in sizes
@@ -47,7 +47,7 @@ def library_predictions(
 def library_lines(
     found: Sequence[Prediction], topology: Topology, library: Library, environment: Environment
 ) -> Iterator[str]:
-    """The table, and what it is of: choice, channels, bound, and which times are not of events."""
+    """The lines of the table: choice, channels, bound, and marks of times not found by emulation."""
     given = f"; {', '.join(environment.ignored)} changes nothing here" if environment.ignored else ""
     yield printable(f"# {library} on {topology.name}, {topology.nranks} ranks{given}")
     if found[0].calibration:
@@ -70,7 +70,7 @@ def library_lines(
 
 
 def doubts(found: Iterable[Prediction]) -> Iterator[str]:
-    """Why events could not carry some of the predictions, and what stands in for missing numbers, each once."""
+    """Reasons why some predictions are not emulated, and assumptions for missing numbers, each once."""
     made = list(found)
     for note, count in Counter(each.note for each in made if each.note).items():
         yield printable(f"# {count} size{'s' * (count > 1)} {note}")
@@ -79,9 +79,9 @@ def doubts(found: Iterable[Prediction]) -> Iterator[str]:
 
 
 def gain_lines(found: Sequence[Prediction], best: dict[int, tuple[str, int]]) -> Iterator[str]:
-    """What the best of the whole library would save, beside what the communication library runs.
+    """Lines with the gain of the best of all algorithms over the communication library's choice.
 
-    ``best`` is, for every size, the name and the time of the fastest run.
+    ``best`` holds name and time of the fastest run by size.
     """
     ratios = [each.time_fs / best[each.size_bytes][1] for each in found if each.size_bytes in best]
     if ratios:

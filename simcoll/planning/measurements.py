@@ -1,4 +1,4 @@
-"""Published measurements: tables of nccl-tests, with the machine that each was made on."""
+"""Published measurements: tables of nccl-tests, with their machines."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class Table:
     Attributes
     ----------
     name, part, system
-        The table; whether it belongs to the ``"development"`` tables or was ``"added"``, after it had been predicted blind; and who
-        measured on what: tables of one system share machine and publisher.
+        The table; whether it is a ``"development"`` table, or was ``"added"`` after a blind prediction; and its system: the
+        publisher and machine.
     collective, topology, nodes, ranks
-        What ran, and the shipped machine: so many nodes of the topology, the first so many ranks of them.
+        The collective, the shipped topology with its number of nodes, and the number of ranks, counted from the first.
     environment
-        NCCL's variables, and who launched, as text.
+        NCCL's variables and the launcher, as text.
     library, version
-        What ran, and its version where it is known.
+        The library, and its version if known.
     source
-        Address of the page.
+        URL of the page.
     rows
         Sizes in bytes and times in nanoseconds, in order of size.
     """
@@ -47,16 +47,16 @@ class Table:
     rows: tuple[tuple[int, int], ...]
 
     def machine(self) -> Topology:
-        """The topology, with the ranks that took part."""
+        """The topology with the participating ranks."""
         return topology_of_job(self.topology, self.ranks, nodes=self.nodes)
 
     def settings(self) -> Environment:
-        """The environment, read."""
+        """The parsed environment."""
         return parse_environment(self.environment)
 
 
 def published_tables(*, added: bool = False) -> tuple[Table, ...]:
-    """The development tables, and if asked those added later, too.
+    """The development tables; ``added``: also those added later.
 
     >>> tables = published_tables()
     >>> len(tables), sum(len(table.rows) for table in tables)

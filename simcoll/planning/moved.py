@@ -1,4 +1,4 @@
-"""What moved between two folders of results: point by point, whatever version of simcoll or of a topology made them."""
+"""Compare two folders of results point by point, across versions of simcoll and topologies."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["Difference", "Move", "difference", "parse_share"]
 
 MAX_BYTES = 2**30
 FILES = ("topology", "algorithm", "choice")
-"""What may be the name of a file."""
+"""Keys whose values may be file names."""
 NO_HASHES = "_hash"
-"""What ends so tells of the input's content, not which point it is."""
+"""Suffix of keys that hash an input's content, which do not identify a point."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,9 @@ class Move:
     Attributes
     ----------
     name
-        What tells the point from the others.
+        The values that identify the point.
     before, after
-        The figure in each.
+        The figure in each folder.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Difference:
     moves
         The points that ran in both, the largest change first.
     gone, new
-        Names of points that ran in the first folder only, with the error in the second if it has one, and of those only in the second.
+        Names of points that ran only in the first folder (with the second's error, if any), and only in the second.
     """
 
     metric: str
@@ -67,12 +67,12 @@ class Difference:
     new: tuple[str, ...]
 
     def beyond(self, threshold: float) -> tuple[Move, ...]:
-        """The moves of more than a threshold (a share: 0.01 is one percent)."""
+        """The moves above a threshold (a share: 0.01 is one percent)."""
         return tuple(move for move in self.moves if abs(move.change) > threshold)
 
 
 def parse_share(text: str) -> float:
-    """A share: ``"1%"`` or ``"0.01"``.
+    """Parse a share: ``"1%"`` or ``"0.01"``.
 
     >>> parse_share("1%"), parse_share("0.02")
     (0.01, 0.02)
@@ -124,7 +124,7 @@ def _is_number(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Ran:
-    """A point, its numbers, its error, and how what no proof covers is marked."""
+    """A point, its numbers, its error, and its mark of missing proof."""
 
     point: Point
     told: Mapping[str, Any]
@@ -133,7 +133,7 @@ class _Ran:
 
 
 def _ran(folder: Path) -> dict[bytes, _Ran]:
-    """Every point by what it is."""
+    """Read all points by identity."""
     rows: Sequence[Mapping[str, Any]] = list(read_rows(folder).values())
     if not rows and is_file(folder / "results.json"):
         rows = [_row(run) for run in _runs(folder / "results.json")]
@@ -152,12 +152,12 @@ def _ran(folder: Path) -> dict[bytes, _Ran]:
 
 
 def _row(run: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A run of a scenario like a row of a grid; one that was cut off has no figures."""
+    """Convert a scenario's run to a grid row; a run that was cut off has no figures."""
     return {"point": _point(run), "error": run["cut"]} if "cut" in run else {"point": _point(run), "result": run}
 
 
 def _short(names: Sequence[str]) -> dict[str, str]:
-    """Names of files without their folders, where that leaves them apart: a grid may be played from another place."""
+    """File names without folders where they remain unique, since a grid may run from another folder."""
     files = sorted({name for name in names if "/" in name})
     last = [name.rpartition("/")[2] for name in files]
     apart = len({*last}) == len(files) and {*last}.isdisjoint(names)
@@ -178,7 +178,7 @@ def _point(run: Mapping[str, Any]) -> Point:
 
 
 def _names(points: Sequence[Point]) -> Any:
-    """A function that names a point by what differs among all of them."""
+    """A function that names a point by the values that differ among all points."""
     flat = [_flat(point) for point in points]
     values: dict[str, set[str]] = {}
     for point in flat:
@@ -194,7 +194,7 @@ def _names(points: Sequence[Point]) -> Any:
 
 
 def _flat(point: Point) -> Point:
-    """What names a point: of a plan or a goodput file, the values that its cases differ in."""
+    """The values that identify a point; for a plan or goodput file, those in which its cases differ."""
     if "case" not in point:
         return point
     return {**point["case"], **{name: point[name] for name in ("tier", "seed") if name in point}}

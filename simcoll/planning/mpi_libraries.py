@@ -1,4 +1,4 @@
-"""MPI libraries: which of their algorithms are schedules here, and what they run when nothing is said (``libraries/mpi``)."""
+"""MPI libraries (``libraries/mpi``): their algorithms that simcoll has, and their defaults."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ number that of so many bytes and more."""
 
 
 def row_for(rows: Rows, nranks: int, size_bytes: int) -> str:
-    """The algorithm that rows name for so many ranks and bytes."""
+    """The algorithm that rows select for a number of ranks and bytes."""
     name, *steps = next(
         row[1:]
         for row in rows
@@ -36,20 +36,20 @@ class MpiCollective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes
     ----------
     algorithms
-        Algorithms here, and what the library calls them.
+        simcoll's algorithms, and the library's names for them.
     alike
         Other algorithms of the library that send the same messages as one of these.
     default
-        What runs when nothing is said; ``one_node``, ``apart`` and ``several``: on one node, with every rank on a node of its own, and
-        on several nodes with several ranks, where that is something else.
+        The default; ``one_node``, ``apart`` and ``several``: the defaults on one node, with one rank per node, and with several ranks
+        on several nodes, where they differ.
     few
-        What runs in place of the default if not every rank of the largest power of two has an element.
+        Replaces the default if not every rank of the largest power of two has an element.
     through_leaders
-        Names of what goes through one leader of each node, and their stages, such as ``["between broadcast", "inside broadcast"]``.
+        Names of algorithms through one leader per node, and their stages, such as ``["between broadcast", "inside broadcast"]``.
     beside
-        What runs between nodes while another stage is under way, ``/8192`` in pieces of so many bytes; elsewhere ``apart``.
+        The algorithm between nodes that overlaps another stage, ``/8192`` in pieces of that many bytes; elsewhere ``apart``.
     default_counts_blocks, rules_count_blocks
-        Whether bytes are those of a block, not of all of them: in the default, and in the rules of the library's file.
+        Whether bytes mean one block rather than all: in the default, and in the rules of the library's file.
     """
 
     algorithms: dict[str, str]
@@ -65,7 +65,7 @@ class MpiCollective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rules_count_blocks: bool = False
 
     def default_on(self, topology: Topology, size_bytes: int) -> tuple[str, str | None]:
-        """What runs for a size, as nccl-tests counts it, in bytes: by its own name, and by ours if it is a schedule here."""
+        """The default for a size in bytes, as nccl-tests counts it: the library's name, and simcoll's if it has the algorithm."""
         n = topology.nranks
         boxes = len(set(topology.groups["box"].tolist())) if "box" in topology.groups else n
         rows = (self.one_node if boxes == 1 else self.apart if boxes == n else self.several) or self.default
@@ -76,7 +76,7 @@ class MpiCollective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return name, self.ours(name)
 
     def ours(self, name: str) -> str | None:
-        """Our algorithm of that name of the library, if there is one and no other."""
+        """simcoll's algorithm for a name of the library, if unique."""
         known = [ours for ours, own in self.algorithms.items() if own == self.alike.get(name, name)]
         return known[0] if len(known) == 1 else None
 
@@ -84,8 +84,8 @@ class MpiCollective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class MpiLibrary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An MPI library.
 
-    ``notes``: what is not as in the library; ``segment``: bytes that go through the leaders at a time, 0 for all; ``components_of``: the
-    library between whose components this one chooses, its fixed decision and what goes through leaders.
+    ``notes``: differences from the library; ``segment``: bytes per segment through the leaders, 0 for all at once; ``components_of``: the
+    library whose components (fixed decision, and algorithms through leaders) this one chooses between.
     """
 
     name: str
@@ -99,7 +99,7 @@ class MpiLibrary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def load_mpi_library(name: str) -> MpiLibrary:
-    """An MPI library by the name of its tuner format.
+    """Load an MPI library by the name of its tuner format.
 
     >>> library = load_mpi_library("openmpi")
     >>> from simcoll.topology import crossbar

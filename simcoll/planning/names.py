@@ -1,4 +1,4 @@
-"""The names that options take, by option: for shells to complete."""
+"""Valid names by option, for shell completion."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DTYPES = ("float32", "float16", "bfloat16", "float64", "int8", "int32", "int64",
 
 
 def option_names() -> dict[str, tuple[str, ...]]:
-    """What is shipped, by the name of the parameter that takes it.
+    """The shipped names, by the parameter that takes them.
 
     >>> option_names()["protocol"]
     ('ideal', 'LL', 'LL128', 'Simple')

@@ -1,4 +1,4 @@
-"""Whether the channels that NCCL chose fit a machine, and NCCL's rings and trees as schedules."""
+"""Check NCCL's channels against a machine, and convert NCCL's rings and trees to schedules."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Channels", "channels_of_graph", "channels_of_log", "channels_schedule", "connection_lines", "fit_lines"]
 
 _KINDS = {"NVL": "nvlink", "PIX": "pcie", "PXB": "pcie", "PHB": "pcie", "SYS": "cpu"}
-"""The slowest kind of link of a path that NCCL calls so."""
+"""The slowest kind of link on a path, by NCCL's name of the path."""
 _BY_SWITCH = {"nvls", "collnet direct"}
 MOST_LINES = 8
 MAX_PIECES = 64
@@ -33,22 +33,22 @@ MAX_PIECES = 64
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """What NCCL uses for one family of algorithms.
+    """NCCL's channels for one family of algorithms.
 
     Attributes
     ----------
     name, pattern
-        ``ring``, ``tree``, ``collnet`` or ``nvls``, and how the ranks of a channel are connected.
+        ``ring``, ``tree``, ``collnet`` or ``nvls``, and the connection pattern of a channel's ranks.
     orders
-        Of rings the ranks of every channel in their order.
+        For rings, the ranks of each channel in order.
     parents
-        Of trees the parent of every rank, -1 of the root, for every channel.
+        For trees, the parent of each rank on each channel; -1 for the root.
     GBps
-        What every channel is to carry in each direction; 0 where that is not known.
+        Intended rate of each channel in each direction; 0 if unknown.
     path
-        NCCL's name of the slowest path, such as NVL, where it is known.
+        NCCL's name of the slowest path, such as NVL, if known.
     count
-        How many channels there are, also where a switch connects them.
+        Number of channels, including those connected by a switch.
     """
 
     name: str
@@ -60,14 +60,14 @@ class Channels:
     count: int
 
     def edges(self) -> list[tuple[int, int]]:
-        """Pairs of ranks that send to each other, in the direction of the data; of trees both directions."""
+        """Pairs of communicating ranks, in the direction of the data; for trees in both directions."""
         around = [pair for order in self.orders if len(order) > 1 for pair in (*pairwise(order), (order[-1], order[0]))]
         up = [(rank, parent) for tree in self.parents for rank, parent in enumerate(tree) if parent >= 0]
         return [*around, *up, *((parent, rank) for rank, parent in up)]
 
 
 def channels_of_graph(graph: NcclGraph) -> Channels:
-    """The channels of a graph file: rings, or trees that are chains inside of a node."""
+    """The channels of a graph file: rings, or trees, which are chains within a node."""
     orders, parents = (graph.channels, ()) if graph.pattern == "ring" else ((), tuple(map(_chain, graph.channels)))
     if graph.pattern in _BY_SWITCH:
         parents = ()
@@ -75,7 +75,7 @@ def channels_of_graph(graph: NcclGraph) -> Channels:
 
 
 def _chain(order: Sequence[int]) -> tuple[int, ...]:
-    """The parents of a chain from its first rank, which is the root; GPUs that it leaves out have none either."""
+    """The parents in a chain whose root is its first rank; -1 for GPUs outside the chain too."""
     parents = [-1] * (max(order) + 1)
     for above, below in pairwise(order):
         parents[below] = above
@@ -105,7 +105,7 @@ def channels_of_log(communicator: NcclCommunicator, topology: Topology) -> list[
 
 
 def _searched(channels: Channels, communicator: NcclCommunicator) -> Channels:
-    """Channels with the rate that NCCL's search meant for all of them together, where the log says it."""
+    """Channels with the total rate found by NCCL's search, if the log has it."""
     search = communicator.searches.get(channels.name)
     if search is None:
         return channels
@@ -116,7 +116,7 @@ def _searched(channels: Channels, communicator: NcclCommunicator) -> Channels:
 
 
 def _places(communicator: NcclCommunicator, topology: Topology) -> list[int]:
-    """The rank on a machine of every rank of a communicator: node by node, by device; as numbered where that is not known."""
+    """The machine's rank of each rank of a communicator: by node and device, or by number if these are unknown."""
     n, size = communicator.nranks, topology.ranks_per_node
     if n > topology.nranks:
         raise ConfigError(f"the communicator has {n} ranks; {topology.name!r} has {topology.nranks}")
@@ -128,12 +128,12 @@ def _places(communicator: NcclCommunicator, topology: Topology) -> list[int]:
 
 
 def fit_lines(channels: Channels, topology: Topology) -> Iterator[str]:
-    """What channels ask of the links of a machine, in words: their rate, the busiest link, and links that they leave idle.
+    """Describe the channels' load on a machine's links: rate, busiest link, and idle links.
 
     Raises
     ------
     ConfigError
-        When they name GPUs that the machine does not have.
+        When they name GPUs that the machine lacks.
     """
     count, each = channels.count, channels.GBps
     many = f"{count} channel{'s' * (count != 1)}"
@@ -178,7 +178,7 @@ def fit_lines(channels: Channels, topology: Topology) -> Iterator[str]:
 
 
 def connection_lines(communicator: NcclCommunicator, topology: Topology) -> Iterator[str]:
-    """The ways that the connections of a communicator take, and those that the machine has a better one for."""
+    """Describe the paths of a communicator's connections, and those for which the machine has a better one."""
     if not communicator.connections:
         return
     yield "  connections: " + ", ".join(f"{count:,} {way}" for way, count in communicator.ways().items())
@@ -199,19 +199,19 @@ def connection_lines(communicator: NcclCommunicator, topology: Topology) -> Iter
 
 
 def channels_schedule(channels: Channels, collective: str = "all_reduce", *, pieces: int = 1) -> Schedule:
-    """NCCL's rings or trees as a schedule, an equal share of the data on each channel.
+    """Convert NCCL's rings or trees to a schedule with an equal share of the data on each channel.
 
     Parameters
     ----------
     collective
-        Of rings all_reduce, all_gather or reduce_scatter; of trees all_reduce.
+        all_reduce, all_gather or reduce_scatter for rings; all_reduce for trees.
     pieces
-        Into how many pieces the data of a tree is cut, which follow one another.
+        Number of pipelined pieces of a tree's data.
 
     Raises
     ------
     ConfigError
-        For channels of switches, channels that have not the same GPUs, trees that are none, and other collectives.
+        For channels of switches, channels with different GPUs, invalid trees, and other collectives.
     """
     if channels.orders:
         return _ring_schedule(channels.orders, collective)

@@ -1,6 +1,6 @@
-"""One HTML page that needs nothing else: sections of text, tables and Vega-Lite charts, their libraries inside.
+"""Self-contained HTML pages: sections of text, tables and Vega-Lite charts, with the libraries embedded.
 
-A page allows no request: its content security policy refuses every source, and charts are interpreted, not evaluated.
+A page makes no request: its content security policy refuses all sources, and charts are interpreted, not evaluated.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Column(msgspec.Struct, frozen=True):
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """A cell: what is shown, and by what it is sorted."""
+    """A cell: its text, and its sort key."""
 
     text: str
     value: float | None = None
@@ -46,7 +46,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Rows of which a reader puts any two beside each other."""
+    """Rows, any two of which a reader can compare side by side."""
 
     names: Sequence[str]
     columns: Sequence[Column]
@@ -67,7 +67,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page: title, sentences, sections, and a line at the end."""
+    """A page: title, introduction, sections, and footer."""
 
     title: str
     summary: Sequence[str]
@@ -80,7 +80,7 @@ def _asset(name: str) -> str:
 
 
 def page_html(page: Page) -> bytes:
-    """The page as HTML. The same page gives the same bytes.
+    """Render a page as HTML, deterministic to the byte.
 
     Examples
     --------

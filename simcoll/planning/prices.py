@@ -1,4 +1,4 @@
-"""What would make a step faster: the same design, with one thing of the machine changed at a time."""
+"""Sensitivities of a step: the same design with one component of the machine changed at a time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FASTER = 1.1
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """A change, the step with it in femtoseconds, and by what share of itself the step changes."""
+    """A change, the step time with it in femtoseconds, and its relative change."""
 
     what: str
     time_fs: int
@@ -31,7 +31,7 @@ class Price:
 
 
 def shadow_prices(design: Design) -> list[Price]:
-    """The step of a design in tier 1 with links twice as fast, kind by kind, and with faster computation.
+    """Time a design in tier 1 with links twice as fast, kind by kind, and with faster computation.
 
     Examples
     --------
@@ -72,7 +72,7 @@ def _changes(design: Design) -> Iterator[tuple[str, Design]]:
 
 
 def _kinds(topology: Topology) -> dict[str, NDArray[np.bool_]]:
-    """Links by what would be bought: NICs come with their PCIe."""
+    """Links by purchasable component: NICs include their PCIe links."""
     kind = {name: topology.link_kind == LINK_KINDS.index(name) for name in LINK_KINDS}
     cards = np.array([name == "nic" for name in topology.node_kinds])
     of_nics = cards[topology.link_src] | cards[topology.link_dst]

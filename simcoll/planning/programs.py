@@ -1,4 +1,4 @@
-"""Programs whose data is not known (GOAL) among the algorithms of a table: timed as they are, marked as unproved."""
+"""Programs without known data (GOAL) in tables of algorithms: timed, and marked as unproved."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UNPROVED = "unproved: its data is not known"
 
 @dataclass(frozen=True, slots=True)
 class ProgramRun:
-    """One run of a program: it has no collective, no size, and no proof."""
+    """One run of a program, which has no collective, no size and no proof."""
 
     choice: Choice
     protocol: str
@@ -39,7 +39,7 @@ class ProgramRun:
         )
 
     def columns(self) -> dict[str, Any]:
-        """Its columns in files, of those that a run of a schedule has, and the bytes that it moved."""
+        """Its columns in files: those of a schedule's run that apply, and the bytes moved."""
         result = self.result
         return {
             "choice": str(self.choice), "schedule": self.about, "protocol": self.protocol, "proof": UNPROVED,
@@ -48,7 +48,7 @@ class ProgramRun:
         }  # fmt: skip
 
     def timeline(self, run: str) -> bytes:
-        """Its timeline for Perfetto, compressed; ``run`` names the results that it belongs to."""
+        """Its timeline for Perfetto, compressed; ``run`` identifies the results."""
         from simcoll.emulator.program_trace import ProgramTrace
 
         trace = ProgramTrace(self.result.program, self.result.topology)
@@ -57,7 +57,7 @@ class ProgramRun:
 
 
 def is_program(name: str) -> bool:
-    """Whether an algorithm is a file of a program whose data is not known."""
+    """Whether an algorithm names a program file."""
     if not is_file(name):
         return False
     from simcoll.formats.recognise import recognise
@@ -66,7 +66,7 @@ def is_program(name: str) -> bool:
 
 
 def load_goal(name: str) -> Goal:
-    """The program of a GOAL file, text or binary."""
+    """Load a GOAL file, text or binary."""
     from simcoll.formats.goal import Goal
     from simcoll.formats.schedule_files import load_algorithm
 
@@ -77,18 +77,18 @@ def load_goal(name: str) -> Goal:
 
 
 def split_programs(choices: Sequence[Choice]) -> tuple[tuple[Choice, ...], tuple[Choice, ...]]:
-    """Algorithms that are schedules, and programs."""
+    """Separate schedules and programs."""
     programs = tuple(choice for choice in choices if is_program(choice.algorithm))
     return tuple(choice for choice in choices if choice not in programs), programs
 
 
 def play_program(choice: Choice, protocol: str, topology: Topology, disturbed: Disturbance) -> ProgramRun:
-    """Time a program on as many ranks as it has.
+    """Time a program on all ranks of a topology.
 
     Raises
     ------
     ConfigError
-        When the topology has another number of ranks, and for disturbances, which programs cannot have.
+        When the topology has another number of ranks, and for disturbances, which programs do not support.
     ScheduleError
         When its messages do not match.
     """

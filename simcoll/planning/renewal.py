@@ -1,4 +1,4 @@
-"""Formulas for jobs that fail: how often to save, and what is left of the time."""
+"""Formulas for jobs with failures: checkpoint interval and goodput."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["renewal", "young_daly"]
 
 
 def young_daly(cost_us: int, mtbf_us: int, *, higher_order: bool = False) -> int:
-    """Training between two checkpoints that loses least: Young's square root, or Daly's estimate of higher order.
+    """The optimal checkpoint interval: Young's square root, or Daly's higher-order estimate.
 
     Both are in whole microseconds: sqrt(2 C M), and sqrt(2 C M) (1 + sqrt(C / 2M) / 3 + C / 18M) - C for C < 2M, else M (J. T. Daly, *A
     higher order estimate of the optimum checkpoint interval for restart dumps*, 2006, equation 37).
@@ -30,11 +30,11 @@ def young_daly(cost_us: int, mtbf_us: int, *, higher_order: bool = False) -> int
 
 
 def renewal(job: Job) -> float | None:
-    """Goodput of a job that runs for ever, where a formula has it; otherwise ``None``.
+    """Long-run goodput of a job, where a closed form exists; otherwise ``None``.
 
-    With exponential failures of mean M, that cost only a restart or a node for which there is a spare, every failure begins the same
-    story anew: noticing (D, in which nothing fails), loading (R), and checkpoints every T + B that are safe W later. So the training
-    kept per failure is exp(-(R + W) / M) T / (exp((T + B) / M) - 1), and the time per failure M + D.
+    Exponential failures of mean M that cost only a restart, or a node with a spare, are renewal points: detection (D, without failures),
+    loading (R), and checkpoints every T + B, durable W later. So the training retained per failure is
+    exp(-(R + W) / M) T / (exp((T + B) / M) - 1), and the time per failure M + D.
     """
     exponential = all(cause.shape == 1 for cause in job.causes)
     always_placed = all(not cause.nodes or not cause.repair_us for cause in job.causes)

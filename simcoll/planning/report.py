@@ -1,4 +1,4 @@
-"""A sweep as text: the nccl-tests table with bound, headroom and bottleneck, and the result files."""
+"""Reports of sweeps: nccl-tests' table with bound, headroom and bottleneck, and result files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FORMAT, VERSION = "simcoll-results", 1
 
 
 def sweep_hash(rows: Sequence[Row | ProgramRun]) -> str:
-    """One hash (hex) over the trace hashes of all runs, in order; empty if some run is too large to have one."""
+    """Hash (hex) of the trace hashes of all runs, in order; empty if a run is too large to have one."""
     hashes = [row.result.trace_hash for row in rows]
     return hashlib.sha256("".join(hashes).encode()).hexdigest()[:32] if all(hashes) else ""
 
@@ -45,7 +45,7 @@ _BOUND = (("bound", "(us)", 10), ("headroom", "", 9))
 
 
 def _root(sweep: Sweep) -> int:
-    """The root column of nccl-tests: -1 where there is none."""
+    """nccl-tests' root column: -1 without a root."""
     return (sweep.root or 0) if KINDS[sweep.collective].rooted else -1
 
 
@@ -56,7 +56,7 @@ def titles_of() -> tuple[tuple[str, str], ...]:
 
 
 def cells(sweep: Sweep, rows: Sequence[Row]) -> tuple[object, ...]:
-    """The line of one size, cell by cell: its best run and the bound of all."""
+    """The cells of one size: its best run, and the bound over all runs."""
     (row,), (bound,) = best_rows(rows), bound_rows(rows)
     cut, bound_fs = row.result.cut, bound.bound_fs
     return (
@@ -68,12 +68,12 @@ def cells(sweep: Sweep, rows: Sequence[Row]) -> tuple[object, ...]:
 
 
 def _width(sweep: Sweep) -> int:
-    """Room for any algorithm and protocol, since the first line is printed before the last run."""
+    """Width for all algorithms and protocols, since lines are printed before all runs are done."""
     return 2 + max((len(f"{choice} {name}") for choice in sweep.choices for name in sweep.protocols), default=4)
 
 
 def _asked(sweep: Sweep) -> dict[str, Any]:
-    """What was asked for; nothing is said of a disturbance that there is not."""
+    """The request as a dictionary, with the disturbance if there is one."""
     told = {**asdict(sweep), "choices": [str(choice) for choice in sweep.choices]}
     if not sweep.disturbed:
         del told["disturbed"]
@@ -83,7 +83,7 @@ def _asked(sweep: Sweep) -> dict[str, Any]:
 
 
 def head_lines(sweep: Sweep) -> Iterator[str]:
-    """The two lines of titles."""
+    """The two header lines."""
     for left, right, name, last in zip(
         titles((*DATA, *TIMES)), titles(_BOUND), ("best", ""), ("bottleneck", ""), strict=True
     ):
@@ -100,7 +100,7 @@ def size_line(sweep: Sweep, rows: Sequence[Row]) -> str:
 
 
 def foot_lines(rows: Sequence[Row]) -> Iterator[str]:
-    """What stands under ``#wrong``."""
+    """The footnotes on ``#wrong``."""
     checks = {row.choice: row.checked for row in rows if row.checked}
     counts = [check.count for check in checks.values() if check.wrong is not None]
     if counts:
@@ -116,7 +116,7 @@ def foot_lines(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def engine_lines(rows: Sequence[Row]) -> Iterator[str]:
-    """Engine, share, time and reason of the runs: one line for every reason, of its largest run."""
+    """Engine, share, time and reason of the runs: one line per reason, for its largest run."""
     groups: dict[tuple[str, str], list[Result]] = {}
     for result in (row.result for row in rows):
         groups.setdefault((result.engine, re.sub(r"\d+", "", result.path)), []).append(result)
@@ -129,7 +129,7 @@ def engine_lines(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def row_columns(row: Row) -> dict[str, Any]:
-    """The columns of a run in files; they leave out the seconds it took here."""
+    """The columns of a run in files, without its wall-clock time."""
     result, bound = row.result, row.result.bound
     return {
         "size_bytes": row.size_bytes,
@@ -157,14 +157,14 @@ def row_columns(row: Row) -> dict[str, Any]:
 
 
 def results_csv(rows: Sequence[Row], run: str, programs: Sequence[ProgramRun] = ()) -> bytes:
-    """Every run as one line of CSV; the last column names the results that it is of."""
+    """Every run as a line of CSV; the last column identifies the results."""
     lines = [*map(row_columns, rows), *(each.columns() for each in programs)]
     names = dict.fromkeys(name for line in lines for name in line)
     return csv_bytes([*names, "run"] if lines else [], (line | {"run": run} for line in lines))
 
 
 def _summary(row: Row, bound: Row) -> dict[str, Any]:
-    """The best run of a size beside the bound for all runs of that size."""
+    """The best run of a size, with the bound over all its runs."""
     return {
         "size_bytes": row.size_bytes,
         "choice": str(row.choice),
@@ -184,7 +184,7 @@ def results_json(
     proofs: Sequence[str],
     programs: Sequence[ProgramRun] = (),
 ) -> tuple[bytes, str]:
-    """Everything about a sweep as JSON, and its hash, which the file has as ``run``. The same input gives the same bytes."""
+    """A sweep as JSON, deterministic to the byte, and its hash, which the file has as ``run``."""
     import msgspec
 
     document: dict[str, Any] = {

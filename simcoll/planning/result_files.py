@@ -25,7 +25,7 @@ NCCL_TESTS_VERSION = 3
 
 
 def picture(title: str, table: Table, topology: Topology, run: str) -> bytes:
-    """The curves of a sweep, as SVG; ``run`` names the results that it belongs to."""
+    """Draw the curves of a sweep as SVG; ``run`` identifies the results."""
     from simcoll.planning.chart import busbw_svg
 
     if not table.rows:
@@ -37,7 +37,7 @@ def picture(title: str, table: Table, topology: Topology, run: str) -> bytes:
 
 
 def timeline(table: Table, topology: Topology, near: int, run: str) -> bytes:
-    """The timeline of the best run of the size nearest to ``near`` bytes; without any, of the fastest program."""
+    """The timeline of the best run at the size nearest to ``near`` bytes; without runs, of the fastest program."""
     if not table.rows:
         return min(table.programs, key=lambda each: each.result.time_fs).timeline(run)
     traced = min(best_rows(table.rows), key=lambda row: abs(row.size_bytes - near))
@@ -46,10 +46,10 @@ def timeline(table: Table, topology: Topology, near: int, run: str) -> bytes:
 
 
 def nccl_tests_json(table: Table, run: str) -> bytes:
-    """The best run of each size as the result file of nccl-tests has it, without what only a measurement has (times of day, hosts).
+    """The best run of each size in nccl-tests' JSON, without fields of measurements only (times of day, hosts).
 
-    Beside the fields of nccl-tests each result has ``best``, ``bound`` (microseconds) and ``bottleneck``; ``cut`` where a fault cut the
-    run off, which then has no time. ``programs`` has the runs that have no size. Booleans and the root are text there, rates are GB/s.
+    Besides nccl-tests' fields each result has ``best``, ``bound`` (microseconds) and ``bottleneck``; ``cut`` if a fault cut the run off,
+    which then has no time. ``programs`` holds runs without a size. Booleans and the root are text, rates are in GB/s.
     """
     best, bounds = best_rows(table.rows), bound_rows(table.rows)
     results: list[dict[str, Any]] = []
@@ -84,10 +84,10 @@ def nccl_tests_json(table: Table, run: str) -> bytes:
 
 
 def predictions_json(found: Sequence[Prediction], topology: Topology) -> bytes:
-    """What a library would run at each size, in the form of the result file of nccl-tests.
+    """A library's predicted choice at each size, in nccl-tests' JSON.
 
-    Beside its fields each result has what runs, what timed it, ``bound`` (microseconds), ``bottleneck``, and what was ``assumed`` for want
-    of numbers.
+    Besides nccl-tests' fields each result has the choice, the timing method, ``bound`` (microseconds), ``bottleneck``, and numbers
+    ``assumed`` because they are unknown.
     """
     factor = float(bus_factor(found[0].collective, topology.nranks))
     results = []

@@ -1,4 +1,4 @@
-"""Running a sweep: the data of every schedule once, then its times, size by size."""
+"""Run a sweep: check the data of every schedule once, then time it, size by size."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 __all__ = ["Table", "check_data", "runs"]
 
 CHECKED_BYTES = 512 << 20
-"""Data that takes more is not moved for a check."""
+"""Limit on data moved for a check."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Table:
-    """The runs of a sweep, a sequence of rows; printed and shown as the table of the best run of each size.
+    """The runs of a sweep, a sequence of rows, which prints as the table of the best run of each size.
 
-    ``programs``: runs beside them that have no size.
+    ``programs``: additional runs without a size.
     """
 
     sweep: Sweep
@@ -82,9 +82,9 @@ class Table:
 
 
 def check_data(sweep: Sweep, schedule: Schedule) -> DataCheck:
-    """Move generated data through a schedule once, at a size at which chunks differ and each has an element.
+    """Move generated data through a schedule once, at a size with unequal, non-empty chunks.
 
-    The proof covers every size, since offsets and lengths of chunks follow from one rule; this shows that what is proved is what moves.
+    The proof covers every size, since one rule determines offsets and lengths of chunks; this checks that execution matches the proof.
     """
     chunks = schedule.layout.chunks
     if sweep.collective == "barrier":
@@ -102,9 +102,9 @@ def runs(
     topology: Topology,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Iterator[list[Row]]:
-    """The runs of the prepared choices, size by size; calls ``progress(runs done, runs in all, next run)``.
+    """Run the prepared choices, size by size; calls ``progress(runs done, total runs, next run)``.
 
-    When so many messages are to come that loading the compiled engine pays, it plays them.
+    Uses the compiled engine if there are enough messages to pay for loading it.
     """
     counts = counts_for(sweep.collective, sweep.sizes, topology.nranks, parse_dtype(sweep.dtype).itemsize)
     protocols = [sweep.protocols_of(schedule) for schedule in schedules]

@@ -87,7 +87,7 @@ class Scenario(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 def file_of(kind: str, name: str | Path) -> Path:
-    """A file by path, or one of a kind by its shipped name.
+    """Find a file by path, or by the shipped name of its kind.
 
     Raises
     ------
@@ -107,12 +107,12 @@ def file_of(kind: str, name: str | Path) -> Path:
 
 
 def shipped_scenarios() -> dict[str, str]:
-    """Names and titles of the scenarios that come with simcoll."""
+    """Names and titles of the shipped scenarios."""
     return {name: load_scenario(path)[0].title for name, path in shipped_files("scenarios").items()}
 
 
 def load_scenario(name: str | Path) -> tuple[Scenario, Path]:
-    """A scenario file by path or shipped name, and the path it was read from.
+    """Load a scenario by path or shipped name; returns its path too.
 
     Raises
     ------
@@ -135,7 +135,7 @@ def load_scenario(name: str | Path) -> tuple[Scenario, Path]:
 
 
 def scenario_topology(scenario: Scenario, path: Path) -> Topology:
-    """The topology of a scenario; a path in it is relative to the scenario file."""
+    """Load the topology of a scenario; its path is relative to the scenario file."""
     found = load_topology(beside(path.parent, scenario.topology.name), nodes=scenario.topology.nodes)
     for link, share in scenario.topology.degraded.items():
         found = found.degrade(link, share)
@@ -143,7 +143,7 @@ def scenario_topology(scenario: Scenario, path: Path) -> Topology:
 
 
 def scenario_machines(scenario: Scenario, path: Path) -> dict[str, Topology]:
-    """The topology of a scenario; with a ``group`` the ranks of one group of each axis, by the name of the axis."""
+    """The topology of a scenario; with a ``group``, the ranks of one group of each axis, by axis name."""
     from simcoll.planning.groups import machines_along
 
     found = scenario_topology(scenario, path)
@@ -156,7 +156,7 @@ def sweep_of(scenario: Scenario, file: str) -> Sweep:
     Raises
     ------
     ConfigError
-        For sizes or algorithms that cannot be read.
+        For invalid sizes or algorithms.
     """
 
     def size(value: str | int, place: str) -> int:
@@ -192,7 +192,7 @@ def write_results(
 ) -> list[str]:
     """Write ``results.json``, ``results.csv``, ``busbw.svg`` and ``trace.json.gz``, each with the hash of all; returns the names.
 
-    Programs alone have no picture, which is of sizes.
+    Programs alone have no picture, as they have no sizes.
     """
     content, run = results_json(scenario.title, table.sweep, topology, table.rows, proofs, table.programs)
     near = parse_size(scenario.trace_size, what="trace_size")

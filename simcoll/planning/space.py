@@ -28,15 +28,15 @@ __all__ = ["Cost", "Failures", "Limits", "Objective", "Space", "load_space", "nu
 MAX_BYTES = 2**20
 MAX_DESIGNS = 10**6
 LISTS = {"parallel.split", "parallel.offload"}
-"""Keys whose value is a list; a list of lists is swept."""
+"""Keys whose value is a list; only a list of lists is swept."""
 _CLUSTER = ("name", "nodes", "gpus", "degraded", "slow")
-"""Variants that are keys of ``[topology]``; all others are places of the topology's file."""
+"""Variants that are keys of ``[topology]``; all others are paths in the topology's file."""
 
 
 class Objective(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """``[objective]``: a figure to maximise or minimise, figures for the Pareto front, and tokens to train.
 
-    Without ``pareto``: the figure, and what a million tokens cost, or the memory where there is no price; an efficiency with the speed.
+    Default of ``pareto``: the figure, with the cost of a million tokens, or with memory without prices; an efficiency with the speed.
     """
 
     maximise: str = ""
@@ -46,18 +46,18 @@ class Objective(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
 
     @property
     def figure(self) -> str:
-        """The figure that decides."""
+        """The figure to optimise."""
         return self.maximise or self.minimise or "tokens_per_second"
 
 
 class Cost(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """``[cost]``: dollars for an hour of a GPU; 0: no cost is told."""
+    """``[cost]``: dollars per GPU-hour; 0: no costs."""
 
     gpu_hour: float = 0.0
 
 
 class Failures(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """``[failures]``: GPU-hours for one failure, and what checkpoints and restarts take."""
+    """``[failures]``: GPU-hours per failure, and times of checkpoints and restarts."""
 
     gpu_hours: float
     checkpoint: str
@@ -67,7 +67,7 @@ class Failures(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=
 
 
 class Limits(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """``[limits]``: what a design must not exceed; 0: no limit."""
+    """``[limits]``: limits on designs; 0: no limit."""
 
     memory: str = ""
     gpus: int = 0
@@ -84,11 +84,11 @@ class Space:
     title, file
         For the report, and for messages.
     objective
-        What is best.
+        The objective.
     documents
-        Every design: the tables of a design file, and the values that differ from design to design.
+        For each design, the tables of a design file, and the values that differ between designs.
     terms
-        What the figures need beside the step: limits, cost and failures, as plain tables.
+        Inputs of the figures besides the step: limits, cost and failures, as plain tables.
     inputs_hash
         Hash of the files that the designs name.
     """
@@ -101,7 +101,7 @@ class Space:
     inputs_hash: tuple[str, ...]
 
     def points(self, tier: int) -> tuple[Point, ...]:
-        """The points of a grid, timed in a tier."""
+        """The points of a grid, for a tier."""
         return tuple(
             {"case": case, "design": document, "terms": terms, "tier": tier, "inputs_hash": inputs}
             for (document, case), terms, inputs in zip(self.documents, self.terms, self.inputs_hash, strict=True)
@@ -121,7 +121,7 @@ class _Alternative(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 def load_space(path: Path) -> Space:
-    """The space of a plan file.
+    """Load the space of a plan file.
 
     Raises
     ------
@@ -173,7 +173,7 @@ class _Alternatives(msgspec.Struct, frozen=True):
 
 
 def _check(objective: Objective) -> None:
-    """Refuse figures that do not exist, and a direction that is the wrong way round."""
+    """Refuse unknown figures, and a wrong direction."""
     if objective.maximise and objective.minimise:
         raise ConfigError("maximise one figure or minimise one, not both", path="$.objective")
     for place, name in (("maximise", objective.maximise), ("minimise", objective.minimise)):
@@ -193,7 +193,7 @@ def _check(objective: Objective) -> None:
 
 
 def number_of(text: str, path: str) -> int:
-    """A large number, such as ``"15T"`` (decimal).
+    """Parse a large number, such as ``"15T"`` (decimal).
 
     >>> number_of("15T", "$.objective.tokens"), number_of("2.5B", "")
     (15000000000000, 2500000000)
@@ -209,7 +209,7 @@ def number_of(text: str, path: str) -> int:
 
 
 def _merged(document: Mapping[str, Any], alternative: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The file with what an alternative puts in its place; files beside it by their whole path."""
+    """Merge an alternative into the file, with absolute paths of files."""
     found: dict[str, Any] = {}
     for table in (*document, *alternative):
         mine, theirs = document.get(table, {}), alternative.get(table, {})
@@ -230,7 +230,7 @@ def _merged(document: Mapping[str, Any], alternative: Mapping[str, Any], folder:
 
 
 def _terms(merged: dict[str, Any], objective: Objective) -> dict[str, Any]:
-    """Limits, cost and failures, checked; of the limits only the memory stays in the design."""
+    """Check limits, cost and failures; of the limits, only memory stays in the design."""
     limits = convert_table(merged.pop("limits", {}), Limits)
     cost = convert_table(merged.pop("cost", {}), Cost)
     failures = merged.pop("failures", None) or None
@@ -264,7 +264,7 @@ _topology_content = cache(content_of)
 
 
 def _axes(merged: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Every list of a file, by place; the slowest first: what topologies need is loaded once for many designs."""
+    """The lists of a file by path, slowest axis first, so that topologies are loaded once for many designs."""
     found: dict[str, list[Any]] = {}
     for key, value in merged.get("variants", {}).items():
         if not isinstance(value, list):
@@ -285,7 +285,7 @@ def _axes(merged: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 
 def _expanded(merged: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Every design of a file: its tables, and the values that differ."""
+    """Expand a file to its designs: their tables, and the values that differ."""
     axes = _axes(merged)
     fixed = {key: value for key, value in merged.items() if key != "variants"}
     for values in product(*axes.values()):

@@ -1,4 +1,4 @@
-"""The page on the accuracy of training steps: predicted against measured, every table with what was fitted to it."""
+"""The accuracy page of training steps: predicted against measured, with the constants fitted to each table."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ efficiencies set by hand (arXiv 2306.02003).
 |---|---|---|---|---|
 """
 SLOWER = 0.4
-"""How much slower computation is beside collectives, for MLPerf's rows: the most that arXiv 2507.03114 measured on H100 and A100."""
+"""Slow-down of computation beside collectives, for MLPerf's rows: the maximum measured by arXiv 2507.03114 on H100 and A100."""
 SLOWDOWNS = {
     0.0: "off",
     0.189: "their mean",
@@ -117,7 +117,7 @@ STACKS = (
     ("mpt-a100-80", "fsdp-a100"),
     ("mpt-a100-40", "fsdp-a100"),
 )
-"""Tables of PyTorch FSDP, and the constants that they are predicted with."""
+"""Tables of PyTorch FSDP, and the constants for their predictions."""
 STACK_FITTED = ("1b", "7b", "30b")
 """Models that gave those constants, on H100 with 16-bit products and on A100 with 80 GB."""
 BLIND = """
@@ -140,7 +140,7 @@ for the forward pass of a layer, as vTrain's rows say, and {expert:.0f} us for e
 experts in 32 bits with unfused kernels, which is not modelled.
 """
 HOST_ROW = 27.0503
-"""Seconds of the row that gave the host's time for an expert."""
+"""Seconds of the row that determines the host's time per expert."""
 BLIND_TABLES = {
     "nemo-2024": "NeMo 24.07",
     "megatron-bridge-2025": "Megatron Bridge 25.11",

@@ -1,4 +1,4 @@
-"""Two checks of shared networks: exchanges of tokens between experts as measured, and two axes on one NIC against formulas."""
+"""Two checks of shared networks: measured expert dispatch and combine, and two axes on one NIC against formulas."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ MESSAGE = (WIDTH + WIDTH // 128 * 4 + 16, 2 * WIDTH)
 
 
 def exchange_us(gpus: int, which: int, *, balanced: bool = False) -> float:
-    """Microseconds of DeepEP's dispatch (0) or combine (1): what the most loaded NIC needs, and the latency of the network.
+    """Microseconds of DeepEP's dispatch (0) or combine (1): the time of the most loaded NIC, plus network latency.
 
-    Its kernels use the NIC for all traffic, that of a GPU to itself included. Tokens choose experts at random, mean of a few draws;
-    ``balanced``: every pair of GPUs exchanges the same.
+    Its kernels use the NIC for all traffic, including a GPU's to itself. Tokens choose experts at random (mean of a few draws);
+    ``balanced``: all pairs of GPUs exchange equally.
     """
     draws = _draws(gpus, balanced=balanced)
     loads = [max(int(rows.sum(axis=0).max()), int(rows.sum(axis=1).max())) for rows in draws]
@@ -64,7 +64,7 @@ class Contention:
     Attributes
     ----------
     compute_ms, exchange_mib, reduce_mib
-        Of a layer: computation, an all_to_all of 16 ranks that it waits for, a reduce_scatter of 32 ranks beside the next layers.
+        Per layer: computation, a blocking all_to_all of 16 ranks, and a reduce_scatter of 32 ranks that overlaps the next layers.
     """
 
     compute_ms: float
@@ -79,13 +79,13 @@ LAYERS = 8
 
 
 def contention(case: Contention) -> tuple[float, float, float]:
-    """Milliseconds of a case as a maximum of the two streams, as their sum, and emulated."""
+    """Milliseconds of a case: maximum of the two streams, their sum, and emulated."""
     apart = {part: _layers(case, part) for part in ("ce", "r", "c", "e")}
     return max(apart["ce"], apart["r"]), apart["c"] + apart["e"] + apart["r"], _layers(case, "cer")
 
 
 def _layers(case: Contention, parts: str) -> float:
-    """The layers with some parts: computation, exchange, reduction."""
+    """The layers with a subset of computation, exchange and reduction."""
     topology = load_topology("superpod-h100", nodes=4)
     program = Program(topology.nranks, list(_operations(case, parts)))
     return emulate_program(program, topology, data="none").time_fs / 1e12
@@ -126,7 +126,7 @@ ACTIVATIONS, GRADIENTS, PARAMETERS = 32 * 2**20, 4 * 10**9, 2 * 10**9
 def placed(oversubscription: int, order: str, *, sends: bool = True, data: bool = True) -> float:
     """Milliseconds of a step on 256 H100, four nodes a leaf: tensor parallelism of 8, 4 stages, data parallelism of 8.
 
-    Every turn has a fixed time; gradients are reduced in four parts beside the last backward pass, parameters gathered at the end.
+    Every pass has a fixed time; gradients are reduced in four parts during the last backward pass, parameters gathered at the end.
     ``sends``, ``data``: whether messages between stages and collectives of data parallelism have bytes.
     """
     topology = load_topology(
@@ -139,7 +139,7 @@ def placed(oversubscription: int, order: str, *, sends: bool = True, data: bool 
 
 
 class _Placed:
-    """The operations of a step with a fixed time for every turn."""
+    """The operations of a step with a fixed time for every pass."""
 
     def __init__(self, stages: list[Tokens], groups: Tokens, *, sends: bool, data: bool) -> None:
         self.stages, self.sends, self.data = stages, sends, data

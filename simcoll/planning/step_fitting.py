@@ -1,7 +1,7 @@
-"""Few constants of a GPU and its software from measured training steps.
+"""Fit a few constants of a GPU and its software to measured training steps.
 
-The mean of |predicted / measured - 1| is minimised over named constants, each within physical limits: a step is nearly linear in
-them, so a linear program on the derivatives finds the next ones. Rows of a fold are judged by constants that did not see them.
+Minimises the mean of |predicted / measured - 1| over named constants, each within physical limits. A step is nearly linear in them, so
+each iteration solves a linear program on the derivatives. Rows of a fold are judged by constants fitted without them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["PARAMETERS", "Fit", "default_parameters", "fit_steps", "predicted"]
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """Limits of a constant, the step of its derivative, and how far one round may go."""
+    """Limits of a constant, the step of its derivative, and the trust region of an iteration."""
 
     least: float
     most: float
@@ -46,20 +46,20 @@ PARAMETERS = {
     "step_ms": _Range(0, 500, 8, 60),
     "overlap": _Range(0, 10, 0.2, 2),
 }
-"""What can be fitted."""
+"""The constants that can be fitted."""
 ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fit:
-    """Constants, and what they say about rows that they did and did not see.
+    """Fitted constants, with errors on fitted and left-out rows.
 
     Attributes
     ----------
     calibration
-        From all rows.
+        Fitted to all rows.
     seen, unseen
-        Predicted over measured time, less 1, by row: by the constants of all rows, and by those of the other folds.
+        Predicted over measured time, minus 1, by row: with the constants of all rows, and with those of the other folds.
     """
 
     calibration: Calibration
@@ -68,7 +68,7 @@ class Fit:
 
 
 def default_parameters(rows: int) -> tuple[str, ...]:
-    """What so many rows can tell.
+    """The constants that a number of rows can determine.
 
     >>> default_parameters(1), default_parameters(12)
     (('rate',), ('rate', 'hbm', 'host_layer_us', 'step_ms'))
@@ -95,11 +95,11 @@ def fit_steps(
     Parameters
     ----------
     parameters
-        Names in :data:`PARAMETERS`; default: what so many rows can tell.
+        Names in :data:`PARAMETERS`. Default: as many as the rows can determine.
     start
-        Where to begin, and the value of what is not fitted.
+        Initial values, and values of constants that are not fitted.
     weights
-        Of rows; default: all the same.
+        Weights of rows. Default: equal.
 
     Raises
     ------
@@ -123,7 +123,7 @@ def fit_steps(
 
 
 class _Problem:
-    """Rows, and the constants that are free."""
+    """The fitting problem: rows, and free constants."""
 
     def __init__(self, rows: Sequence[StepRow], names: tuple[str, ...], start: Calibration, weights: Floats) -> None:
         self.rows, self.names, self.start, self.weights = rows, names, start, weights
@@ -131,7 +131,7 @@ class _Problem:
         self.measured = np.array([row.seconds for row in rows])
 
     def at(self, values: Floats) -> Calibration:
-        """The calibration of some values, rounded to what is written."""
+        """The calibration of some values, rounded as written to files."""
         return msgspec.structs.replace(
             self.start, **{name: float(f"{value:.4g}") for name, value in zip(self.names, values, strict=True)}
         )
@@ -140,7 +140,7 @@ class _Problem:
         return predicted(self.rows, self.at(values))
 
     def solve(self) -> tuple[Floats, Floats, Floats]:
-        """The best values, the derivatives near them, and the times at them."""
+        """The best values, with derivatives and times there."""
         values = np.array([getattr(self.start, name) for name in self.names], np.float64)
         values = np.clip(values, [each.least for each in self.ranges], [each.most for each in self.ranges])
         best, least, reach = values, np.inf, np.array([each.reach for each in self.ranges])
@@ -170,7 +170,7 @@ class _Problem:
         return np.stack(columns, axis=1)
 
     def _next(self, values: Floats, slopes: Floats, times: Floats, reach: Floats, weights: Floats) -> Floats:
-        """Values with the least weighted error if times were linear."""
+        """The values with the least weighted error in the linear model."""
         from scipy.optimize import linprog
 
         slope, error = slopes / self.measured[:, None], times / self.measured - 1
@@ -192,7 +192,7 @@ class _Problem:
         return moved
 
     def left_out(self, best: Floats, slopes: Floats, times: Floats) -> Floats:
-        """Errors of every fold by constants that the others gave."""
+        """Errors of each fold with constants fitted to the others."""
         folds = dict.fromkeys(row.fold for row in self.rows)
         found = np.full(len(self.rows), np.nan)
         for fold in folds if len(folds) > 1 else ():

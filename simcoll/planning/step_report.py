@@ -29,9 +29,9 @@ _PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
 
 
 def step_lines(result: StepResult) -> Iterator[str]:
-    """The table, line by line.
+    """The lines of the table.
 
-    A row has a name of 12 letters, then its values.
+    A row has a name of 12 characters, then its values.
     """
     yield f"# {result.title}: design {result.design_hash}, {result.nranks} GPUs, tier {result.tier}, {result.calibration}"
     yield _row("step", f"{format_time(result.time_fs)}, {result.tokens_per_second:,.0f} tokens/s, "
@@ -53,7 +53,7 @@ def step_lines(result: StepResult) -> Iterator[str]:
 
 
 def workload_lines(result: WorkloadResult) -> Iterator[str]:
-    """The table of a workload that is no design, as :func:`step_lines`."""
+    """The lines of the table of a workload without a design, as :func:`step_lines`."""
     yield f"# {result.title or 'a workload'}: {result.nranks} ranks on {result.topology}, tier {result.tier}"
     yield _row("step", format_time(result.time_fs))
     yield _row("compute", format_time(result.compute_fs))
@@ -62,7 +62,7 @@ def workload_lines(result: WorkloadResult) -> Iterator[str]:
 
 
 def _communication(result: StepResult | WorkloadResult) -> Iterator[str]:
-    """Communication by axis, what limits the step, and the busiest links."""
+    """Communication by axis, the limit of the step, and the busiest links."""
     for axis, each in result.axes.items():
         moved = (
             f"{each.bytes / 2**20:,.0f} MiB" if each.bytes >= 2**20 and each.bytes % 2**30 else format_size(each.bytes)
@@ -87,14 +87,14 @@ def _parts(memory: Memory) -> str:
 
 
 def step_json(result: StepResult | WorkloadResult) -> bytes:
-    """All numbers of a result."""
+    """A result as JSON."""
     fields: dict[str, Any] = {name: getattr(result, name) for name in result.__slots__ if name != "clock"}
     fields |= {name: getattr(result, name) for name in _MORE if hasattr(result, name)}
     return msgspec.json.format(msgspec.json.encode(fields), indent=1) + b"\n"
 
 
 def step_svg(workload: Workload, clock: Clock, title: str) -> bytes:
-    """A picture of the step: a line for every class, computation filled, communication below it. The same step gives the same bytes."""
+    """Draw a step: a row per class with computation filled and communication below it, deterministic to the byte."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
@@ -132,7 +132,7 @@ def step_svg(workload: Workload, clock: Clock, title: str) -> bytes:
 def _bars(
     workload: Workload, clock: Clock, name: str, lines: dict[str, int], *, computes: bool
 ) -> dict[int, list[tuple[float, float]]]:
-    """Begin and length in milliseconds of the operations of one name, by line."""
+    """Start and length in milliseconds of the operations of one name, by row."""
     found: dict[int, list[tuple[float, float]]] = {}
     for span in clock.spans:
         if (workload.operations[span.operation].name or "other") == name and (span.stream == "compute") == computes:

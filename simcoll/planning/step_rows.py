@@ -1,7 +1,7 @@
-"""Measured training steps: a design file with what all have in common, and a CSV file with a row for each.
+"""Measured training steps: a design file with the common values, and a CSV file with a row per step.
 
-A column is a place in the design, such as ``model.global_batch`` or ``parallel.tp``; ``time_ms`` is what was measured, and rows of one
-``fold`` are left out together when constants are judged (default: the row's number).
+A column is a path in the design, such as ``model.global_batch`` or ``parallel.tp``; ``time_ms`` is the measured time, and rows of one
+``fold`` are left out together in the cross-validation (default: the row's number).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class StepRow:
     Attributes
     ----------
     design, seconds, fold
-        What ran, how long it took, and with which rows it is left out.
+        The design, the measured time, and the fold.
     label
         The values of the row, for tables.
     """
@@ -53,7 +53,7 @@ class StepTable:
 
 
 def published_steps(name: str) -> StepTable:
-    """A table that is shipped, such as ``vtrain-multi``, ``korthikanti`` or ``mpt-h100``: a name in ``measurements/steps``.
+    """Load a shipped table, such as ``vtrain-multi``, ``korthikanti`` or ``mpt-h100``: a name in ``measurements/steps``.
 
     >>> table = published_steps("korthikanti")
     >>> len(table.rows), table.rows[0].seconds
@@ -64,7 +64,7 @@ def published_steps(name: str) -> StepTable:
 
 
 def read_steps(base: str | Path, rows: str | Path) -> StepTable:
-    """The rows of a CSV file, on the design of a TOML file.
+    """Read the rows of a CSV file, based on the design of a TOML file.
 
     Raises
     ------
@@ -117,7 +117,7 @@ def _row(document: dict[str, Any], row: dict[str | None, Any], base: str, line: 
 
 
 def _value(text: str) -> Any:
-    """A number, a truth value or text."""
+    """Parse a number, a boolean or text."""
     if text in {"true", "false"}:
         return text == "true"
     for kind in (int, float):

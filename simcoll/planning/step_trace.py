@@ -1,4 +1,4 @@
-"""The timeline of a training step, or of another workload, for Perfetto and chrome://tracing."""
+"""Timelines of training steps and other workloads, for Perfetto and chrome://tracing."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 __all__ = ["critical_spans", "step_trace"]
 
 MOST_CHANGES = 200_000
-"""Of all counters together; steps with more operations show fewer links."""
+"""Limit over all counters; steps with more operations show fewer links."""
 
 
 def step_trace(workload: Workload, clock: Clock, title: str, plans: Plans) -> bytes:
-    """The timeline, compressed: a process for every class, a track for every stream. The same step gives the same bytes."""
+    """The timeline, compressed, with a process per class and a track per stream, deterministic to the byte."""
     classes = {name: number for number, name in enumerate(workload.classes)}
     streams = {name: number for number, name in enumerate(dict.fromkeys(span.stream for span in clock.spans))}
     path = critical_spans(workload, clock)
@@ -58,10 +58,10 @@ def step_trace(workload: Workload, clock: Clock, title: str, plans: Plans) -> by
 
 
 def critical_spans(workload: Workload, clock: Clock) -> list[Span]:
-    """The operations of which each began the moment that the one before it ended, back from the last to end; in order of time.
+    """The critical path: a chain of operations, each started by the end of its predecessor, up to the last to end.
 
-    An operation waits for those that it comes after and for those before it on its streams; a message also at its other end. Where ranks
-    of a class are not alike, a class has the times of its first and its last rank, and the path may begin late.
+    An operation waits for its dependencies and for its predecessors on its streams; a message also at its other end. If the ranks of a
+    class differ, the class has the times of its first and its last rank, and the path may begin late.
     """
     number = {operation.id: place for place, operation in enumerate(workload.operations)}
     over: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
@@ -104,7 +104,7 @@ def _arrows(
 
 
 def _changes(workload: Workload, clock: Clock, plans: Plans) -> dict[int, dict[int, float]]:
-    """By link and time, how the rate of the busiest links changes, in GB/s; the bytes of an operation flow evenly while it lasts."""
+    """Changes of the busiest links' rates in GB/s, by link and time, with each operation's bytes spread evenly over its duration."""
     traffic = Traffic(workload, plans)
     loads: dict[tuple[object, ...], Ints] = {}
     carried = np.zeros(plans.topology.nlinks, np.int64)

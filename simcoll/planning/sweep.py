@@ -42,15 +42,15 @@ class Sweep:
     Attributes
     ----------
     collective, root, dtype, op
-        The collective; ``root`` only where there is one.
+        The collective; ``root`` only for rooted ones.
     sizes
         Bytes, as nccl-tests counts them: the larger of a rank's input and output.
     choices, protocols
-        Every algorithm is run with every protocol that can carry it.
+        Every algorithm is run with every protocol that supports it.
     check_up_to
-        Largest size in bytes for which every run moves real data. Beside that data is checked once for every algorithm.
+        Largest size in bytes at which every run moves real data. In any case data is checked once per algorithm.
     disturbed
-        What happens during every run.
+        Disturbances of every run.
     """
 
     collective: str
@@ -75,9 +75,9 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True)
 class DataCheck:
-    """Generated data, moved once through a schedule: elements, and how many outputs differ from the definition.
+    """A check with generated data: number of elements, and of outputs that differ from the definition.
 
-    ``reason``: why none was moved.
+    ``reason``: why no data was moved.
     """
 
     count: int = 0
@@ -114,12 +114,12 @@ class Row:
 
     @property
     def algbw(self) -> float:
-        """Bytes per second; 0 where nothing takes time, as on one rank."""
+        """Algorithm bandwidth in bytes per second; 0 where no time passes, as on one rank."""
         return self.result.algbw if self.time_fs else 0.0
 
     @property
     def busbw(self) -> float:
-        """Bus bandwidth in bytes per second; 0 where nothing takes time."""
+        """Bus bandwidth in bytes per second; 0 where no time passes."""
         return self.result.busbw if self.time_fs else 0.0
 
     @property
@@ -132,12 +132,12 @@ class Row:
 
     @property
     def bound_fs(self) -> int:
-        """Lower bound under this protocol's latencies, in femtoseconds; 0 where there is none."""
+        """Lower bound under this protocol's latencies, in femtoseconds; 0 without a bound."""
         return self.result.bound.time_fs if self.result.bound else 0
 
 
 def size_ladder(begin: int, end: int, factor: int) -> tuple[int, ...]:
-    """Sizes from ``begin`` up to ``end``, each ``factor`` times the one before.
+    """Sizes from ``begin`` up to ``end``, each ``factor`` times the previous one.
 
     >>> size_ladder(8, 100, 2)
     (8, 16, 32, 64)
@@ -155,7 +155,7 @@ def size_ladder(begin: int, end: int, factor: int) -> tuple[int, ...]:
 
 
 def counts_for(kind: str, sizes: Sequence[int], nranks: int, itemsize: int) -> list[int]:
-    """Element counts, as passed to the collective, closest to the sizes from below; at least 1, each once.
+    """Element counts, as passed to the collective, closest to the sizes from below; at least 1, without duplicates.
 
     >>> counts_for("all_gather", [8, 1024], nranks=16, itemsize=4)
     [1, 16]
@@ -167,7 +167,7 @@ def counts_for(kind: str, sizes: Sequence[int], nranks: int, itemsize: int) -> l
 
 
 def build(sweep: Sweep, choice: Choice, topology: Topology) -> Schedule:
-    """The schedule of a choice on a topology."""
+    """Build the schedule of a choice on a topology."""
     collective = collective_on(sweep.collective, topology.nranks, sweep.root)
     return schedule_on(collective, choice.algorithm, topology, dict(choice.params))
 
@@ -178,9 +178,9 @@ def prepare(
     built: Sequence[Schedule] | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> list[Schedule]:
-    """The proved schedule of every choice, once the whole sweep is certain to run.
+    """Check the whole sweep, then prove the schedule of every choice.
 
-    ``built``: schedules at hand. Calls ``progress(proofs done, proofs in all, next proof)``.
+    ``built``: existing schedules. Calls ``progress(proofs done, total proofs, next proof)``.
 
     Raises
     ------
@@ -207,7 +207,7 @@ def prepare(
 
 
 def costs_of(sweep: Sweep, name: str, topology: Topology, schedule: Schedule) -> Protocol:
-    """The constants of a protocol, with the random delays of the sweep."""
+    """The constants of a protocol, with the sweep's jitter."""
     found, disturbed = costs(name, topology, schedule), sweep.disturbed
     return replace(found, jitter_fs=disturbed.jitter_fs, seed=disturbed.seed) if disturbed.jitter_fs else found
 
@@ -215,7 +215,7 @@ def costs_of(sweep: Sweep, name: str, topology: Topology, schedule: Schedule) ->
 def play(
     sweep: Sweep, plan: Plan, topology: Topology, observer: Observer | None = None, engine: str = "auto"
 ) -> Result:
-    """Emulate one plan, with real data up to the size to which the sweep checks."""
+    """Emulate one plan, with real data up to the sweep's check size."""
     data = "exact" if 0 < plan.total_bytes <= sweep.check_up_to else "none"
     events = sweep.disturbed.events(topology)
     policy = sweep.disturbed.policy
@@ -223,12 +223,12 @@ def play(
 
 
 def best_rows(rows: Sequence[Row]) -> list[Row]:
-    """The fastest run of every size, in order of size; of equals the first given. Runs that were cut off come last."""
+    """The fastest run of every size, in order of size; first of equals. Runs that were cut off rank last."""
     return _least(rows, lambda row: (bool(row.result.cut), row.time_fs))
 
 
 def bound_rows(rows: Sequence[Row]) -> list[Row]:
-    """For every size the run with the least lower bound.
+    """For each size, the run with the smallest lower bound.
 
     Protocols have different latencies, and a bound must hold for all of them.
     """

@@ -1,4 +1,4 @@
-"""Sweep files: one collective after another over topologies, nodes, damage, algorithms, protocols, seeds and sizes, as a grid."""
+"""Sweep files: collectives over topologies, nodes, degradations, algorithms, protocols, seeds and sizes, as a grid."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ __all__ = ["SweepFile", "load_sweep", "sweep_csv", "sweep_grid", "time_point"]
 MAX_BYTES = 2**20
 MAX_POINTS = 10**6
 AXES = ("topology", "nodes", "degraded", "collective", "algorithm", "protocol", "seed", "size")
-"""In this order, the last fastest: neighbours share topology and schedule."""
+"""Axes of the grid, the last fastest, so that neighbours share topology and schedule."""
 FIGURES = (
     "size_bytes", "count", "schedule", "proof", "time_fs", "algbw", "busbw", "bound_fs", "bound_kind", "bottleneck", "headroom",
     "wrong", "messages", "trace_hash",
@@ -49,7 +49,7 @@ FIGURES = (
 
 
 class SweepFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """A sweep file: every list is an axis of the grid. ``nodes`` and ``degraded`` empty: as the topology is."""
+    """A sweep file: every list is an axis of the grid. Empty ``nodes`` and ``degraded``: the topology unchanged."""
 
     title: str
     topologies: list[str]
@@ -74,7 +74,7 @@ class SweepFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 def load_sweep(path: str | Path) -> SweepFile:
-    """A sweep file.
+    """Load a sweep file.
 
     Raises
     ------
@@ -85,15 +85,15 @@ def load_sweep(path: str | Path) -> SweepFile:
 
 
 def sweep_grid(sweep: SweepFile, path: Path) -> Grid:
-    """Every combination of a sweep file, as points.
+    """Expand a sweep file to points, one per combination.
 
-    A collective is played with those of the named algorithms that serve it; without any, with all that do. A program is played once on
-    each machine with each protocol. What does not fit a topology becomes a row that says why.
+    A collective is played with the named algorithms that support it, by default with all that do. A program is played once on each
+    machine with each protocol. A combination that does not fit its topology becomes a row with the reason.
 
     Raises
     ------
     ConfigError
-        For names, sizes and numbers that no combination could use, an axis without a value, and more than a million points.
+        For names, sizes and numbers that no combination could use, an empty axis, and more than a million points.
     """
     file = str(path)
     axes = _axes(sweep, path)
@@ -150,13 +150,13 @@ def _serves(text: str, collective: str) -> bool:
 
 
 def _plays(text: str) -> bool:
-    """Whether an algorithm is a program, which has no collective and no size: it is one point for all of them."""
+    """Whether an algorithm is a program, which is one point for all collectives and sizes."""
     return is_program(parse_choice(text).algorithm)
 
 
 @lru_cache
 def _hashed(text: str) -> dict[str, str]:
-    """The hash of an algorithm's file in a point, so that a changed file makes other points; nothing for a name."""
+    """The hash of an algorithm's file, so that a changed file makes different points; empty for a name."""
     name = parse_choice(text).algorithm
     if not is_file_name(name):
         return {}
@@ -209,12 +209,12 @@ def _axes(sweep: SweepFile, path: Path) -> dict[str, Sequence[Any]]:
 
 
 def _whole_name(name: str) -> str:
-    """A name that another process finds, too."""
+    """A name that other processes can resolve."""
     return str(Path(name).resolve()) if is_file_name(name) else name
 
 
 def _named(name: str, folder: Path) -> dict[str, str]:
-    """A topology in a point: its name or path, and a hash of its files, so that a changed file makes other points."""
+    """A topology in a point: its name or path, and a hash of its files, so that a changed file makes different points."""
     where = beside(folder, name)
     return {"topology": where, "topology_hash": hashlib.sha256(content_of(where)).hexdigest()[:16]}
 
@@ -280,7 +280,7 @@ def _schedule(machine: Topology, collective: str, root: int | None, algorithm: s
 
 
 def sweep_csv(rows: Sequence[GridRow]) -> bytes:
-    """The rows as CSV, those that did not run with the reason in the column ``error``."""
+    """The rows as CSV; the column ``error`` has the reason why a point did not run."""
     grouped = ("axis",) if any("axis" in row["point"] for row in rows) else ()
     told = (
         row["point"]

@@ -1,4 +1,4 @@
-"""The table of nccl-tests, line by line, shared by ``simcoll perf`` and ``realcoll perf``."""
+"""nccl-tests' table format, shared by ``simcoll perf`` and ``realcoll perf``."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ TIMES: tuple[Column, ...] = (
 
 
 def titles(columns: Sequence[Column]) -> tuple[str, str]:
-    """The two lines above the table, as comments."""
+    """The two header lines, as comments."""
     names, units = ("".join(f"{column[place]:>{column[2]}}" for column in columns) for place in (0, 1))
     return f"#{names[1:]}", f"#{units[1:]}"
 
 
 def table_line(columns: Sequence[Column], cells: Sequence[object]) -> str:
-    """One line; a cell too wide for its column moves the others."""
+    """Format one line; a cell wider than its column shifts the others."""
     return "".join(f" {cell:>{column[2] - 1}}" for cell, column in zip(map(str, cells), columns, strict=True))
 
 
 def microseconds(value: float) -> str:
-    """A time in microseconds, as short as the table has it."""
+    """Format a time in microseconds, with nccl-tests' precision."""
     return f"{value:.2f}" if value < 1e4 else f"{value:.0f}"
 
 
 def gigabytes(rate: float) -> str:
-    """A rate in bytes per second, as GB/s."""
+    """Format a rate in bytes per second as GB/s."""
     return f"{rate / 1e9:.2f}"

@@ -1,4 +1,4 @@
-"""What a library should be told to run: the fastest choice for each size, and what it gains over the default."""
+"""Tuning of libraries: the fastest choice for each size, and its gain over the default."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from simcoll.tuning import collective_on, costs, schedule_on
 __all__ = ["Picked", "nccl_choices", "played_choices", "rules_of"]
 
 PLAYED = 2
-"""Choices of NCCL that are played at every size, beside its own: those that the corrected formula finds fastest."""
+"""Number of NCCL's choices emulated at every size besides its own: the fastest by the corrected formula."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +39,15 @@ class Picked:
     Attributes
     ----------
     collective, size_bytes
-        What runs, and its size as nccl-tests counts it.
+        The collective, and its size as nccl-tests counts it.
     algorithm, protocol, channels
-        The fastest choice, in the library's words; protocol and channels are NCCL's, empty and -1 elsewhere.
+        The fastest choice, by the library's names; protocol and channels are for NCCL, otherwise empty and -1.
     time_fs
         Its time.
     default, default_fs
-        What runs when nothing is said, and its time; None where it is no schedule here.
+        The default choice, and its time; None if simcoll lacks the algorithm.
     error
-        Median error of predictions of this collective and size against published tables; None where nothing was measured.
+        Median error of predictions of this collective and size against published tables; None without measurements.
     estimated, estimated_fs
         What NCCL's own estimates prefer, and its time, where that is another choice than the default.
     """
@@ -66,20 +66,20 @@ class Picked:
 
     @property
     def gain(self) -> float | None:
-        """How many times as fast as the default, whose time may not be known; 1 where nothing takes time, as on one rank."""
+        """Speed-up over the default; None if its time is unknown, 1 where no time passes, as on one rank."""
         if self.default_fs is None:
             return None
         return self.default_fs / self.time_fs if self.time_fs else 1.0
 
     @property
     def certain(self) -> bool:
-        """Whether the gain exceeds the error of both times."""
+        """Whether the gain exceeds the prediction error."""
         return self.error is not None and self.gain is not None and self.gain > (1 + self.error) ** 2
 
 
 @cache
 def _errors(collective: str) -> Mapping[str, float]:
-    """Median errors by band, of predictions by formula of the published tables, each system left out of its own fit."""
+    """Median errors by band of the formula's predictions of published tables, with each system left out of the fit."""
     tables = [table for table in published_tables() if table.collective == collective]
     found = [error for table in tables for error in errors_of(table, by_formula=True) if error.way == WAYS[0]]
     return medians(found)
@@ -124,12 +124,12 @@ def nccl_choices(
 def played_choices(
     topology: Topology, collectives: Sequence[str], sizes: Sequence[int], library: str, protocol: str = "ideal"
 ) -> Iterator[Picked]:
-    """The fastest of an MPI library's algorithms for each size, played under a protocol, beside what the library runs when nothing is said.
+    """The fastest of an MPI library's algorithms for each size under a protocol, beside the library's default.
 
     Raises
     ------
     ConfigError
-        For a collective of which the library has no algorithm that is known here.
+        For a collective for which simcoll has none of the library's algorithms.
     """
     model = load_mpi_library(library)
     whole = load_mpi_library(model.components_of or library)
@@ -161,9 +161,9 @@ def played_choices(
 def rules_of(
     picked: Sequence[Picked], topology: Topology, *, exact: bool = False, blocks: Collection[str] = ()
 ) -> list[Rule]:
-    """Rules that make these choices: each up to its size, and beyond the size of the last that was chosen alike.
+    """Rules for these choices, each valid up to the largest consecutive size with the same choice.
 
-    ``exact``: only for this number of ranks and nodes; ``blocks``: collectives of which a rule has the bytes of a block, not of all.
+    ``exact``: only for this number of ranks and nodes; ``blocks``: collectives whose rules count the bytes of one block.
     """
     nodes = len(set(topology.groups["box"].tolist())) if exact and "box" in topology.groups else -1
     ranks = topology.nranks if exact else -1
