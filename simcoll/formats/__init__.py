@@ -1,4 +1,4 @@
-"""Readers and writers of files, one format a file, without knowledge of the emulator or the command line."""
+"""Readers and writers of file formats, one module each, independent of the emulator and the command line."""
 
 from __future__ import annotations
 

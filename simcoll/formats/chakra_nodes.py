@@ -1,7 +1,7 @@
-"""The bytes of a Chakra execution trace: one rank's metadata and nodes, each a protocol buffer with its length before it.
+"""The encoding of Chakra execution traces: one rank's metadata and nodes as length-prefixed protocol buffers.
 
 The messages are ``GlobalMetadata``, ``Node`` and ``AttributeProto`` of MLCommons' ``et_def.proto`` (package ChakraProtoMsg). They nest
-three deep, so a reader of its own needs no recursion and no generated code; fields that it does not know are skipped, as the format wants.
+only three levels deep, so the reader needs neither recursion nor generated code; unknown fields are skipped, as the format requires.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Node:
     Attributes
     ----------
     number, name, kind
-        Its id, its name, and one of :data:`NODE_TYPES`.
+        Its ID, its name, and one of :data:`NODE_TYPES`.
     after
-        Ids of the nodes that it depends on, by control and by data, each once.
+        IDs of its control and data dependencies, without duplicates.
     duration_us
-        What it took, in microseconds.
+        Its duration in microseconds.
     attributes
-        Single values and lists of booleans by name; other lists are left out.
+        Single values and lists of booleans by name; other lists are skipped.
     values
         The values of its inputs, as text.
     """
@@ -60,12 +60,12 @@ class _Broken(Exception):  # noqa: N818  # what is wrong, for the caller to say 
 
 
 def parse_nodes(content: bytes, file: str | None = None) -> tuple[dict[str, Value], list[Node]]:
-    """The attributes of the metadata, and the nodes, of one rank's file.
+    """Parse the metadata's attributes and the nodes of one rank's file.
 
     Raises
     ------
     ConfigError
-        With the place, for bytes that are no such messages, too many of them, ids that are there twice, and nodes without a type.
+        With the position, for bytes that are not such messages, too many messages, duplicate IDs, and nodes without a type.
 
     Examples
     --------
@@ -106,7 +106,7 @@ def parse_nodes(content: bytes, file: str | None = None) -> tuple[dict[str, Valu
 
 
 def is_chakra(content: bytes) -> bool:
-    """Whether a file begins like a trace: with metadata that name a version."""
+    """Whether a file starts like a trace, with metadata that has a version."""
     try:
         size, begin = _varint(content, 0, len(content))
         if not 0 < size <= len(content) - begin or content[begin] != 1 << 3 | _BYTES:
@@ -119,7 +119,7 @@ def is_chakra(content: bytes) -> bool:
 
 
 def _varint(content: bytes, at: int, end: int) -> tuple[int, int]:
-    """A number of at most 64 bits, and the place after it."""
+    """Decode a number of at most 64 bits; returns the position after it too."""
     value = shift = 0
     while at < end and shift < 70:
         byte = content[at]
@@ -132,7 +132,7 @@ def _varint(content: bytes, at: int, end: int) -> tuple[int, int]:
 
 
 def _fields(content: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Number and wire type of every field, and its value, or begin and end of its bytes."""
+    """Yield number and wire type of every field, with its value, or the start and end of its bytes."""
     while at < end:
         tag, at = _varint(content, at, end)
         number, kind = tag >> 3, tag & 7

@@ -1,7 +1,7 @@
-"""PyTorch's flight records: what each rank was doing when a job hung, and where ranks disagree.
+"""PyTorch's flight records: the last operations of each rank of a hung job, and the ranks' disagreements.
 
-A record is what ``TORCH_NCCL_DEBUG_INFO_TEMP_FILE`` holds: a pickle for each rank, or the same as JSON. Pickles are read without running
-anything in them.
+A record is a file named by ``TORCH_NCCL_DEBUG_INFO_TEMP_FILE``: a pickle per rank, or the same as JSON. Pickles are read without
+executing anything in them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_BYTES = 64 << 20
 MAX_ENTRIES = 1_000_000
 STATES = ("scheduled", "started", "completed")
 UNEVEN = ("all_to_all", "send", "recv", "gather", "scatter", "reduce_scatter", "all_gather")
-"""Operations whose sizes may differ between ranks in one of their two sides."""
+"""Operations whose input or output sizes may differ between ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,9 @@ class FlightEntry:
     group
         Name of its process group.
     sequence
-        Its number among the collectives of the group, or, of a message between two ranks, among those.
+        Its number among the group's collectives or, for a message between two ranks, among the group's messages.
     operation
-        Such as ``nccl:all_reduce``.
+        The name, such as ``nccl:all_reduce``.
     inputs, outputs
         ``(shape, type)`` of every tensor.
     state
@@ -47,7 +47,7 @@ class FlightEntry:
     p2p
         Whether it is a message between two ranks.
     created_ns
-        When it was asked for, by the rank's clock.
+        Time of the call, on the rank's clock.
     """
 
     group: str
@@ -70,7 +70,7 @@ class FlightRecord:
 
 
 class _Plain(pickle.Unpickler):
-    """Makes numbers, texts, lists, tuples and dicts, and no other object."""
+    """An unpickler of numbers, texts, lists, tuples and dicts only."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise pickle.UnpicklingError(
@@ -95,7 +95,7 @@ def parse_flight_record(content: bytes, file: str | None = None) -> FlightRecord
     Raises
     ------
     ConfigError
-        For what is none, with the place; for a pickle that would make objects.
+        For another kind of file, with the position; for a pickle that would create objects.
     """
     try:
         table = json.loads(content) if content.lstrip()[:1] == b"{" else _Plain(io.BytesIO(content)).load()
@@ -128,7 +128,7 @@ def _get(table: Any, key: str, kind: type | tuple[type, ...], file: str | None, 
 
 
 def _shown(value: Any) -> str:
-    """A value for a message; what holds other values may hold them very often, and is not shown."""
+    """Format a value for a message, without containers, which may expand without bound."""
     return repr(value)[:40] if isinstance(value, (str, float, bytes)) else type(value).__name__
 
 
@@ -157,7 +157,7 @@ def _entry(each: Any, file: str | None, place: str) -> FlightEntry:
 
 
 def dump_flight_record(record: FlightRecord) -> bytes:
-    """Write a flight record as JSON; reading it gives the same record."""
+    """Write a flight record as JSON, which reads back as the same record."""
     entries = [
         {
             "frames": [], "record_id": number, "pg_id": 0, "process_group": [each.group, ""],
@@ -180,9 +180,9 @@ def dump_flight_record(record: FlightRecord) -> bytes:
 
 
 def findings(records: Mapping[int, FlightRecord]) -> list[str]:
-    """What is wrong in the records of some ranks: operations that differ, ranks that did not come, operations that did not end.
+    """Diagnose the records of some ranks: mismatched operations, missing ranks, unfinished operations.
 
-    For each group the first collective is reported at which something is wrong: what follows it is a consequence.
+    Reports the first faulty collective of each group, since later faults are consequences.
 
     >>> entry = FlightEntry("0", 1, "nccl:all_reduce", (((4,), "Float"),), (((4,), "Float"),), "scheduled")
     >>> findings({0: FlightRecord("2.4", (("0", (0, 1)),), (entry,)), 1: FlightRecord("2.4", (("0", (0, 1)),), ())})
@@ -206,7 +206,7 @@ def findings(records: Mapping[int, FlightRecord]) -> list[str]:
 
 
 def _of_group(name: str, by_rank: Mapping[int, Mapping[int, FlightEntry]]) -> Iterator[str]:
-    """The first thing that is wrong in a group."""
+    """The first fault in a group."""
     # A record is a ring buffer: before the latest first entry nothing is known of some rank.
     first = max((min(entries) for entries in by_rank.values() if entries), default=0)
     for number in sorted({number for entries in by_rank.values() for number in entries if number >= first}):

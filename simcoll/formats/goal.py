@@ -1,7 +1,7 @@
-"""GOAL, the language of LogGOPSim and ATLAHS: sends, receives and computations of each rank, and what must come before what.
+"""GOAL, the language of LogGOPSim and ATLAHS: sends, receives and computations of each rank, with dependencies.
 
-GOAL says how much is sent and in which order, not which data: nothing of it can be proved but that messages match and no rank waits
-for itself, so all that comes from it is marked as unproved. The grammar is that of ``txt2bin.re`` of LogGOPSim.
+GOAL has sizes and order of messages but not their data. Only matching and absence of deadlock can be proved, so all results from it are
+marked as unproved. The grammar is that of ``txt2bin.re`` of LogGOPSim.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ _WAY = {"send": "to", "recv": "from", "calc": None}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Goal:
-    """Operations of all ranks as parallel arrays, rank after rank.
+    """Operations of all ranks as parallel arrays, rank by rank.
 
     Attributes
     ----------
     start
-        First operation of every rank, and the end: ``[nranks + 1]``.
+        First operation of each rank, and the end: ``[nranks + 1]``.
     kind
         ``SEND``, ``RECV`` or ``CALC``.
     peer, size, tag, cpu, nic
-        The rank at the other end (of a receive also -1, any), bytes or time units, tag (-1: any), and which processor and NIC of the rank.
+        The peer rank (for a receive also -1, any), bytes or time units, tag (-1: any), and the rank's processor and NIC.
     later, earlier, at_start
-        Orders, in the order in which they are written: operation ``later`` begins after ``earlier`` of the same rank is done, or, where
+        Dependencies, in the order of the file: operation ``later`` begins after ``earlier`` of the same rank has finished or, with
         ``at_start``, has begun.
     """
 
@@ -75,14 +75,14 @@ class Goal:
         return np.repeat(np.arange(self.nranks), np.diff(self.start))
 
     def messages(self) -> tuple[Ints, Ints]:
-        """The sends and the receives that match, in pairs.
+        """Match sends and receives, as two arrays of operations.
 
-        Of several with the same ranks and tag the first send goes with the first receive.
+        Sends and receives with equal ranks and tag match in order.
 
         Raises
         ------
         ScheduleError
-            For a send without its receive or the other way round, and sizes that differ.
+            For an unmatched send or receive, and different sizes.
         ConfigError
             For receives from any rank or with any tag, whose sends depend on the times.
         """
@@ -119,7 +119,7 @@ class Goal:
         Raises
         ------
         ScheduleError
-            Also for operations that wait for each other in a circle.
+            As :meth:`messages`, and for cyclic waits.
         ConfigError
             As :meth:`messages`.
         """
@@ -138,7 +138,7 @@ class Goal:
 
 
 def _unmatched(sent: Ints, received: Ints) -> NoReturn:
-    """Name the first message that lacks an end; a column each has source, destination and tag."""
+    """Raise for the first unmatched message; each column has source, destination and tag."""
     count = Counter(zip(*sent.tolist(), strict=True))
     count.subtract(zip(*received.tolist(), strict=True))
     (src, dst, tag), more = next((key, more) for key, more in sorted(count.items()) if more)
@@ -181,7 +181,7 @@ def parse_goal(content: bytes | str, file: str | None = None) -> Goal:
     Raises
     ------
     ConfigError
-        With the line, for what the grammar does not have, ranks out of order, labels that are not defined above, and numbers out of range.
+        With the line, for invalid syntax, ranks out of order, undefined labels, and numbers out of range.
 
     Examples
     --------
@@ -223,7 +223,7 @@ def _open_rank(text: _Text, lines: Iterator[str], rank: int, nranks: int) -> Non
 def _rank(
     text: _Text, lines: Iterator[str], nranks: int, rows: list[tuple[int, ...]], orders: list[tuple[int, int, bool]]
 ) -> None:
-    """Append the operations and orders of one rank."""
+    """Append the operations and dependencies of one rank."""
     labels: dict[str, int] = {}
     for line in lines:
         if line == "}":
@@ -271,7 +271,7 @@ def _operation(text: _Text, line: str, nranks: int) -> tuple[tuple[int, ...], st
 
 
 def goal_text(goal: Goal, comment: Sequence[str] = ()) -> bytes:
-    r"""Write GOAL text; reading it gives the same operations and orders.
+    r"""Write GOAL text, which reads back as the same operations and dependencies.
 
     >>> text = goal_text(parse_goal("num_ranks 1 \n rank 0 { \n a: calc 5 \n b: calc 6 cpu 1 \n b requires a \n }"))
     >>> print(text.decode())

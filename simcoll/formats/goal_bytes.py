@@ -1,8 +1,8 @@
-"""GOAL in binary, as LogGOPSim's ``txt2bin`` writes it and as LogGOPSim and ATLAHS take it.
+"""Binary GOAL, as LogGOPSim's ``txt2bin`` writes it and LogGOPSim and ATLAHS read it.
 
-Little endian: a cookie, the number of ranks, the highest cpu and nic; begin and end of each rank, counted from after the cookie; then for
-each rank its number of operations and of those that wait for nothing, the latter's numbers, 39 bytes for each operation, and the numbers
-of the operations that wait for it: first those that it must be done for, then those that it must have begun for.
+Little endian: a cookie, the number of ranks, the highest cpu and nic; start and end of each rank, counted from after the cookie; then for
+each rank its number of operations and of independent ones, the latter's numbers, 39 bytes per operation, and the numbers of its dependent
+operations: first those that wait for its end, then those that wait for its start.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def parse_goal_binary(content: bytes, file: str | None = None) -> Goal:
 
 
 def _orders(own: np.ndarray, waiting: np.ndarray) -> np.ndarray | str:
-    """Rows ``later, earlier, at_start`` of one rank; what is wrong, in words, if something is."""
+    """Rows ``later, earlier, at_start`` of one rank; or a description of what is wrong."""
     counts = np.stack([own["done"], own["begun"]], axis=1).astype(np.int64).reshape(-1)
     firsts = np.stack([own["first_done"], own["first_begun"]], axis=1).astype(np.int64).reshape(-1)
     if int(counts.sum()) != len(waiting):
@@ -132,7 +132,7 @@ def _orders(own: np.ndarray, waiting: np.ndarray) -> np.ndarray | str:
 
 
 def _fault(every: np.ndarray, nranks: int) -> tuple[str, int] | None:
-    """What is wrong with an operation by itself, and its number."""
+    """The first invalid operation: a description, and its number."""
     kind, peer = every["kind"], every["peer"]
     away = kind != CALC
     for wrong, what in (

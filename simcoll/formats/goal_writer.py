@@ -1,4 +1,4 @@
-"""A plan as GOAL: its messages and local work on each rank, in the order that its proof needs."""
+"""Write plans as GOAL: messages and local work of each rank, in the order that the proof requires."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ FS_PER_NS = 10**6
 
 
 def goal_of(plan: Plan) -> Goal:
-    """The messages of a plan, with its reductions and copies as computations of so many nanoseconds.
+    """Convert a plan to GOAL, with reductions and copies as computations in nanoseconds.
 
-    A message has its channel as tag. One without data, as in a barrier, has 1 byte, the least that GOAL knows. Local work that takes no
-    time under the plan's protocol is a ``calc 0``, which keeps the order.
+    The tag of a message is its channel. A message without data, as in a barrier, has 1 byte, GOAL's minimum. Local work that takes no
+    time under the plan's protocol is a ``calc 0``, which preserves the order.
 
     Raises
     ------
     ConfigError
-        When a switch multicasts or reduces: GOAL has messages between two ranks only.
+        For switch operations, as GOAL has only messages between two ranks.
     """
     for step in plan.steps():
         strange = np.flatnonzero(step.op >= MULTICAST)
@@ -81,12 +81,12 @@ def goal_of(plan: Plan) -> Goal:
 
 
 def bind_bytes(schedule: Schedule, size: int, dtype: str) -> Plan:
-    """The plan for so many bytes, as nccl-tests counts them.
+    """Bind a schedule to a size in bytes, as nccl-tests counts them.
 
     Raises
     ------
     ConfigError
-        When they are not whole elements of every block.
+        When the size is not a whole number of elements in each block.
     """
     collective = schedule.collective
     slots = max(collective.input_slots, collective.output_slots, 1)
@@ -100,7 +100,7 @@ def bind_bytes(schedule: Schedule, size: int, dtype: str) -> Plan:
 
 
 def dump_goal(schedule: Schedule, *, size: int = 1 << 20, dtype: str = "float32") -> bytes:
-    """GOAL text of a schedule for messages of so many bytes; read back before it is returned.
+    """Write a schedule as GOAL text for a size; it is read back before it is returned.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ def dump_goal(schedule: Schedule, *, size: int = 1 << 20, dtype: str = "float32"
     ScheduleError
         When the schedule is wrong.
     ConfigError
-        As :func:`goal_of`, and for sizes that are not whole elements.
+        As :func:`goal_of`, and for sizes that are not a whole number of elements.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The lines of a log of any size: decoded, without colours and container wrappers, of bounded length."""
+"""Read the lines of a log of any size: decoded, without colour codes and container wrappers, of bounded length."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from simcoll.limits.paths import is_file
 __all__ = ["MAX_LINE", "Skipped", "log_lines"]
 
 MAX_LINE = 2**14
-"""Characters of a line that are looked at: long enough for a command line, and no row of a table comes near it."""
+"""Characters kept of a line: enough for a command line, and far more than a row of a table has."""
 
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]{0,16}[ -/]?[@-~]|[@-Z\\^_])")
 _BOMS = ((b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"), (b"\xef\xbb\xbf", "utf-8-sig"))
@@ -22,7 +22,7 @@ _DOCKER = '{"log":"'
 
 
 class Skipped:
-    """What a reader leaves out, by line; only the first few are kept, the others counted."""
+    """Notes on skipped content by line: the first few, and a count of the others."""
 
     __slots__ = ("_count", "_kept")
     LIMIT = 20
@@ -44,7 +44,7 @@ class Skipped:
 
 
 def _encoding(path: Path) -> str:
-    """UTF-8, unless a byte order mark says otherwise; what is in no such encoding is replaced, not refused."""
+    """The encoding of a file: UTF-8, or as its byte order mark says; undecodable bytes are replaced."""
     if not is_file(path):
         return "utf-8"  # a pipe can be read once only
     with path.open("rb") as stream:
@@ -63,7 +63,7 @@ def _unwrapped(text: str) -> str:
 
 
 def log_lines(path: str | Path) -> Iterator[tuple[int, str]]:
-    """Number and text of every line, from 1; in constant memory.
+    """Yield number (from 1) and text of every line, in constant memory.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Measured tables of collectives as records, and what their columns tell where the log does not."""
+"""Measured tables of collectives, and what can be inferred from their columns."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ ITEMSIZES = {
     "float32": 4, "double": 8, "float64": 8, "bfloat16": 2, "f8e4m3": 1, "f8e5m2": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "float8_e4m3": 1,
     "float8_e5m2": 1, "float8_e4m3fn": 1,
 }  # fmt: skip
-"""Bytes of an element by every name that the programs print."""
+"""Bytes of an element, by all type names that the programs print."""
 _NAMES = {"alltoall": "all_to_all", "sendrecv": "send_recv"}
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One size of a table; times in femtoseconds, 0 where there is none.
+    """One row of a table; times in femtoseconds, 0 if absent.
 
     Attributes
     ----------
     size_bytes, count, dtype, op, root
-        As printed; ``op`` is empty and ``root`` -1 where there is none.
+        As printed; ``op`` is empty and ``root`` -1 if absent.
     out_of_place_fs, in_place_fs
-        What was measured.
+        The measured times.
     library_fs
         In realcoll's reports: the time of the library's own collective.
     bus_ratio
-        Bus over algorithm bandwidth; 0 where they are too coarse to tell.
+        Bus over algorithm bandwidth; 0 if they are printed too coarsely.
     checked_in_place
-        Whether the result in place was compared.
+        Whether the in-place result was checked.
     line
-        Of the file, from 1.
+        Line of the file, from 1.
     """
 
     size_bytes: int
@@ -54,7 +54,7 @@ class Measured:
 
     @property
     def time_fs(self) -> int:
-        """The time to compare with: the library's own where there is one, else out of place, else in place."""
+        """The time to compare with: the library's own if present, else out of place, else in place."""
         return self.library_fs or self.out_of_place_fs or self.in_place_fs
 
 
@@ -65,19 +65,19 @@ class Table:
     Attributes
     ----------
     collective
-        In simcoll's words, or as printed where simcoll has no such collective; empty where nothing tells it.
+        simcoll's name, or the printed one of an unknown collective; empty if undetermined.
     nranks, nnodes
-        0 where nothing tells them.
+        0 if undetermined.
     devices
-        Names of the GPUs, each once.
+        Names of the GPUs, without duplicates.
     library, version
-        ``nccl``, ``rccl`` or ``realcoll``, and the version, where printed; of realcoll the transport, such as ``(nccl)``.
+        ``nccl``, ``rccl`` or ``realcoll``, and the version, if printed; for realcoll the transport, such as ``(nccl)``.
     environment
         Variables of NCCL in the log, with their values; ``LAUNCHER`` is ``one-process`` where one process drives all GPUs of a node.
     rows
         In the order of the log.
     guessed
-        Whether the collective is not named but taken from the columns.
+        Whether the collective was inferred from the columns.
     """
 
     collective: str
@@ -99,7 +99,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """Everything in a log that can be compared, and notes on what was left out or taken for granted."""
+    """The comparable content of a log, with notes on skipped content and assumptions."""
 
     tables: tuple[Table, ...]
     tuning: tuple[TuningTable, ...]
@@ -109,7 +109,7 @@ class Log:
 
 @dataclass(slots=True)
 class Run:
-    """A table as far as a reader knows it; devices are host, process and name by rank."""
+    """A table under construction; devices are host, process and name by rank."""
 
     collective: str = ""
     nranks: int = 0
@@ -122,7 +122,7 @@ class Run:
 
 
 def finished(run: Run) -> tuple[Table, tuple[str, ...]]:
-    """The table of a run, with notes on what its columns had to tell."""
+    """Complete the table of a run, with notes on values inferred from its columns."""
     notes = []
     collective, guessed = _NAMES.get(run.collective, run.collective), not run.collective
     listed = max(run.devices, default=-1) + 1  # copies leave out devices in the middle
@@ -163,7 +163,7 @@ def finished(run: Run) -> tuple[Table, tuple[str, ...]]:
 
 
 def _collective(rows: Sequence[Measured]) -> str:
-    """The collective that has such columns; empty where several have."""
+    """The collective with such columns; empty if ambiguous."""
     largest = max(rows, key=lambda row: row.size_bytes)
     whole = largest.count * ITEMSIZES.get(largest.dtype, 1) >= largest.size_bytes
     rooted = largest.root >= 0
@@ -178,7 +178,7 @@ def _collective(rows: Sequence[Measured]) -> str:
 
 
 def _nranks(collective: str, rows: Sequence[Measured]) -> int:
-    """The number of ranks, from the part of a rank in the size, or from bus over algorithm bandwidth."""
+    """Infer the number of ranks from a rank's share of the size, or from bus over algorithm bandwidth."""
     largest = max(rows, key=lambda row: row.size_bytes)
     part = largest.count * ITEMSIZES.get(largest.dtype, 1)
     if collective in {"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"}:
@@ -192,7 +192,7 @@ def _nranks(collective: str, rows: Sequence[Measured]) -> int:
 
 
 def dotted(version: int) -> str:
-    """NCCL's version from its number.
+    """Format NCCL's version number.
 
     >>> dotted(22703), dotted(2408)
     ('2.27.3', '2.4.8')

@@ -1,8 +1,8 @@
 """Writer of MSCCL XML: a proved schedule as the thread blocks of microsoft/msccl, the Azure executor or RCCL.
 
-Each end of each connection gets a thread block of its own, and the local operations of a channel share one. A block that both sent and
-received would wait for its own neighbours when the runtime cuts a large chunk into more messages than its FIFO holds; with one direction
-a block the program needs no FIFO at all, at any size.
+Each end of each connection gets its own thread block, and the local operations of a channel share one. A block that both sends and
+receives would deadlock with its neighbours when the runtime splits a large chunk into more messages than its FIFO holds; with one
+direction per block, the program is safe at any size, even without a FIFO.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["DIALECTS", "Dialect", "dump_msccl_xml"]
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """A runtime that plays MSCCL XML: how it names a collective, and its limits.
+    """A runtime for MSCCL XML: its names and limits.
 
     Attributes
     ----------
@@ -40,7 +40,7 @@ class Dialect:
     out_of_place
         Whether the attribute ``outofplace`` exists.
     blocks, steps
-        Most thread blocks of a GPU, and steps of each. Dependencies name thread blocks in a signed byte: at most 128.
+        Maximum thread blocks per GPU, and steps per block. Dependencies refer to thread blocks by a signed byte: at most 128.
     """
 
     reduce_scatter: str
@@ -66,7 +66,7 @@ _TYPES = {"nop": "nop", "send": "s", "recv": "r", "recv_reduce_copy": "rrc", "co
 
 @dataclass(slots=True)
 class _Step:
-    """A step of a thread block: instruction of the program, part of it, and the steps that it waits for."""
+    """A step of a thread block: its instruction, the part of it, and the steps that it waits for."""
 
     number: int
     first: int
@@ -92,13 +92,13 @@ def dump_msccl_xml(
     Parameters
     ----------
     schedule
-        Any schedule of the collectives that the runtimes play, without operations of switches.
+        Any schedule of a supported collective, without switch operations.
     dialect
         The runtime: ``msccl``, ``azure`` or ``rccl``.
     protocol
         ``Simple``, ``LL`` or ``LL128``.
     min_bytes, max_bytes
-        Sizes that the runtime uses it for.
+        Range of sizes for which the runtime uses it.
     name
         Name of the algorithm; default the schedule's, with its parameters.
 
@@ -107,7 +107,7 @@ def dump_msccl_xml(
     ScheduleError
         When the schedule is wrong.
     ConfigError
-        For what the format cannot say, by its name; for a limit of the runtime that is exceeded; when the file cannot be written.
+        For content that the format cannot express, by name; for an exceeded limit of the runtime; when the file cannot be written.
 
     Examples
     --------
@@ -151,7 +151,7 @@ def _refuse(schedule: Schedule, what: str) -> NoReturn:
 
 
 def _check_fits(schedule: Schedule) -> None:
-    """Refuse, by its name, what the format has no words for."""
+    """Refuse content that the format cannot express, by name."""
     collective = schedule.collective
     if collective.kind not in _COLLS:
         _refuse(schedule, f"the runtimes have no {collective.kind}; they have {', '.join(_COLLS)}")
@@ -171,7 +171,7 @@ def _check_fits(schedule: Schedule) -> None:
 
 
 def _blocks(program: RankProgram) -> list[list[tuple[int, list[int]]]]:
-    """For each rank its thread blocks: the channel, and the instructions in order."""
+    """The thread blocks of each rank: channel, and instructions in order."""
     wiring = wire(program)
     code, order = wiring.code, np.empty(program.steps, np.int64)
     order[play(wiring, 0).order] = np.arange(program.steps)
@@ -186,7 +186,7 @@ def _blocks(program: RankProgram) -> list[list[tuple[int, list[int]]]]:
 
 
 def _steps(program: RankProgram, blocks: list[tuple[int, list[int]]], pairs: dict[int, list[int]]) -> list[list[_Step]]:
-    """The steps of a rank's thread blocks: chunks beyond the limit of a step cut, waits that others imply left out."""
+    """The steps of a rank's thread blocks, with oversized transfers split and implied waits dropped."""
     code = program.code
     place: dict[int, tuple[int, int]] = {}
     result: list[list[_Step]] = [[] for _ in blocks]
@@ -248,7 +248,7 @@ def _gpus(schedule: Schedule, program: RankProgram, limits: Dialect) -> Iterator
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """Buffers of a GPU. NCCL gives no output at the leaves of a reduce: what they keep there is scratch."""
+    """Buffers of a GPU. NCCL gives the leaves of a reduce no output, so they use scratch instead."""
 
     schedule: Schedule
     rank: int
@@ -260,7 +260,7 @@ class _Memory:
 
     @property
     def moved(self) -> bool:
-        """Whether what the schedule calls output is scratch here."""
+        """Whether the schedule's output is scratch here."""
         return not bool(self.schedule.collective.has_output([self.rank])[0])
 
     @property
@@ -280,7 +280,7 @@ class _Memory:
 
 
 def _line(program: RankProgram, memory: _Memory, at: int, step: _Step) -> str:
-    """One step. An end that its type does not use repeats the other, so that every address is one of this GPU."""
+    """One step. An unused end repeats the other one, so that every address is on this GPU."""
     code, number = program.code, step.number
     kind, source, target = "nop", ("i", 0), ("o", 0)
     if number >= 0:

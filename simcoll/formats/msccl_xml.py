@@ -1,6 +1,6 @@
 """Reader of MSCCL XML: the per-rank programs of microsoft/msccl, the Azure executor and RCCL.
 
-The reader follows the interpreter of these runtimes, not the language that wrote a file: ``rrc`` adds the *local* source.
+The reader follows the runtimes' interpreter, not the language that wrote the file: ``rrc`` adds the *local* source.
 Rules and limits are those of microsoft/msccl ``src/graph/topo.cc``, ``src/include/msccl.h`` and
 ``src/collectives/device/msccl_interpreter.h``.
 """
@@ -27,7 +27,7 @@ __all__ = ["load_msccl_xml"]
 MAX_BYTES = 64 << 20
 LIMITS = XmlLimits(depth=16, elements=1_000_000, attributes=16, letters=255)
 MAX_CHUNKS = 1 << 22
-"""Chunks of all ranks together: far above what any runtime takes, low enough to follow every one."""
+"""Limit on chunks of all ranks: far above any runtime's, and low enough to track each one."""
 MAX_CHANNELS, MAX_BLOCKS, MAX_STEPS, MAX_COUNT = 32, 216, 256, 71
 MAX_DEPENDENCY = 127
 MAX_NODES = 4096
@@ -57,7 +57,7 @@ _BUFFERS = ("i", "o", "s")
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A place in the file, for messages."""
+    """A position in the file, for messages."""
 
     file: str | None
     path: str = "algo"
@@ -155,9 +155,9 @@ def load_msccl_xml(
     source
         A path, or the content of a file.
     in_place
-        How to read a file that allows both (``inplace="1" outofplace="1"``); default: out of place.
+        Interpretation of a file that allows both (``inplace="1" outofplace="1"``). Default: out of place.
     root
-        Root of a broadcast, reduce, gather or scatter, which the format does not name; default 0.
+        Root of a broadcast, reduce, gather or scatter, which the format lacks. Default: 0.
     file
         Name of the file whose content is given, for messages.
 
@@ -362,7 +362,7 @@ def _step(
 
 
 def _check_nops(place: _Place, instructions: list[Instruction]) -> None:
-    """A nop carries one more dependency for the step after it, which must have one too."""
+    """Check that each nop, which carries an extra dependency, precedes a step with a dependency."""
     carried = False
     for position, instruction in enumerate(instructions):
         here = place.at(f"{place.path} step {position}")

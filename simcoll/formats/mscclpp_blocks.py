@@ -1,4 +1,4 @@
-"""The thread blocks of an MSCCL++ execution plan as operations on cells."""
+"""Convert the thread blocks of an MSCCL++ execution plan to operations on cells."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ __all__ = ["MAX_PARTS", "Place", "Rank", "every_operation"]
 MAX_OPERATIONS, MAX_CHANNELS, MAX_PEERS, MAX_OPERANDS, MAX_BARRIERS = 64, 16, 8, 10, 16
 MAX_PARTS = 64
 PORT = 1 << 16
-"""Added to the number of a port channel, so that it is no memory channel's."""
+"""Offset of port channels' numbers, which separates them from memory channels'."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """Operands of an operation: a letter each, the last repeated if a star follows.
+    """Operands of an operation, one letter each; a star repeats the last.
 
-    l local, r remote, k local packets, K remote packets, w and W those of all ranks of a switch.
+    l local, r remote, k local packets, K remote packets, w and W the same on all ranks of a switch.
     """
 
     how: str
@@ -74,35 +74,35 @@ _OTHERS = (
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place in the file, for messages."""
+    """A position in the file, for messages."""
 
     file: str | None
     path: str
 
     def at(self, more: str) -> Place:
-        """A place further inside."""
+        """A nested position."""
         return replace(self, path=f"{self.path}{more}")
 
     def refuse(self, message: str) -> NoReturn:
-        """Say what is wrong here."""
+        """Raise a ConfigError at this position."""
         raise ConfigError(message, file=self.file, path=self.path)
 
     def within(self, name: str, value: int, low: int, high: int) -> int:
-        """A number, if it is in range."""
+        """Check that a number is in range."""
         if not low <= value <= high:
             self.refuse(f"{name} is {value}; expected {low} to {high}")
         return value
 
 
 def every_operation(operations: list[Operation]) -> Iterator[Operation]:
-    """Operations, and those inside pipelines."""
+    """Yield operations, including those inside pipelines."""
     for operation in operations:
         yield operation
         yield from operation.ops
 
 
 class Rank:
-    """One gpu of a plan, while its operations are read."""
+    """State of one GPU of a plan while its operations are read."""
 
     def __init__(self, place: Place, plan: Plan, shape: DeviceProgram, rank: int) -> None:
         self.place, self.plan, self.shape, self.rank = place, plan, shape, rank
@@ -144,7 +144,7 @@ class Rank:
             here.refuse("channel_type 'none' has no channels")
 
     def blocks(self) -> tuple[tuple[DeviceOp, ...], ...]:
-        """The operations of every thread block."""
+        """The operations of all thread blocks."""
         found = []
         for number, block in enumerate(self.gpu.threadblocks):
             here = self.place.at(f".threadblocks[{number}]")
@@ -187,7 +187,7 @@ class Rank:
         return Region(owner, self._stored(owner, first), cells // of)
 
     def _stored(self, owner: int, cell: int) -> int:
-        """The one address of a cell that has two names in place."""
+        """The canonical address of a cell that has two names in place."""
         layout: Layout | None = self.shape.layout
         if layout is None:
             return cell + self.shape.buffers[0] if self.shape.in_place and cell < self.shape.buffers[0] else cell
@@ -195,7 +195,7 @@ class Rank:
 
 
 class _Block:
-    """One thread block, while its operations are read."""
+    """State of one thread block while its operations are read."""
 
     def __init__(self, place: Place, rank: Rank, block: ThreadBlock) -> None:
         self.place, self.rank, self.block = place, rank, block
@@ -220,7 +220,7 @@ class _Block:
                 self.buffers[buffer.access_channel_type].append(number)
 
     def operations(self) -> Iterator[DeviceOp]:
-        """The operations, pipelines unrolled."""
+        """The operations, with pipelines unrolled."""
         for position, operation in enumerate(self.block.ops):
             here = self.place.at(f".ops[{position}]")
             if operation.name != "pipeline":
@@ -241,7 +241,7 @@ class _Block:
                     yield self.operation(at, inner, (turn, turns))
 
     def operation(self, here: Place, operation: Operation, slice_: tuple[int, int] | None) -> DeviceOp:
-        """One operation; ``slice_`` says which slice of its regions, of how many."""
+        """Convert one operation; ``slice_`` is the slice of its regions, and the number of slices."""
         name = operation.name
         if name == "glre":
             here.refuse("operation 'glre' is written by the language, but the executor cannot load it")
@@ -290,7 +290,7 @@ class _Block:
         return found
 
     def _moving(self, here: Place, operation: Operation, slice_: tuple[int, int] | None) -> DeviceOp:
-        """An operation on data."""
+        """Convert an operation on data."""
         form, name = _FORMS[operation.name], operation.name
         port = operation.channel_type == "port"
         if port and not form.port:

@@ -1,7 +1,7 @@
-"""The records of an MSCCL++ execution plan (format since August 2025), as its executor reads them.
+"""Records of MSCCL++ execution plans (format since August 2025), as the executor reads them.
 
 Fields, defaults and limits are those of microsoft/mscclpp ``src/core/executor/execution_plan.cc`` and ``execution_common.hpp`` (2026-08).
-What the executor does not read is ignored here, too.
+Fields that the executor ignores are ignored here too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Kind = Literal["memory", "port", "switch", "none"]
 
 
 class Chunk(msgspec.Struct, omit_defaults=True):
-    """Chunks that an operation reads or writes: local (type), remote (buffer_id) or of a switch."""
+    """Chunks that an operation reads or writes: local (type), remote (buffer_id) or on a switch."""
 
     index: int
     size: int
@@ -27,7 +27,7 @@ class Chunk(msgspec.Struct, omit_defaults=True):
 
 
 class Part(msgspec.Struct, omit_defaults=True):
-    """Which part of each region a thread block of a group works on."""
+    """The part of each region that a thread block of a group works on."""
 
     tb_id: int
     tbg_size: int
@@ -58,14 +58,14 @@ class Operation(msgspec.Struct, omit_defaults=True):
 
 
 class Group(msgspec.Struct, omit_defaults=True):
-    """Ranks that a switch joins."""
+    """Ranks connected by a switch."""
 
     size: int
     ranks: list[int]
 
 
 class Channel(msgspec.Struct, omit_defaults=True):
-    """Channels of one kind: of memory or port to peers, of a switch to groups."""
+    """Channels of one kind: memory or port channels to peers, switch channels to groups."""
 
     channel_type: Kind
     connected_to: list[int] = []
@@ -74,7 +74,7 @@ class Channel(msgspec.Struct, omit_defaults=True):
 
 
 class RemoteBuffer(msgspec.Struct, omit_defaults=True):
-    """A buffer of another rank, and how it is accessed."""
+    """A buffer of another rank, and the channels that access it."""
 
     rank: int
     type: Buffer
@@ -88,14 +88,14 @@ class Semaphore(msgspec.Struct):
 
 
 class BlockChannels(msgspec.Struct, omit_defaults=True):
-    """Channels of the GPU that a thread block uses; operations name places in this list."""
+    """Channels of a thread block; operations refer to indices of this list."""
 
     channel_type: Kind
     channel_ids: list[int]
 
 
 class BlockBuffers(msgspec.Struct, omit_defaults=True):
-    """Remote buffers of the GPU that a thread block uses; operations name places in this list."""
+    """Remote buffers of a thread block; operations refer to indices of this list."""
 
     access_channel_type: Kind
     remote_buffer_ids: list[int]
@@ -111,7 +111,7 @@ class ThreadBlock(msgspec.Struct):
 
 
 class Gpu(msgspec.Struct):
-    """The part of one rank."""
+    """One rank's part."""
 
     id: int
     input_chunks: int
@@ -124,7 +124,7 @@ class Gpu(msgspec.Struct):
 
 
 class Plan(msgspec.Struct):
-    """A plan."""
+    """An execution plan."""
 
     name: str
     collective: str

@@ -1,6 +1,6 @@
 """Reader of MSCCL++ execution plans: programs of thread blocks that load, store and signal.
 
-The reader follows the executor, not the language that writes the plans: it refuses what the executor loads and does otherwise.
+The reader follows the executor, not the language that writes the plans: it refuses plans that the executor loads but runs differently.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def parse_mscclpp_plan(content: bytes, file: str | None = None) -> DeviceProgram
     Raises
     ------
     ConfigError
-        When it is no plan, is one of the format before August 2025, exceeds a limit of the executor, or asks for what the executor does
-        otherwise; the message names the place.
+        When it is not a plan, has the format before August 2025, exceeds a limit of the executor, or requests something that the executor
+        does differently; the message gives the position.
     """
     if b'"inputChunks"' in content:
         raise ConfigError(
@@ -81,7 +81,7 @@ def parse_mscclpp_plan(content: bytes, file: str | None = None) -> DeviceProgram
 
 
 def _pieces(top: Place, plan: Plan) -> int:
-    """Cells of a chunk, so that each part that a thread block has of a region is some of them."""
+    """The number of cells per chunk, such that each thread block's part of a region is a whole number of cells."""
     pieces, units = 1, set()
     for rank, gpu in enumerate(plan.gpus):
         for number, block in enumerate(gpu.threadblocks):

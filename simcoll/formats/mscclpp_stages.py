@@ -1,4 +1,4 @@
-"""A plan as stages of MSCCL++ operations: what ranks do between two meetings, and who meets whom."""
+"""Divide a plan into stages of MSCCL++ operations, separated by synchronisation between ranks."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ Work = tuple[str, list[Ref], list[Ref]]
 
 @dataclass(slots=True)
 class Stage:
-    """What the ranks do between two meetings: operations of each, in groups with a fence between, and who meets whom."""
+    """The operations of each rank between two synchronisations, in groups separated by fences, and the pairs that synchronise."""
 
     groups: dict[int, list[list[Work]]] = field(default_factory=lambda: defaultdict(list))
     meets: set[tuple[int, int]] = field(default_factory=set)
 
 
 def refuse(schedule: Schedule, what: str) -> NoReturn:
-    """Say what a plan cannot hold."""
+    """Raise for content that a plan cannot express."""
     raise ConfigError(f"an MSCCL++ plan cannot hold {schedule}: {what}")
 
 
 def stages_of(plan: Plan, channel: int | None, aside: Aside, *, packets: bool) -> Iterator[Stage]:
-    """The steps of one channel, or of all; channels, which nothing orders, share what is set aside."""
+    """The stages of one channel, or of all; channels, which are not ordered, share scratch for saved chunks."""
     schedule = plan.schedule
     reduced: dict[tuple[int, int], list[Ref]] = {}  # results of switches that are not sent yet, and their operands
     for step in plan.steps():
@@ -82,13 +82,13 @@ def stages_of(plan: Plan, channel: int | None, aside: Aside, *, packets: bool) -
 
 
 class Aside:
-    """Scratch after that of the schedule: new chunks for each copy set aside."""
+    """Allocates scratch beyond the schedule's: new chunks for each saved copy."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.free = [schedule.layout.size] * schedule.nranks
 
     def take(self, what: Ref) -> Ref:
-        """Chunks for a copy of some chunks of a rank."""
+        """Allocate chunks for a copy of some chunks of a rank."""
         first = self.free[what.rank]
         self.free[what.rank] += what.count
         return Ref(what.rank, first, what.count)
@@ -98,7 +98,7 @@ def _switched(
     schedule: Schedule, step: PlanStep, rows: set[int], sources: list[Ref], targets: list[Ref],
     reduced: dict[tuple[int, int], list[Ref]], stage: Stage,
 ) -> set[int]:  # fmt: skip
-    """Operations of switches: reductions wait for the multicast of their result, with which they are one operation."""
+    """Switch operations: a reduction is deferred to the multicast of its result, with which it forms one operation."""
     handled: set[int] = set()
     everyone = range(schedule.nranks)
     for group in switch_groups(step):
@@ -139,7 +139,7 @@ def _switched(
 def _moved(
     schedule: Schedule, step: PlanStep, rows: list[int], sources: list[Ref], targets: list[Ref], *, packets: bool
 ) -> Iterator[Stage]:
-    """Copies and reductions of a step: puts, pulls and local work, or packets sent, local work, packets taken."""
+    """Copies and reductions of a step: puts, pulls and local work; or packets sent, local work, packets received."""
     by_target: dict[Ref, list[int]] = defaultdict(list)
     for row in rows:
         if step.op[row] not in {COPY, REDUCE}:
@@ -178,7 +178,7 @@ def _moved(
 
 
 def _runs(members: list[int], sources: list[Ref], target: Ref, step: PlanStep, *, packets: bool) -> Iterator[list[int]]:
-    """Consecutive reductions into a chunk that one operation does: all local, or all remote."""
+    """Group consecutive reductions into a chunk that one operation can do: all local, or all remote."""
     run: list[int] = []
     for row in members:
         kind = (sources[row].rank == target.rank, step.op[row] == REDUCE)

@@ -1,8 +1,8 @@
 """Writer of MSCCL++ execution plans: a proved schedule as thread blocks that put, pull and signal, or that exchange packets.
 
-``Simple``: copies are put by their source and reductions pulled by their destination. Before and after every step the ranks that meet in
-it signal each other, which is all the order that a schedule needs. ``LL``: every message is packets in a place of its own, which need no
-signals. Multicasts and all-reduces of switches become stores to all ranks of a switch.
+``Simple``: sources put copies, and destinations pull reductions. Before and after each step its communicating ranks signal each other,
+which is all the order that a schedule needs. ``LL``: every message is a set of packets at its own address, which need no signals. Switch
+multicasts and all-reduces become stores to all ranks of a switch.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def dump_mscclpp_plan(
     protocol
         ``Simple``, or ``LL``: packets.
     min_bytes, max_bytes
-        Sizes that the plan is meant for.
+        Range of sizes for the plan.
     name
         Its name; default the schedule's, with its parameters.
 
@@ -59,7 +59,7 @@ def dump_mscclpp_plan(
     ScheduleError
         When the schedule is wrong.
     ConfigError
-        For what a plan cannot say, by its name; for a limit of the executor that is exceeded; when the file cannot be written.
+        For content that a plan cannot express, by name; for an exceeded limit of the executor; when the file cannot be written.
 
     Examples
     --------
@@ -103,7 +103,7 @@ def dump_mscclpp_plan(
 
 
 class _Writer:
-    """Collects thread blocks, channels and buffers of every rank."""
+    """Collects thread blocks, channels and buffers of all ranks."""
 
     def __init__(self, schedule: Schedule, protocol: str, *, careful: bool) -> None:
         self.schedule, self.packets = schedule, protocol == "LL"
@@ -120,7 +120,7 @@ class _Writer:
         self.next_slot = [0] * n
 
     def chain(self, stages: list[Stage]) -> None:
-        """Thread blocks that follow each other, each with as many stages as the executor takes."""
+        """Write consecutive thread blocks, each with as many stages as the executor allows."""
         stages = [stage for stage in stages if any(stage.groups.values())]
         self._number(stages)
         segment: list[list[dict[str, Any]]] = [[] for _ in self.blocks]
@@ -148,7 +148,7 @@ class _Writer:
         self._close(segment, met, last=True)
 
     def _number(self, stages: list[Stage]) -> None:
-        """A packet place at its receiver for each message."""
+        """Assign each message a packet address at its receiver."""
         for number, stage in enumerate(stages):
             for groups in stage.groups.values():
                 for group in groups:
@@ -160,7 +160,7 @@ class _Writer:
     def _stage(
         self, rank: int, stage: Stage, number: int, meetings: list[set[tuple[int, int]]], *, first: bool
     ) -> list[dict[str, Any]]:
-        """The operations of a rank: meet, then work, with fences."""
+        """The operations of a rank: synchronise, then work, with fences."""
         made: list[dict[str, Any]] = []
         for meeting in meetings:
             peers = sorted(b for a, b in meeting if a == rank) if not self.packets else []
@@ -206,7 +206,7 @@ class _Writer:
         }
 
     def _place(self, ref: Ref) -> dict[str, Any]:
-        """A chunk reference; scratch grows as it is used."""
+        """Make a chunk reference, growing scratch as needed."""
         layout = self.schedule.layout
         if ref.chunk < layout.output_base:
             return {"type": "i", "index": ref.chunk, "size": ref.count}
@@ -219,7 +219,7 @@ class _Writer:
         return {"type": "s", "index": index, "size": ref.count}
 
     def _close(self, segment: list[list[dict[str, Any]]], met: set[tuple[int, int]], *, last: bool) -> None:
-        """Make thread blocks of the operations so far, of every rank that has some."""
+        """Make thread blocks of the operations so far, for every rank that has any."""
         for rank, operations in enumerate(segment):
             if not last:
                 operations += [_NOP, {"name": "sem_release", "semaphore_ids": [self.semaphores[rank]]}]
@@ -261,7 +261,7 @@ class _Writer:
     def _resolved(
         operation: dict[str, Any], peers: list[int], buffers: list[tuple[int, str]], switches: list[str]
     ) -> dict[str, Any]:
-        """An operation with the numbers of the thread block in place of ranks."""
+        """An operation with the thread block's channel numbers in place of ranks."""
         made = dict(operation)
 
         def remote(each: tuple[int, dict[str, Any]]) -> dict[str, Any]:
@@ -289,7 +289,7 @@ class _Writer:
         return made
 
     def gpu(self, rank: int) -> dict[str, Any]:
-        """The part of one rank."""
+        """One rank's part."""
         layout = self.schedule.layout
         everyone = list(range(self.schedule.nranks))
         channels: list[dict[str, Any]] = (

@@ -20,7 +20,7 @@ PATTERNS = {1: "balanced tree", 2: "split tree", 3: "tree", 4: "ring", 5: "nvls"
 
 @dataclass(frozen=True, slots=True)
 class NcclGraph:
-    """What NCCL uses for one family of algorithms.
+    """NCCL's channels for one family of algorithms.
 
     Attributes
     ----------
@@ -29,9 +29,9 @@ class NcclGraph:
     pattern
         One of ``PATTERNS``.
     channels
-        For each channel the GPUs in order, by their ``dev``.
+        GPUs of each channel in order, by their ``dev``.
     intra_GBps, inter_GBps
-        Bandwidth of a channel inside the node and between nodes, in GB/s, as NCCL means to use it.
+        NCCL's intended bandwidth of a channel inside the node and between nodes, in GB/s.
     type_intra
         The slowest kind of path between two GPUs of a channel: NVL, PIX, PXB, PHB, SYS, ...
     """
@@ -45,12 +45,12 @@ class NcclGraph:
 
 
 def parse_nccl_graphs(content: bytes, file: str = "graph") -> list[NcclGraph]:
-    """Read the graphs of a file; empty ones are left out.
+    """Read the graphs of a file; empty ones are skipped.
 
     Raises
     ------
     ConfigError
-        For what is not a graph file, with the graph and channel.
+        With the graph and channel, for an invalid file.
     """
     if len(content) > MAX_BYTES:
         raise ConfigError(f"larger than {MAX_BYTES >> 20} MiB", file=file)

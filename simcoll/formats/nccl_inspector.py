@@ -1,4 +1,4 @@
-"""Reports of NCCL's inspector plugin: each collective of each rank with its size and time, one JSON object after another."""
+"""Reports of NCCL's inspector plugin: a sequence of JSON objects with size and time of each rank's collectives."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["InspectorRow", "inspector_findings", "parse_inspector"]
 MAX_BYTES = 256 << 20
 MAX_ROWS = 2_000_000
 SLOW = 1.5
-"""A rank whose median time is this many times that of the others is named."""
+"""Ratio of a rank's median time to the others' above which it is reported as slow."""
 LEAST_CALLS = 3
 _BLANK = re.compile(r"[\s,]*")
 
@@ -37,12 +37,12 @@ class InspectorRow:
 
 
 def parse_inspector(content: bytes, file: str | None = None) -> list[InspectorRow]:
-    """Read what an inspector wrote: JSON objects in one file, one to a line or spread over several.
+    """Read an inspector's file: JSON objects, each on one line or several.
 
     Raises
     ------
     ConfigError
-        For what is none, with the place.
+        With the position, for invalid content.
     """
     if len(content) > MAX_BYTES:
         raise ConfigError(f"larger than {MAX_BYTES >> 20} MiB", file=file)
@@ -92,7 +92,7 @@ def _row(found: Any, file: str | None, place: str) -> InspectorRow:
 
 
 def inspector_findings(rows: Sequence[InspectorRow]) -> list[str]:
-    """Where ranks of a communicator differ: in what they run, in how far they are, and in how long they take."""
+    """Report differences between a communicator's ranks: in collectives, progress and time."""
     by_name: dict[str, list[InspectorRow]] = defaultdict(list)
     for row in rows:
         by_name[row.communicator].append(row)
@@ -128,7 +128,7 @@ def _of(rows: Sequence[InspectorRow]) -> Iterator[str]:
 
 
 def _slow(rows: Sequence[InspectorRow]) -> Iterator[str]:
-    """Ranks that take longer than the others for the same collectives."""
+    """Report ranks that take longer than the others for the same collectives."""
     times: dict[tuple[str, int], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         times[row.collective, row.size_bytes][row.rank].append(row.time_us)

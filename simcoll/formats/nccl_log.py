@@ -1,9 +1,9 @@
-"""Channels of NCCL's communicators from a log with ``NCCL_DEBUG=INFO``: rings, trees, and the way every connection takes.
+"""Read the channels of NCCL's communicators from a log with ``NCCL_DEBUG=INFO``: rings, trees, and paths of connections.
 
-Ranks print at the same time, and each tells its own part: rank 0 the rings (``Channel 00/24 : 0 1 2 ...``, cut off after some 20 to 200
-ranks), every rank its place in them (``Ring 00 : 7 -> 0 -> 1``, with ``NCCL_DEBUG_SUBSYS`` including GRAPH), its parent and children in
-every tree (``Trees [0] 1/-1/-1->0->-1``), and its connections (``Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM``). With GRAPH it says what its
-search found, too (``Pattern 4, crossNic 0, nChannels 12, bw 20.000000/20.000000, type NVL/PIX, sameChannels 1``).
+Ranks print concurrently, each its own part: rank 0 the rings (``Channel 00/24 : 0 1 2 ...``, truncated after 20 to 200 ranks), every rank
+its position in them (``Ring 00 : 7 -> 0 -> 1``, with ``NCCL_DEBUG_SUBSYS`` including GRAPH), its parent and children in every tree
+(``Trees [0] 1/-1/-1->0->-1``), and its connections (``Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM``). With GRAPH it also prints the results
+of its search (``Pattern 4, crossNic 0, nChannels 12, bw 20.000000/20.000000, type NVL/PIX, sameChannels 1``).
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ _NUMBERS = re.compile(r"/\d+(?=/|$)|\(\d+\)")
 
 @dataclass(frozen=True, slots=True)
 class NcclSearch:
-    """What NCCL's search found for one family of algorithms on a node (``NCCL_DEBUG_SUBSYS`` including GRAPH).
+    """NCCL's search result for one family of algorithms on a node (``NCCL_DEBUG_SUBSYS`` including GRAPH).
 
     Attributes
     ----------
     pattern
         One of ``PATTERNS`` of :mod:`simcoll.formats.nccl_graph`.
     count
-        Channels; NCCL may use each of them twice, with half of its bandwidth.
+        Number of channels; NCCL may use each twice with half the bandwidth.
     intra_GBps, inter_GBps
-        Of a channel, inside the node and between nodes.
+        Bandwidth of a channel inside the node and between nodes.
     type_intra, type_inter
         Slowest kind of path, such as NVL; empty in old logs.
     """
@@ -74,26 +74,26 @@ class NcclSearch:
 
 @dataclass(frozen=True, slots=True)
 class NcclCommunicator:
-    """The channels of one communicator, as far as the log has them.
+    """The channels of one communicator found in a log.
 
     Attributes
     ----------
     name
-        NCCL's ``commId``, or a number where the log has none.
+        NCCL's ``commId``, or a number if the log has none.
     nranks, nnodes
-        Its size; ``nnodes`` is 0 where the log does not say.
+        Its size; ``nnodes`` is 0 if unknown.
     places
-        ``(host, device)`` of every rank, empty where the log does not say it of all.
+        ``(host, device)`` of every rank; empty if unknown for some.
     rings
-        Ranks of every channel in the order in which data goes round.
+        Ranks of each channel in ring order.
     trees
-        Parent of every rank, -1 of the root, for every channel.
+        Parent of each rank for each channel; -1 for the root.
     connections
-        ``(source, destination, way)``, each once: ``P2P/CUMEM``, ``SHM/direct/direct``, ``NET/IB/GDRDMA``, without numbers.
+        ``(source, destination, path)`` without duplicates: ``P2P/CUMEM``, ``SHM/direct/direct``, ``NET/IB/GDRDMA``, without numbers.
     notes
-        What of it is missing in the log.
+        Parts missing in the log.
     searches
-        By family (``ring``, ``tree``, ``collnet``, ``nvls``), of the first rank that says it.
+        Search results by family (``ring``, ``tree``, ``collnet``, ``nvls``), from the first rank that has them.
     """
 
     name: str
@@ -107,13 +107,13 @@ class NcclCommunicator:
     searches: Mapping[str, NcclSearch] = field(default_factory=dict)
 
     def ways(self) -> dict[str, int]:
-        """How many connections take which way."""
+        """Number of connections by path."""
         return dict(sorted(Counter(way for _, _, way in self.connections).items()))
 
 
 @dataclass(slots=True)
 class _Part:
-    """What one rank has said of one communicator."""
+    """One rank's output about one communicator."""
 
     host: str
     rank: int = -1
@@ -134,7 +134,7 @@ class _Part:
 
 
 def load_nccl_log(path: str | Path) -> list[NcclCommunicator]:
-    """Read the communicators of a log, the largest first, and of equal ones in their order; other lines are passed over.
+    """Read the communicators of a log, largest first, then in order of appearance; other lines are ignored.
 
     Raises
     ------
@@ -171,7 +171,7 @@ def load_nccl_log(path: str | Path) -> list[NcclCommunicator]:
 
 
 def _feed(part: _Part, said: str, more: bool) -> None:
-    """Take from a line what it says of a rank."""
+    """Extract from a line its information about a rank."""
     if found := _RANK.search(said):
         part.rank, part.nranks = int(found[1]), min(int(found[2]), MAX_RANKS)
         for pattern, name in ((_ID, "name"), (_DEVICE, "device"), (_NODES, "nnodes")):
@@ -202,7 +202,7 @@ def _feed(part: _Part, said: str, more: bool) -> None:
 
 
 def _grouped(parts: Iterator[_Part]) -> Iterator[tuple[str, dict[int, _Part]]]:
-    """The parts of every communicator by rank: by its id, else the first of that size in which the rank is missing."""
+    """Group the parts by communicator: by ID, else into the first of that size that lacks the rank."""
     known: dict[str, dict[int, _Part]] = {}
     for part in parts:
         numbered = (f"number {number}, {part.nranks or 'unknown number of'} ranks" for number in count())
@@ -212,7 +212,7 @@ def _grouped(parts: Iterator[_Part]) -> Iterator[tuple[str, dict[int, _Part]]]:
 
 
 def _joined(name: str, parts: dict[int, _Part]) -> NcclCommunicator:
-    """One communicator from what its ranks say."""
+    """Combine the parts of one communicator."""
     whole = [ring for part in parts.values() for ring in part.rings.values()]
     nranks = max(part.nranks for part in parts.values()) or max(1, *map(len, whole), *(rank + 1 for rank in parts))
     notes: list[str] = []
@@ -229,7 +229,7 @@ def _joined(name: str, parts: dict[int, _Part]) -> NcclCommunicator:
 
 
 def _rings(parts: dict[int, _Part], nranks: int, notes: list[str]) -> tuple[tuple[int, ...], ...]:
-    """Every ring: as it was printed, or put together from the next of every rank."""
+    """Every ring: as printed, or assembled from each rank's successor."""
     printed = {channel: ring for part in parts.values() for channel, ring in part.rings.items()}
     channels = sorted(printed.keys() | {channel for part in parts.values() for channel in part.after})
     found = []
@@ -247,7 +247,7 @@ def _rings(parts: dict[int, _Part], nranks: int, notes: list[str]) -> tuple[tupl
 
 
 def _followed(after: dict[int, int]) -> tuple[int, ...]:
-    """The ring of a next rank for each, from rank 0; what does not close is cut off."""
+    """Follow successors from rank 0; a ring that does not close is cut off."""
     order, rank = [0], after.get(0, 0)
     while rank != 0 and rank in after and len(order) < len(after):
         order.append(rank)
@@ -256,7 +256,7 @@ def _followed(after: dict[int, int]) -> tuple[int, ...]:
 
 
 def _trees(parts: dict[int, _Part], nranks: int, notes: list[str]) -> tuple[tuple[int, ...], ...]:
-    """The parents of every tree that the log has of all ranks."""
+    """The parents of every tree that is complete in the log."""
     channels = sorted({channel for part in parts.values() for channel in part.parents})
     found = []
     for channel in channels:

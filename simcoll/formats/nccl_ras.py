@@ -1,4 +1,4 @@
-"""Reports of NCCL's RAS (``ncclras -f json``): which ranks of a communicator are missing, in error, or behind the others."""
+"""Reports of NCCL's RAS (``ncclras -f json``): missing, failed and lagging ranks of communicators."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _IN_PROGRESS = 7
 
 
 class RankStatus(msgspec.Struct, frozen=True):
-    """What a rank that answered says of itself; results are NCCL's numbers."""
+    """The status of a rank that answered; results are NCCL's numbers."""
 
     init_state: int = 0
     async_error: int = 0
@@ -32,7 +32,7 @@ class RankStatus(msgspec.Struct, frozen=True):
 
 
 class MissingStatus(msgspec.Struct, frozen=True):
-    """What is known of a rank that did not answer."""
+    """The status of a rank that did not answer."""
 
     unresponsive: bool = False
     considered_dead: bool = False
@@ -47,7 +47,7 @@ class _Rank(msgspec.Struct, frozen=True):
 
 
 class RasRank(_Rank, frozen=True):
-    """A rank that answered, with how many collectives of each kind it has begun."""
+    """A rank that answered, with the number of collectives started by kind."""
 
     status: RankStatus = RankStatus()
     collective_counts: dict[str, int] = {}
@@ -69,7 +69,7 @@ class RasCommunicator(msgspec.Struct, frozen=True):
 
 
 class RasReport(msgspec.Struct, frozen=True):
-    """What RAS found of a job at one moment."""
+    """A snapshot of a job by RAS."""
 
     communicators: list[RasCommunicator]
     nccl_version: str = ""
@@ -82,7 +82,7 @@ def parse_ras(content: bytes, file: str | None = None) -> RasReport:
     Raises
     ------
     ConfigError
-        For what is none, with the place; for ranks that are named twice or beyond the size.
+        With the position, for invalid content, and ranks that are duplicated or out of range.
     """
     if len(content) > MAX_BYTES:
         raise ConfigError(f"larger than {MAX_BYTES >> 20} MiB", file=file)
@@ -101,9 +101,9 @@ def parse_ras(content: bytes, file: str | None = None) -> RasReport:
 
 
 def ras_findings(report: RasReport) -> list[str]:
-    """What is wrong in each communicator: ranks that are missing, that failed, or that have begun fewer collectives than others.
+    """Diagnose each communicator: missing ranks, failed ranks, and ranks that have started fewer collectives.
 
-    A job that runs is caught between two collectives: ranks then differ by one, and by more only if some wait for others.
+    In a running job, ranks' counts differ by one; they differ by more only if some ranks wait for others.
 
     >>> ranks = [RasRank(0, collective_counts={"AllReduce": 12}), RasRank(1, collective_counts={"AllReduce": 9})]
     >>> ras_findings(RasReport([RasCommunicator("0xab", 2, ranks)]))

@@ -1,8 +1,8 @@
-"""What nccl-tests, rccl-tests, realcoll and the OSU benchmarks measured, read from their output: text of any version, or JSON.
+"""Read the output of nccl-tests, rccl-tests, realcoll and the OSU benchmarks: text of any version, or JSON.
 
-Columns moved over the years, and launchers put something before every line. So a row is found by what it is: two whole numbers, a data
-type, perhaps a reduction and a root, then groups of time, two bandwidths and a count of wrong elements. Its time, size and bandwidth must
-agree; a row that is cut off or wrong is left out and named.
+Columns moved over the years, and launchers prefix lines. So a row is recognised by its content: two integers, a dtype, optionally a
+reduction and a root, then groups of time, two bandwidths and a count of wrong elements. Time, size and bandwidth must agree; a row that
+is truncated or wrong is skipped with a note.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ MAX_RANKS = 100_000
 MAX_VARIABLES = 100
 MOST_US = 1e10
 ROUNDING = 0.011
-"""Time and algorithm bandwidth agree to this part, and to one in their last printed place."""
+"""Tolerance between time and algorithm bandwidth, besides one in their last printed place."""
 LARGEST_ERROR = 0.01
-"""Until 2021 a column held the largest relative error, which rounding alone may bring to this with half precision."""
+"""Limit on the largest relative error, a column until 2021, which half precision may reach by rounding."""
 
 _HEADER = re.compile(r"#?\s*(?:size|bytes)\s+(?:count|N)\s+(?:\(elements\)\s+)?type\s+(.*)")
 _RANK = re.compile(
@@ -65,7 +65,7 @@ class _Reader:
         self._lines = 0
 
     def feed(self, number: int, text: str) -> None:
-        """Look at a line."""
+        """Process a line."""
         self._lines = number
         words = text.split()
         if not _DTYPES.isdisjoint(words) and self._row(number, words):
@@ -92,7 +92,7 @@ class _Reader:
         return self._tables
 
     def _next(self) -> None:
-        """Finish a table; what stays known, such as the version, goes on."""
+        """Finish a table, and carry over common information such as the version."""
         run = self._run
         if not run.rows:
             return
@@ -107,7 +107,7 @@ class _Reader:
         self._columns, self._in_ms, self._complete = [], False, False
 
     def _about(self, number: int, text: str) -> None:
-        """A line that says something about the run."""
+        """Process a line with information about the run."""
         run = self._run
         if "_perf" in text and "concluded" not in text and (name := _PERF.search(text)):
             self._named(name[1])
@@ -131,7 +131,7 @@ class _Reader:
             run.library = "rccl"
 
     def _named(self, collective: str) -> None:
-        """A command line; after a whole table, or with a collective other than that of the rows so far, it begins another one."""
+        """Process a command line, which starts a new table after a complete one, or if its collective differs from the rows'."""
         if self._run.rows and (self._complete or self._run.collective not in {"", collective}):
             self._next()
         if not self._run.rows:
@@ -149,7 +149,7 @@ class _Reader:
                 self._run.environment[name] = printable(value.strip("\"'").rstrip("."))
 
     def _row(self, number: int, words: Sequence[str]) -> bool:
-        """Read a row; False where a line only mentions a data type."""
+        """Read a row; False for a line that merely mentions a dtype."""
         place = next((p for p in range(2, min(len(words), 40)) if words[p] in _DTYPES), 0)
         if not place or not (_is_whole(words[place - 2]) and _COUNT.fullmatch(words[place - 1])):
             return False
@@ -170,7 +170,7 @@ class _Reader:
     def _groups(
         self, rest: Sequence[str], size: int, number: int
     ) -> tuple[int, tuple[int, int, int], float, bool] | str:
-        """Root, times out of place, in place and of the library, bus ratio; or the reason why there are none."""
+        """Parse root, times out of place, in place and of the library, and bus ratio; or return the reason for failure."""
         tail = self._columns
         given = [at for at, name in enumerate(tail) if name == "time"]
         starts = (*given, *(0, 4, 8)[len(given) :])
@@ -202,7 +202,7 @@ def _is_whole(word: str) -> bool:
 
 
 def _plain(words: Sequence[str], unit: int) -> int:
-    """A time in femtoseconds; 0 for what is none."""
+    """Parse a time to femtoseconds; 0 if invalid."""
     try:
         value = float(words[0]) if words else 0.0
     except ValueError:
@@ -211,7 +211,7 @@ def _plain(words: Sequence[str], unit: int) -> int:
 
 
 def _time(words: Sequence[str], size: int, unit: int) -> int:
-    """The time of a group of time, algbw, busbw; 0 where they do not agree with the size."""
+    """The time of a group of time, algbw, busbw; 0 if they contradict the size."""
     if len(words) < 3 or not (time := _plain(words, unit)):
         return 0
     try:
@@ -225,7 +225,7 @@ def _time(words: Sequence[str], size: int, unit: int) -> int:
 
 
 def _wrong(words: Sequence[str]) -> str:
-    """The count of wrong elements of a group, or in old versions the error; empty where all is well or nothing was checked."""
+    """The count of wrong elements of a group (in old versions, the error); empty if correct or unchecked."""
     word = words[3] if len(words) > 3 else "N/A"
     try:
         fine = int(word) == 0 if _is_whole(word) else float(word) <= LARGEST_ERROR
@@ -235,7 +235,7 @@ def _wrong(words: Sequence[str]) -> str:
 
 
 def load_log(path: str | Path) -> Log:
-    """Read all measurements, tuning tables and choices in a log, in one pass and little memory whatever its length.
+    """Read all measurements, tuning tables and choices in a log, in one pass and constant memory.
 
     Raises
     ------
@@ -255,6 +255,6 @@ def load_log(path: str | Path) -> Log:
 
 
 def _is_document(first: str) -> bool:
-    """Whether a first line begins a JSON document; a line that ends one is one of many, unless it has everything."""
+    """Whether the first line starts a JSON document; one that also ends it is JSON lines, unless it is complete."""
     begins = re.match(r'\s*\{\s*("|$)', first) is not None
     return begins and ('"results"' in first or not first.rstrip().endswith("}"))

@@ -17,7 +17,7 @@ from simcoll.units import printable
 __all__ = ["MAX_JSON", "tables_of_json"]
 
 MAX_JSON = 2**26
-"""Text of any length is read line by line; JSON must be read whole."""
+"""Limit on JSON, which must be read as a whole; text is read line by line."""
 MOST_US = 1e10
 
 Number = int | float | str | None
@@ -60,7 +60,7 @@ class _Config(msgspec.Struct, frozen=True):
 
 
 class _Document(msgspec.Struct, frozen=True):
-    """What is used of the document; other keys may come and go."""
+    """The used keys of a document; others are ignored."""
 
     results: list[_Result]
     args: list[str] = []
@@ -71,12 +71,12 @@ class _Document(msgspec.Struct, frozen=True):
 
 
 def tables_of_json(path: str | Path, max_bytes: int, skipped: Skipped) -> tuple[Table, ...]:
-    """The table of a document.
+    """Read the tables of a document.
 
     Raises
     ------
     ConfigError
-        When it is cut off, too large, or of another kind.
+        When it is truncated, too large, or of another kind.
     """
     file = str(path)
     try:
@@ -113,7 +113,7 @@ def tables_of_json(path: str | Path, max_bytes: int, skipped: Skipped) -> tuple[
 
 
 def _collective(document: _Document) -> str:
-    """The collective, as our own files name it, or from the program's name."""
+    """The collective, as simcoll's files name it, or from the program's name."""
     if document.config.collective:
         return printable(document.config.collective)[:40]
     program = document.args[0].rpartition("/")[2] if document.args else ""
@@ -134,7 +134,7 @@ def _number(value: Number) -> float:
 
 
 def _fs(group: _Group | None, size: int) -> int:
-    """The time of a group; from the bandwidth where there is only that."""
+    """The time of a group, computed from the bandwidth if only that is given."""
     if group is None:
         return 0
     time = _number(group.time if group.time is not None else group.cpu_time)

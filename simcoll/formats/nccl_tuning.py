@@ -1,6 +1,6 @@
 """NCCL's own tuning table, and its choices, from a log with ``NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=TUNING``.
 
-NCCL prints, for every function, algorithm and protocol, the latency (us) and algorithm bandwidth (GB/s) that its cost model found for the
+NCCL prints, for every function, algorithm and protocol, the latency (us) and algorithm bandwidth (GB/s) of its cost model for the
 communicator: before 2.19 in one block with columns ``Tree/    LL``, later in blocks of three algorithms with a line of protocols. Newer
 versions also print the choice for every call.
 """
@@ -24,7 +24,7 @@ COLLECTIVES = {
     "gather": "gather",
     "scatter": "scatter",
 }
-"""NCCL's functions, in lower case, by our names."""
+"""NCCL's functions in lower case, by simcoll's names."""
 ALGORITHMS = {
     "tree": "tree",
     "ring": "ring",
@@ -37,7 +37,7 @@ ALGORITHMS = {
 }
 PROTOCOLS = {"ll": "LL", "ll128": "LL128", "simple": "Simple"}
 _NUMBERED = ("tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat")
-"""NCCL's numbers of algorithms, which older versions print in place of names."""
+"""Algorithms by NCCL's numbers, which older versions print instead of names."""
 
 MAX_TABLES = 1000
 MAX_CHOICES = 10_000
@@ -52,7 +52,7 @@ _CHOICE = re.compile(r"\b(\w{4,20}): (\d{1,18}) Bytes -> Algo (\w{1,20}) proto (
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What NCCL's cost model gives one way to run a collective: ``time = latency + bytes / bandwidth``."""
+    """NCCL's cost model of one choice: ``time = latency + bytes / bandwidth``."""
 
     collective: str
     algorithm: str
@@ -68,9 +68,9 @@ class TuningTable:
     Attributes
     ----------
     nranks, nnodes
-        Its size; 0 where the log does not say.
+        Its size; 0 if unknown.
     rows
-        Every way that NCCL may take: the others have bandwidth 0 there and are not kept.
+        All choices that NCCL may make; others have bandwidth 0 and are dropped.
     """
 
     nranks: int
@@ -80,7 +80,7 @@ class TuningTable:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """NCCL's choice for one call, as its log has it."""
+    """NCCL's choice for one call."""
 
     collective: str
     size_bytes: int
@@ -90,7 +90,7 @@ class Chosen:
 
 @dataclass(slots=True)
 class _Thread:
-    """What one thread of one process has said so far."""
+    """The output of one thread of one process so far."""
 
     nranks: int = 0
     nnodes: int = 0
@@ -100,7 +100,7 @@ class _Thread:
 
 
 class TuningReader:
-    """Finds tuning tables and choices in the lines of a log, which it is fed one by one."""
+    """Incremental reader of tuning tables and choices in a log."""
 
     __slots__ = ("_choices", "_skipped", "_tables", "_threads")
 
@@ -111,7 +111,7 @@ class TuningReader:
         self._skipped = skipped
 
     def feed(self, number: int, text: str) -> None:
-        """Look at a line."""
+        """Process a line."""
         if "Bytes ->" in text:
             self._choose(text)
         if "|" not in text and "anks " not in text:
@@ -129,13 +129,13 @@ class TuningReader:
             thread.nnodes = int(nodes[1]) if nodes else thread.nnodes
 
     def tables(self) -> tuple[TuningTable, ...]:
-        """All tables, each once, in order."""
+        """All distinct tables, in order."""
         for thread in self._threads.values():
             self._finish(thread)
         return tuple(self._tables)
 
     def choices(self) -> tuple[Chosen, ...]:
-        """All choices, each once, in order."""
+        """All distinct choices, in order."""
         return tuple(self._choices)
 
     def _thread(self, name: str) -> _Thread:
@@ -167,7 +167,7 @@ class TuningReader:
             self._function(thread, COLLECTIVES[title.lower()], cells, number)
 
     def _function(self, thread: _Thread, collective: str, cells: list[str], number: int) -> None:
-        """A line of latencies and bandwidths."""
+        """Process a line of latencies and bandwidths."""
         found = [_CELL.fullmatch(cell) for cell in cells]
         if len(found) != len(thread.columns) or not all(found):
             whole = sum(each is not None for each in found)

@@ -1,7 +1,7 @@
-"""Tables of the OSU micro-benchmarks: a title names library and collective, then rows have a size and its mean time.
+"""Read tables of the OSU micro-benchmarks: a title with library and collective, then rows of size and mean time.
 
-Sizes are those of OSU: of an allgather, alltoall, gather or scatter the bytes of one block. How many ranks there were is said by the
-command line alone, ``mpirun -n 16``, if the log has it.
+Sizes are OSU's: the bytes of one block for an allgather, alltoall, gather or scatter. The number of ranks is only in the command line
+(``mpirun -n 16``), if the log has it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ROW = re.compile(r"(?:^|[\s:>\]])(\d{1,18})\s+(\d{1,12}\.\d{1,6})(?=\s|$)")
 
 
 class OsuReader:
-    """Finds such tables in the lines of a log."""
+    """Incremental reader of OSU tables in a log."""
 
     __slots__ = ("_dtype", "_nranks", "_run", "_skipped", "_tables")
 
@@ -42,7 +42,7 @@ class OsuReader:
         self._skipped = skipped
 
     def feed(self, number: int, text: str) -> None:
-        """Look at a line."""
+        """Process a line."""
         if (launcher := _LAUNCHER.search(text)) and (ranks := _RANKS.search(text, launcher.end())):
             self._nranks = int(ranks[1])
         elif title := _TITLE.search(text) if "# OSU " in text else None:

@@ -1,7 +1,7 @@
-"""Writing files so that a reader never sees half of one, nor does whoever comes after a crash.
+"""Write files atomically and durably: neither readers nor crashes ever leave half a file.
 
-A file is written under a random name, flushed to the disk, and then renamed to take the place of the old one. So it is whole or not there.
-What a killed process was writing is removed by the next that writes the same file.
+A file is written under a random name, synced, and renamed over the old one. Files that a killed process left unfinished are removed by
+the next writer of the same file.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ __all__ = ["csv_bytes", "open_folder", "refuse_places", "write_file", "write_fil
 
 MOST_LINKS = 40
 LOCK_S = 5.0
-"""Longest wait for another process: for one that puts files into the same folder, which takes microseconds, or that is to read a pipe."""
+"""Time limit for another process: a writer to the same folder, which takes microseconds, or the reader of a pipe."""
 
 
 def open_folder(path: Path, names: Iterable[str] = ()) -> None:
-    """Make the output folder and check that it is writable before anything long runs.
+    """Create the output folder, and check that it is writable before a long computation.
 
     Raises
     ------
     ConfigError
-        When it cannot be made or written to.
+        When it cannot be created or written to.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -49,12 +49,12 @@ def open_folder(path: Path, names: Iterable[str] = ()) -> None:
 
 
 def refuse_places(outputs: Iterable[str | Path | None], inputs: Iterable[str | Path | None] = ()) -> None:
-    """Refuse files that cannot be written, before anything long runs: each is begun beside its place.
+    """Refuse unwritable output files before a long computation, by creating a temporary file beside each.
 
     Raises
     ------
     ConfigError
-        For such a file, for two outputs of one name, and for an output that is one of the ``inputs``.
+        For an unwritable file, for two outputs of one name, and for an output that is one of the ``inputs``.
     """
     taken: list[Path] = []
     for target in (Path(each) for each in outputs if each is not None):
@@ -81,7 +81,7 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def refuse_taken(folder: Path, names: Iterable[str]) -> None:
-    """Refuse to write where a folder is (found late, only some files would be replaced), or another user's pipe, who need never read it."""
+    """Refuse to replace a folder (detected late, some files would be new and some old), or another user's pipe, which may block."""
     for target in (folder / name for name in names):
         if target.is_dir():
             raise ConfigError("cannot be written: there is a folder of this name", file=str(target))
@@ -91,7 +91,7 @@ def refuse_taken(folder: Path, names: Iterable[str]) -> None:
 
 @dataclass(slots=True)
 class _New:
-    """A file on its way to a place: locked while its writer lives, under a name that nobody can foresee."""
+    """A file being written: locked while its writer lives, under an unpredictable name."""
 
     target: Path
     part: Path
@@ -99,7 +99,7 @@ class _New:
 
     @classmethod
     def beside(cls, target: Path) -> _New:
-        """An empty one; what a killed process left for the same place is removed."""
+        """Create an empty file beside its target, and remove what a killed process left there."""
         for old in target.parent.glob(f".{glob.escape(target.name)}.*.part"):
             with contextlib.suppress(OSError):
                 _remove_unless_locked(old)
@@ -109,23 +109,23 @@ class _New:
         return cls(target, part, descriptor)
 
     def write(self, content: bytes) -> None:
-        """Write everything, and wait until the disk has it."""
+        """Write everything, and sync."""
         write_whole(self.descriptor, content)
         os.fsync(self.descriptor)
 
     def put(self) -> None:
-        """Take the place of the old file; a link there is replaced, not followed."""
+        """Replace the old file; a link there is replaced, not followed."""
         self.part.replace(self.target)
 
     def discard(self) -> None:
-        """Close it, and remove it unless it has its place."""
+        """Close it, and remove it unless it has replaced its target."""
         os.close(self.descriptor)
         with contextlib.suppress(OSError):
             self.part.unlink()
 
 
 def write_whole(descriptor: int, content: bytes) -> None:
-    """Write everything, in as many turns as the system takes."""
+    """Write everything, in as many system calls as needed."""
     left = memoryview(content)
     while left:
         left = left[os.write(descriptor, left) :]
@@ -141,7 +141,7 @@ def _remove_unless_locked(part: Path) -> None:
 
 
 def _locked(descriptor: int) -> bool:
-    """Lock a file until it is closed; False where another process has it, and where there are no locks."""
+    """Lock a file until it is closed; False if another process holds the lock, or locks are unsupported."""
     try:
         import fcntl
 
@@ -152,9 +152,9 @@ def _locked(descriptor: int) -> bool:
 
 
 def _own_descriptor(target: Path) -> int | None:
-    """The descriptor of this process that a name stands for, such as /dev/stdout and /dev/fd/3, also over links.
+    """The descriptor of this process that a path denotes, such as /dev/stdout and /dev/fd/3, through links too.
 
-    What it stands for may be a file like any other, which keeps its name and what others have written.
+    It may refer to a regular file, which keeps its name and what others have written.
     """
     for _ in range(MOST_LINKS):
         if os.path.realpath(target.parent) == f"/proc/{os.getpid()}/fd" and target.name.isdecimal():
@@ -167,7 +167,7 @@ def _own_descriptor(target: Path) -> int | None:
 
 
 def _write_into(target: Path, content: bytes) -> None:
-    """Write into a descriptor of ours, after what is printed already, or into a device or a pipe."""
+    """Write into a descriptor of this process, after earlier output, or into a device or a pipe."""
     descriptor = _own_descriptor(target)
     if descriptor is None:
         with open(target, "wb", opener=_open_read) as place:
@@ -180,7 +180,7 @@ def _write_into(target: Path, content: bytes) -> None:
 
 
 def _open_read(target: str, flags: int) -> int:
-    """Open a pipe that somebody reads, or will in a moment; whoever planted one would be waited for without end."""
+    """Open a pipe that has a reader, or gets one within the time limit; a planted pipe would block forever."""
     until_s = time.monotonic() + LOCK_S
     while True:
         try:
@@ -197,7 +197,7 @@ def _open_read(target: str, flags: int) -> int:
 
 
 def _is_special(target: Path) -> bool:
-    """Whether it is a device or a pipe, which gets the content itself; a link to one is one."""
+    """Whether a path is a device or a pipe, possibly through a link, which is written into instead of replaced."""
     try:
         mode = target.stat().st_mode
     except FileNotFoundError:
@@ -206,13 +206,12 @@ def _is_special(target: Path) -> bool:
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write all files, then put them in place; of two processes that do so in one folder, one comes after the other.
+    """Write all files, then rename them into place; concurrent writers of one folder take turns.
 
     Raises
     ------
     ConfigError
-        When one cannot be written; then none is left half-written, and all are the old ones, unless the system refuses to rename one of
-        them: the error says which are new.
+        When one cannot be written; all old files are then kept, unless a rename fails: the error lists the files already replaced.
     """
     shown = str(folder / next(iter(files))) if len(files) == 1 else str(folder)
     new: list[_New] = []
@@ -242,9 +241,9 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
 
 @contextlib.contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Keep others out of a folder while its names change, and have the disk take the change before they may come.
+    """Lock a folder while its names change, and sync it before releasing the lock.
 
-    Whoever keeps it for seconds is stopped, and waited for no longer.
+    A process that holds the lock for seconds has been stopped, and is not waited for.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY) if os.name == "posix" else -1
     try:
@@ -260,7 +259,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 def csv_bytes(names: Iterable[str], rows: Iterable[Mapping[str, object]]) -> bytes:
-    """Rows as CSV, with a head; what no name asks for is left out."""
+    """Encode rows as CSV with a header; other keys are dropped."""
     stream = io.StringIO()
     writer = csv.DictWriter(stream, list(names), lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
@@ -274,7 +273,7 @@ def write_file(path: str | Path, content: bytes) -> None:
     Raises
     ------
     ConfigError
-        When it cannot be written; then there is none, or the old one.
+        When it cannot be written; an old file is then kept.
     """
     target = Path(path)
     write_files(target.parent, {target.name: content})

@@ -1,6 +1,6 @@
-"""What a file is, told from its content: the formats of schedules, topologies, logs and dumps that the field uses.
+"""Recognise a file's format by its content: schedules, topologies, logs and dumps.
 
-A name may lie and many of these formats share an ending, so nothing here looks at it.
+File names are ignored: they may be wrong, and many of these formats share a suffix.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ TITLES: Mapping[str, str] = {
     "binary": "a binary file of no kind known here",
     "text": "a text of no kind known here",
 }
-"""Every format by its short name, in words that follow "this is"."""
+"""Descriptions of all formats by short name, worded to follow "this is"."""
 
 _ROOTS = {
     "algo": "msccl", "system": "nccl-topology", "graphs": "nccl-graph", "platform": "simgrid", "graphml": "graphml",
@@ -102,7 +102,7 @@ _HEAD = 1 << 20
 def recognise(content: bytes) -> str:
     """The short name of a file's format, a key of :data:`TITLES`.
 
-    Only the start of a text is looked at. That a file has the marks of a format does not say that it is sound: its reader does.
+    Examines only the start of a text. A recognised file need not be valid, which its reader checks.
 
     >>> recognise(b"<algo name='ring'/>"), recognise(b"num_ranks 2"), recognise(b"hello")
     ('msccl', 'goal', 'text')
@@ -132,7 +132,7 @@ def recognise(content: bytes) -> str:
 
 
 def title_of(content: bytes) -> str:
-    """What a file is, in words.
+    """Describe a file's format.
 
     >>> title_of(b"<graphs version='1'/>")
     'an NCCL graph dump (NCCL_GRAPH_DUMP_FILE)'
@@ -153,7 +153,7 @@ def _xml(text: str) -> str:
 
 
 def _json(content: bytes) -> str | None:
-    """The format of a JSON object or list, also of one that is cut or broken; None for what is not like JSON."""
+    """The format of a JSON object or list, possibly truncated or broken; None if it does not look like JSON."""
     try:
         found: object = msgspec.json.decode(content, type=dict[str, msgspec.Raw] | list[msgspec.Raw])
         keys = set(found) if isinstance(found, dict) else set()

@@ -1,6 +1,6 @@
-"""Every file format that holds an algorithm, read by one function: what a file is comes from its content.
+"""Load algorithms from files of any format, recognised by content.
 
-Formats with one program per rank give a :class:`~simcoll.core.rank_program.RankProgram`; the others a schedule.
+Formats with one program per rank load as a :class:`~simcoll.core.rank_program.RankProgram`, others as a schedule.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 ]  # fmt: skip
 
 Algorithm: TypeAlias = "Schedule | RankProgram | DeviceProgram | Goal"
-"""The content of such a file: a schedule, a program per rank, thread blocks that share memory, or messages whose data is not known."""
+"""The content of such a file: a schedule, a program per rank, thread blocks with shared memory, or messages without known data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,13 @@ class ScheduleFormat:
     name
         Its short name, a key of :data:`simcoll.formats.recognise.TITLES`.
     endings
-        Usual endings of its files, which decide what is written and never what is read.
+        Usual file suffixes, which select the format to write, never to read.
     read
-        From content and file name.
+        Reader, from content and file name.
     write
-        To content, from a schedule and the options below; None where files are read only.
+        Writer, from a schedule and the options below; None for read-only formats.
     options
-        What a writer can be told, beside the schedule.
+        The writer's options besides the schedule.
     """
 
     name: str
@@ -77,12 +77,12 @@ _OF_GOAL: Mapping[str, Callable[[Goal], bytes]] = {"goal": goal_text, "goal-bina
 
 
 def parse_algorithm(content: bytes, file: str | None = None) -> Algorithm:
-    """The algorithm in a file's content.
+    """Parse the algorithm in a file's content.
 
     Raises
     ------
     ConfigError
-        When it is of no format in :data:`FORMATS` (then the message says what it is), or breaks the rules of its format.
+        When its format is not in :data:`FORMATS` (the message describes it), or it breaks the rules of its format.
     """
     name = recognise(content)
     for each in FORMATS:
@@ -93,7 +93,7 @@ def parse_algorithm(content: bytes, file: str | None = None) -> Algorithm:
 
 
 def load_algorithm(path: str | Path) -> Algorithm:
-    """Read a file that holds an algorithm, whatever its format.
+    """Read an algorithm from a file of any supported format.
 
     Raises
     ------
@@ -109,14 +109,14 @@ def load_algorithm(path: str | Path) -> Algorithm:
 
 
 def schedule_of(loaded: Algorithm) -> Schedule:
-    """A loaded algorithm as a schedule; per-rank programs are proved and joined.
+    """Convert a loaded algorithm to a schedule; per-rank programs are proved and merged.
 
     Raises
     ------
     ScheduleError
         When a program is wrong.
     ConfigError
-        When a program's collective, or the data of its messages, is not known.
+        When a program's collective, or its messages' data, is unknown.
     """
     if isinstance(loaded, Goal):
         raise ConfigError(
@@ -128,12 +128,12 @@ def schedule_of(loaded: Algorithm) -> Schedule:
 
 
 def target_format(path: str | Path, name: str | None = None) -> ScheduleFormat:
-    """The format to write: the one that is named, else the first with the ending of the path.
+    """Select the format to write: by name, else the first with the path's suffix.
 
     Raises
     ------
     ConfigError
-        For a format that is not written, or an ending that none has.
+        For a read-only or unknown format, or an unknown suffix.
 
     >>> target_format("ring.xml").name
     'msccl'
@@ -152,14 +152,14 @@ def target_format(path: str | Path, name: str | None = None) -> ScheduleFormat:
 
 
 def algorithm_content(loaded: Algorithm, target: ScheduleFormat, **options: Any) -> bytes:
-    """An algorithm in a format, proved before it is written.
+    """Encode an algorithm in a format, after proving it.
 
     Raises
     ------
     ScheduleError
         When the algorithm is wrong.
     ConfigError
-        For what the format cannot say, by its name, and for options that it does not have.
+        For content that the format cannot express, by name, and for unknown options.
     """
     for key in options:
         if key not in target.options:

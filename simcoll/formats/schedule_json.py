@@ -20,7 +20,7 @@ FORMAT, VERSION = "simcoll-schedule", 1
 MAX_BYTES = 2**28
 MAX_TRANSFERS = 2**31
 MAX_STEPS = 2**21
-"""As many as a ring of a million ranks has; a proof takes a minute or two for them."""
+"""The steps of a ring of a million ranks, whose proof takes a minute or two."""
 MAX_CHANNELS = 2**16
 Column = int | list[int]
 Names = str | list[str]
@@ -84,7 +84,7 @@ def _step_record(step: Step) -> _Step:
 
 
 def _plain(value: Any) -> Any:
-    """A parameter in JSON's types: numpy's numbers and arrays as Python's, tuples as lists."""
+    """Convert a parameter to JSON's types: numpy's numbers and arrays to Python's, tuples to lists."""
     if isinstance(value, (np.generic, np.ndarray)):
         return value.tolist()
     return [_plain(item) for item in value] if isinstance(value, (tuple, list)) else value
@@ -97,13 +97,13 @@ def _tupled(value: Any) -> Any:
 def dump_schedule(schedule: Schedule, path: str | Path | None = None) -> bytes:
     """Write a schedule as JSON, to ``path`` if given.
 
-    The text is read back before it is returned, so every file that is written can be read.
+    The text is read back before it is returned, so every written file can be read.
 
     Raises
     ------
     ConfigError
-        When the file cannot be written, or the schedule does not fit into one: numbers that are too large, parameters other than
-        numbers, texts, None and lists of these.
+        When the file cannot be written, or cannot represent the schedule: numbers that are too large, parameters other than numbers,
+        texts, None and lists of these.
     ScheduleError
         When a step names ranks, chunks or channels that do not exist.
     """
@@ -135,7 +135,7 @@ def _length(step: _Step) -> int:
 
 
 def _lines(record: _File) -> bytes:
-    """The file, with each key and each block of steps on a line of its own."""
+    """Format the file with each key and each block of steps on a separate line."""
     fields = msgspec.to_builtins(record)
     blocks = b",\n  ".join(msgspec.json.encode(block) for block in fields.pop("blocks"))
     head = b",\n ".join(msgspec.json.encode(key) + b": " + msgspec.json.encode(value) for key, value in fields.items())
@@ -143,7 +143,7 @@ def _lines(record: _File) -> bytes:
 
 
 def _checked(record: _File) -> bytes:
-    """The file, checked by reading it back."""
+    """Encode the file, and check it by reading it back."""
     try:
         data = _lines(record)
         again = decode_json(data, _File, None)
@@ -195,7 +195,7 @@ def parse_schedule(data: bytes | str, file: str | None = None) -> Schedule:
     Raises
     ------
     ConfigError
-        When the text is not a schedule file; the message names the place.
+        When the text is not a schedule file; the message gives the path.
     ScheduleError
         When a step names ranks, chunks or channels that do not exist.
     """
@@ -248,7 +248,7 @@ def _scratch(record: _File, collective: Collective, file: str | None) -> tuple[n
 
 
 def _per_slot(given: list[Any], what: str, rows: int, limit: int, file: str | None, path: str) -> np.ndarray:
-    """A list of numbers below a limit, or one such list for each rank."""
+    """Parse a list of numbers below a limit, or one such list per rank."""
     try:
         values = np.array(given, np.int64)
     except (ValueError, TypeError, OverflowError):

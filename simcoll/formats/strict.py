@@ -1,4 +1,4 @@
-"""Strict decoding of JSON and TOML into records: errors name the place of an unknown key or wrong type."""
+"""Strict decoding of JSON and TOML into records; errors give the path of an unknown key or wrong type."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Record = TypeVar("Record", bound=msgspec.Struct)
 
 
 def read_file(path: str | Path, max_bytes: int) -> bytes:
-    """The content of a file of limited size.
+    """Read a file of limited size.
 
     Raises
     ------
@@ -35,7 +35,7 @@ def read_file(path: str | Path, max_bytes: int) -> bytes:
 
 
 def read_start(path: str | Path, most_bytes: int = 1 << 20) -> bytes:
-    """The start of a file, enough to tell its format.
+    """Read the start of a file, enough to recognise its format.
 
     Raises
     ------
@@ -63,7 +63,7 @@ def _field_names(record: Any, seen: dict[Any, None]) -> dict[str, None]:
 
 
 def _inside(record: Any, place: str) -> list[Any]:
-    """The types possible at a place such as ``$.links[0]``."""
+    """The possible types at a path such as ``$.links[0]``."""
     found = [record]
     for step in re.findall(r"\.(\w+)|\[[^\]]*\]", place):
         found = [inner for each in found for inner in (each, *get_args(each))]
@@ -78,7 +78,7 @@ def _inside(record: Any, place: str) -> list[Any]:
 
 
 def _records(types: list[Any]) -> list[type[msgspec.Struct]]:
-    """The records among some types, also inside unions."""
+    """The records among some types, including those inside unions."""
     inner = [each for one in types for each in (one, *get_args(one))]
     return [each for each in inner if isinstance(each, type) and issubclass(each, msgspec.Struct)]
 
@@ -94,7 +94,7 @@ _KINDS = {
 
 
 def in_words(reason: str) -> str:
-    """What msgspec says of a value of another type, in the words of files.
+    """Translate msgspec's type errors into the terms of files.
 
     >>> in_words("Expected `int | null`, got `str`")
     'expected a whole number or nothing, got text'
@@ -124,7 +124,7 @@ def _refuse(error: msgspec.ValidationError, record: type[Record], file: str | No
 
 
 def decode_json(data: bytes | str, record: type[Record], file: str | None = None) -> Record:
-    """A record from JSON.
+    """Decode a record from JSON.
 
     Raises
     ------
@@ -146,7 +146,7 @@ def decode_json(data: bytes | str, record: type[Record], file: str | None = None
 
 
 def decode_toml(data: bytes, record: type[Record], file: str | None = None) -> Record:
-    """A record from TOML.
+    """Decode a record from TOML.
 
     Raises
     ------
@@ -157,7 +157,7 @@ def decode_toml(data: bytes, record: type[Record], file: str | None = None) -> R
 
 
 def convert_table(table: object, record: type[Record], file: str | None = None) -> Record:
-    """A record from tables and lists that were read already.
+    """Convert decoded tables and lists to a record.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""TOML from plain tables: what the decoder read can be written again."""
+"""Write TOML from plain tables, as the decoder returns them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["toml_text"]
 
 
 def toml_text(document: Mapping[str, Any]) -> str:
-    """A document of TOML; tables inside tables become inline tables.
+    """Encode a TOML document; nested tables become inline tables.
 
     Examples
     --------

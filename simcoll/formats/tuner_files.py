@@ -1,7 +1,7 @@
-"""Files by which libraries are told what to run: NCCL's tuner plugin, Open MPI's tuned and HAN, MPICH, oneCCL.
+"""Tuning files of libraries: NCCL's tuner plugin, Open MPI's tuned and HAN, MPICH, oneCCL.
 
-All of them say: this collective, on so many ranks, for sizes up to so many bytes, by this algorithm. Names of algorithms are those of the
-library. What a format cannot say is an error that names it.
+All map a collective, a number of ranks and a range of sizes to an algorithm, by the library's name. A rule that a format cannot express is
+an error.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class TunerFormat:
     Attributes
     ----------
     name
-        As ``simcoll tune --format`` takes it.
+        The name for ``simcoll tune --format``.
     names
-        Its words for collectives.
+        Its names of collectives.
     read, write
-        From content and file name, and to content.
+        Reader, from content and file name; and writer, to content.
     """
 
     name: str
@@ -54,7 +54,7 @@ class TunerFormat:
         Raises
         ------
         ConfigError
-            With the line or place.
+            With the line or path.
         """
         if len(content) > MAX_BYTES:
             raise ConfigError(f"larger than {MAX_BYTES >> 20} MiB", file=file)
@@ -69,7 +69,7 @@ class TunerFormat:
         Raises
         ------
         ConfigError
-            For what the format cannot say.
+            For rules that the format cannot express.
         """
         for rule in rules:
             if rule.collective not in self.names:
@@ -194,12 +194,12 @@ TUNER_FORMATS: Mapping[str, TunerFormat] = {
 
 
 def tuner_format(name: str) -> TunerFormat:
-    r"""A format by its name.
+    r"""Look up a format by name.
 
     Raises
     ------
     ConfigError
-        For a name that none has.
+        For an unknown name.
 
     >>> tuner_format("oneccl").dump([Rule("all_reduce", 0, 8192, "recursive_doubling"), Rule("all_reduce", 8193, -1, "ring")])
     b'export CCL_ALLREDUCE="recursive_doubling:0-8192;ring:8193-max"\n'

@@ -181,7 +181,7 @@ _MPICH_SIZES = re.compile(r"(avg_msg_size|total_msg_size|per_proc_msg_size)(<=|<
 
 
 def read_mpich(text: str, file: str | None) -> list[Rule]:
-    """Read a selection file of MPICH; collectives not known here are left out."""
+    """Read a selection file of MPICH; unknown collectives are skipped."""
     kinds = {word: kind for kind, word in MPI.items()}
     found: list[Rule] = []
 

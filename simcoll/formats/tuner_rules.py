@@ -1,4 +1,4 @@
-"""Rules by which libraries choose what to run, and the readers' words for what is wrong in one."""
+"""Selection rules of libraries, and errors about them."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ LARGEST = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What runs for a collective in a range of sizes; the first rule that fits wins.
+    """The algorithm of a collective for a range of sizes; the first matching rule applies.
 
     Attributes
     ----------
     collective
-        A name of :mod:`simcoll`, such as ``all_reduce``.
+        simcoll's name, such as ``all_reduce``.
     min_bytes, max_bytes
-        Sizes, both included; ``max_bytes`` -1 is no limit.
+        Inclusive range of sizes; ``max_bytes`` -1 is no limit.
     algorithm
-        As the library calls it.
+        The library's name.
     protocol, channels
-        NCCL's; empty and -1 where it chooses.
+        For NCCL; empty and -1 to leave them to NCCL.
     nodes, ranks
-        For so many; -1: any.
+        Required numbers; -1: any.
     conditions
-        What else must hold, as the file says it.
+        Further conditions, in the file's form.
     """
 
     collective: str
@@ -47,12 +47,12 @@ class Rule:
 
 
 def refuse_line(file: str | None, number: int, message: str) -> NoReturn:
-    """Say what is wrong in a line."""
+    """Raise a ConfigError about a line."""
     raise ConfigError(message, file=file, path=f"line {number}")
 
 
 def whole_of(text: str, file: str | None, number: int, what: str, least: int = 0) -> int:
-    """A whole number of a line."""
+    """Parse an integer in a line."""
     if not re.fullmatch(r"-?[0-9]{1,19}", text) or not least <= int(text) <= LARGEST:
         refuse_line(file, number, f"{what} {text[:30]!r}: expected a whole number from {least}")
     return int(text)

@@ -76,7 +76,7 @@ class MpiCollective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return name, self.ours(name)
 
     def ours(self, name: str) -> str | None:
-        """simcoll's algorithm for a name of the library, if unique."""
+        """Return simcoll's algorithm for a name of the library, if unique."""
         known = [ours for ours, own in self.algorithms.items() if own == self.alike.get(name, name)]
         return known[0] if len(known) == 1 else None
 
