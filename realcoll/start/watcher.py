@@ -77,7 +77,7 @@ def ends_in_time(limit_s: float, pids: Mapping[int, int]) -> None:
     _, its = os.pipe()  # our end stays open until this process ends, and the helper with it
     helper = _helper("end", limit_s, pids, "", its, launcher=f",the launcher:{os.getppid()}")
     os.close(its)
-    helper.returncode = 0  # nobody waits for it
+    helper.returncode = 0  # no caller waits for it
 
 
 def _helper(

@@ -49,7 +49,7 @@ sources in unspecified order; the old content of dst does not count).
 _FACTORS = token_at(np.arange(1 << 13), 0).view(np.int64)
 """Random words for a checksum that costs a third of CRC-32."""
 FEW = 256
-"""So many transfers are compared as bytes, which is quicker."""
+"""Up to this many transfers, comparing bytes is faster."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -189,7 +189,7 @@ def _open_read(target: str, flags: int) -> int:
             if error.errno != errno.ENXIO:
                 raise
             if time.monotonic() > until_s:
-                raise OSError(errno.ENXIO, "nobody reads this pipe") from None
+                raise OSError(errno.ENXIO, "no process reads this pipe") from None
             time.sleep(0.01)
         else:
             os.set_blocking(descriptor, True)

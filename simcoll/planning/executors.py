@@ -66,7 +66,7 @@ class _Here(Executor):
         future: Future[Answer] = Future()
         try:
             future.set_result(fn(*args, **kwargs))
-        except Exception as error:  # noqa: BLE001 - whoever asks for the result gets it; Ctrl-C goes on
+        except Exception as error:  # noqa: BLE001 - raised where the result is requested; Ctrl-C propagates
             future.set_exception(error)
         return future
 
@@ -172,7 +172,7 @@ def _serve(pipe: Connection) -> None:
         try:
             function, arguments, options = pickle.loads(call)  # noqa: S301 - of our parent
             answer = pickle.dumps((True, function(*arguments, **options)))
-        except Exception as error:  # noqa: BLE001 - whoever asks for the result gets it
+        except Exception as error:  # noqa: BLE001 - raised where the result is requested
             answer = _failure(error)
         pipe.send_bytes(answer)
 

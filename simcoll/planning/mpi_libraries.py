@@ -15,7 +15,7 @@ __all__ = ["MpiCollective", "MpiLibrary", "load_mpi_library", "row_for"]
 
 Rows = Sequence[Sequence[int | str]]
 """For fewer ranks than the first entry (``"pow2"``: a power of two of them, ``"any"``: all that are left) an algorithm, and after each
-number that of so many bytes and more."""
+number the algorithm from that many bytes on."""
 
 
 def row_for(rows: Rows, nranks: int, size_bytes: int) -> str:

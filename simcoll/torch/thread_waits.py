@@ -169,7 +169,7 @@ def _thread_start(parent: RankThread, standard: Callable[[threading.Thread], Non
     def body() -> None:
         try:
             program()
-        except Exception:  # noqa: BLE001  # as every thread tells of it
+        except Exception:  # noqa: BLE001  # every thread reports it
             self._invoke_excepthook(self)  # type: ignore[attr-defined]
         except SystemExit:
             pass

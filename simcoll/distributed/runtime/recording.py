@@ -240,7 +240,7 @@ class Recording:
             stream = noted.lane or named.get(noted.stream, noted.stream)
             if together is not None and noted.stream in named:
                 together = replace(together, group=stream)
-                if noted.sends is not None:  # nobody begins before all have called: only then are the blocks known
+                if noted.sends is not None:  # no rank begins before all have called: only then are the blocks known
                     together = replace(together, **_uneven(together, rows[together.key]))
                     here = Together(("called", together.key), together.ranks, "meeting", "meetings", 0)
                     made.append(Step(f"calls of {stream}", called, noted.name, together=here))

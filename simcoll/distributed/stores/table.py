@@ -95,7 +95,7 @@ class Table:
         return 0
 
     def _read(self, key: str) -> bytes:
-        """A value as whoever asks for it may keep it."""
+        """A value as immutable bytes, which the caller may keep."""
         value = self.values[key]
         if isinstance(value, bytearray):
             value = self.values[key] = bytes(value)

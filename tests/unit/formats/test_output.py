@@ -128,7 +128,7 @@ def test_a_stopped_writer_holds_up_nobody_for_long(tmp_path, monkeypatch):
 def test_a_planted_pipe_is_waited_for_no_longer_than_anybody(place, tmp_path, monkeypatch):
     monkeypatch.setattr(output, "LOCK_S", 0.05)
     os.mkfifo(tmp_path / Path(place).parts[0])
-    words = {"mine": "nobody reads this pipe", "mine/file": "Not a directory"}
+    words = {"mine": "no process reads this pipe", "mine/file": "Not a directory"}
     if place in words:
         with pytest.raises(ConfigError, match=words[place]):
             write_file(tmp_path / place, b"x")
