@@ -309,9 +309,10 @@ def play_folded(plan: Plan, topology: Topology, seen: Summary, *, keep: bool) ->
     if together is not None:
         return together
     patience = seen.messages // (PATIENCE * seen.rows) if COMPILED and not few else None
-    folded = play_quotient(plan, topology, seen, keep=keep, worth_it=True, patience=patience)
-    if isinstance(folded, Result) or patience is None:
-        return folded
+    if patience != 0:
+        folded = play_quotient(plan, topology, seen, keep=keep, worth_it=True, patience=patience)
+        if isinstance(folded, Result) or patience is None:
+            return folded
     together = play_lockstep(plan, topology, seen, keep=keep)
     return together or play_quotient(plan, topology, seen, keep=keep, worth_it=True)
 

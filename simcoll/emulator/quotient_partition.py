@@ -136,19 +136,16 @@ def connections_in_order(patterns: Sequence[Timed]) -> tuple[list[Ints], list[In
 
     A step without connections gets empty arrays.
     """
+    from simcoll.emulator.fast.grouping import numbered, positions  # imports numba
+
     lanes = 1 + max((int(step.shape.receiver.max(initial=-1)) for step in patterns), default=-1)
     pairs = [_connections(step, lanes) for step in patterns]
-    known, every = np.unique(np.concatenate([*pairs, np.zeros(0, np.int64)]), return_inverse=True)
-    numbers = np.split(every.astype(np.int64), np.cumsum([len(pair) for pair in pairs]))[: len(pairs)]
-    places = []
-    for number in numbers:
-        order = np.argsort(number, kind="stable")
-        ordered = number[order]
-        first = np.searchsorted(ordered, ordered)
-        place = np.empty(len(number), np.int64)
-        place[order] = np.arange(len(number)) - first
-        places.append(place)
-    return numbers, places, len(known)
+    every = np.concatenate([*pairs, np.zeros(0, np.int64)])
+    names, first = numbered(every.view(np.uint64))
+    ascending = np.empty(len(first), np.int64)
+    ascending[np.argsort(every[first])] = np.arange(len(first))
+    numbers = np.split(ascending[names], np.cumsum([len(pair) for pair in pairs]))[: len(pairs)]
+    return numbers, [positions(number, len(first)) for number in numbers], len(first)
 
 
 def _connections(step: Timed, lanes: int) -> Ints:

@@ -16,7 +16,7 @@ from simcoll.emulator.fast.compiled import COMPILED, SOURCES, entry
 from simcoll.emulator.fast.hashing import mixed
 from simcoll.emulator.fast.state import WORD
 
-__all__ = ["grouped", "lists_equal", "numbered"]
+__all__ = ["grouped", "lists_equal", "numbered", "positions"]
 
 
 def grouped(columns: Sequence[Array]) -> tuple[Ints, bool]:
@@ -97,6 +97,36 @@ def _number(words: Words, table: Shorts, names: Ints, first: Ints, _sources: int
             table[slot] = count
         names[row] = table[slot] - 1
     return count
+
+
+def positions(names: Ints, count: int) -> Ints:
+    """For each row, how many rows of its name come before it; names are below ``count``.
+
+    >>> positions(np.array([1, 0, 1, 1]), 2).tolist()
+    [0, 0, 1, 2]
+    """
+    if not COMPILED:
+        return _sorted_positions(names)
+    place = np.empty(len(names), np.int64)
+    _positions(np.require(names, np.int64, ["C", "W"]), np.zeros(count, np.int64), place)
+    return place
+
+
+def _sorted_positions(names: Ints) -> Ints:
+    """:func:`positions` by numpy."""
+    order = np.argsort(names, kind="stable")
+    ordered = names[order]
+    place = np.empty(len(names), np.int64)
+    place[order] = np.arange(len(names)) - np.searchsorted(ordered, ordered)
+    return place
+
+
+@entry
+def _positions(names: Ints, seen: Ints, place: Ints, _sources: int = SOURCES) -> None:
+    """See :func:`positions`; ``seen`` is all 0."""
+    for row in range(len(names)):
+        place[row] = seen[names[row]]
+        seen[names[row]] += 1
 
 
 def lists_equal(keys: Sequence[Ints], model: Ints) -> bool:

@@ -5,7 +5,15 @@ import pytest
 
 pytest.importorskip("numba")
 
-from simcoll.emulator.fast.grouping import _equal_sorted, _sorted, grouped, lists_equal, numbered
+from simcoll.emulator.fast.grouping import (
+    _equal_sorted,
+    _sorted,
+    _sorted_positions,
+    grouped,
+    lists_equal,
+    numbered,
+    positions,
+)
 from simcoll.emulator.fast.refining import Colours, _spread, spread
 from simcoll.emulator.fast.state import WORD
 from simcoll.emulator.fast.timed import Shape
@@ -24,6 +32,13 @@ def test_rows_have_the_numbers_that_sorting_gives(rows, different):
 def test_words_that_meet_in_the_table_are_told_apart():
     words = np.tile(np.arange(100, dtype=np.uint64) << np.uint64(40), 3)
     assert numbered(words)[0].tolist() == list(range(100)) * 3
+
+
+@pytest.mark.parametrize("count", [1, 3, 1000])
+@pytest.mark.parametrize("rows", [0, 1, 777])
+def test_rows_of_a_name_have_the_positions_that_sorting_gives(rows, count):
+    names = np.random.default_rng(rows).integers(0, count, rows)
+    assert np.array_equal(positions(names, count), _sorted_positions(names))
 
 
 def keys(*lists):
