@@ -178,6 +178,7 @@ def forget_sizes(schedule: Schedule) -> None:
     known.foldings, known.rehearsals = (
         {key: kept for key, kept in some.items() if key[0] == EVEN} for some in (known.foldings, known.rehearsals)
     )
+    known.summaries = {key: kept for key, kept in known.summaries.items() if key == EVEN}
 
 
 def _rehearsed(plan: Plan, topology: Topology, seen: Summary) -> Rehearsal | None:

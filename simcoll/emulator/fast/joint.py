@@ -40,10 +40,12 @@ def joint_links(leader: Ints, links: Shorts, own: Ints, up: Shorts, linked: Ints
 
 def _sorted(base: int, leader: Ints, links: Shorts, own: Ints, up: Shorts) -> tuple[Ints, Ints]:
     """Pairs of a leader and a link of its operation, sorted, without duplicates; links are below ``base``."""
-    row, column = np.nonzero((links >= 0) & (leader[:, None] >= 0))
-    more, place = np.nonzero(up >= 0)
-    pairs = np.concatenate([leader[row] * base + links[row, column], leader[own[more]] * base + up[more, place]])
-    return np.divmod(distinct(pairs), base)
+    pairs = []
+    for owners, columns in ((leader, links), (leader[own], up)):
+        for column in columns.T:
+            rows = np.flatnonzero((column >= 0) & (owners >= 0))
+            pairs.append(owners[rows] * base + column[rows])
+    return np.divmod(distinct(*pairs, np.zeros(0, np.int64)), base)
 
 
 def _marked(leaders: Ints, base: int, leader: Ints, links: Shorts, own: Ints, up: Shorts) -> tuple[Ints, Ints]:
