@@ -266,7 +266,10 @@ def schedule_on(
 def candidates(
     collective: Collective, topology: Topology, protocols: Sequence[str] = ("ideal",)
 ) -> tuple[list[tuple[Choice, Schedule]], list[str]]:
-    """Build every algorithm that serves a collective on a topology under one of the protocols; list the others with reasons."""
+    """Build every algorithm that serves a collective on a topology under one of the protocols.
+
+    List the others with reasons.
+    """
     fitting: list[tuple[Choice, Schedule]] = []
     left_out: list[str] = []
     for found in ALGORITHMS:

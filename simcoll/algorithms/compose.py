@@ -369,6 +369,9 @@ def staggered(stages: Sequence[Schedule], count: int, lanes: Sequence[int] | Non
 def in_stages(
     stages: Sequence[Schedule], lanes: Sequence[int] | None = None, *, channels: int = 1, pieces: int = 1
 ) -> Schedule:
-    """The stages in sequence, in copies with equal shares of the data; each piece runs one stage behind its predecessor."""
+    """The stages in sequence, in copies with equal shares of the data.
+
+    Each piece runs one stage behind its predecessor.
+    """
     staged = staggered(stages, pieces, lanes)
     return in_shares([staged] * channels, run=staged.nranks)

@@ -119,7 +119,10 @@ def reduce_scatter_stage(
 def all_gather_stage(
     grid: Grid, weights: Sequence[int], d: int, split: Sequence[int], way: int, *, runs: bool = True
 ) -> Moves:
-    """Moves with copying, after which every rank has the chunks of all digits in dimension d; ``split`` dimensions are unchanged."""
+    """Moves with copying, after which every rank has the chunks of all digits in dimension d.
+
+    ``split`` dimensions are unchanged.
+    """
     size, place, own = grid.sizes[d], grid.digit(d), grid.digits(split)
     for step in range(1, size):
         origin = place if way == PAIRWISE else (place - way * (step - 1)) % size
@@ -128,7 +131,10 @@ def all_gather_stage(
 
 
 def sent(moves: Moves, at: Callable[[Ints], Ints], *, op: int = COPY, ranks: Ints | None = None) -> Iterator[Step]:
-    """A step for each of the moves, of all ranks or some; ``at`` maps their chunks to addresses, the same at both ends."""
+    """A step for each of the moves, of all ranks or some.
+
+    ``at`` maps their chunks to addresses, the same at both ends.
+    """
     for peer, chunk, count in moves:
         who = np.arange(len(peer)) if ranks is None else ranks
         address = at(chunk if ranks is None else chunk[:, ranks])

@@ -135,9 +135,10 @@ def tree_all_reduce(collective: Collective, *, channels: int = 1, pieces: int = 
     shared=in_stages,
 )
 def collnet_all_reduce(collective: Collective, *, box: int | None = None) -> list[Schedule]:
-    """Member h of every node adds share h of its node; the network adds the nodes' sums; members exchange the results.
+    """Member h of every node adds share h of its node; the network adds the nodes' sums.
 
-    On every rail, each node fetches its part of the share from the switches and has it multicast to the others.
+    Finally, members exchange the results. On every rail, each node fetches its part of the share from the switches and has it
+    multicast to the others.
     """
     nodes, size = nodes_of(collective.nranks, box)
     layout, rank = Layout(collective, collective.nranks), np.arange(collective.nranks)
@@ -173,8 +174,9 @@ def collnet_all_reduce(collective: Collective, *, box: int | None = None) -> lis
 def collnet_chain_all_reduce(
     collective: Collective, *, channels: int = 1, pieces: int = 4, box: int | None = None
 ) -> Schedule:
-    """Sums travel up the chain of every node; the network adds those of the first members; results travel down the chains.
+    """Chains in every node, with the network adding the sums of their first members.
 
+    Sums travel up the chain of every node; the network adds those of the first members; results travel down the chains.
     Each first member fetches its part of the sum from the switches and has it multicast to the others. ``channels`` counts the chains of a
     node, each with a different first member and therefore on a different rail. With pieces the stages are separate channels; hops alternate
     between two, so that a GPU passes a piece on while it receives the next.

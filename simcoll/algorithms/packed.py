@@ -83,7 +83,10 @@ def reduce_scatter(collective: Collective, *, topology: Topology | None = None, 
     order="run-consistent",
 )
 def all_reduce(collective: Collective, *, topology: Topology | None = None, pieces: int = 16) -> Schedule:
-    """Sums travel up and back down trees that fill the topology's links; ranks with few links are roots of more data."""
+    """Sums travel up and back down trees that fill the topology's links.
+
+    Ranks with few links are roots of more data.
+    """
     from simcoll.bounds.packing import pack_all_reduce
 
     machine = topology_of(collective, topology, "packed")

@@ -82,7 +82,10 @@ def pairwise_all_to_all(collective: Collective) -> Schedule:
     shared=in_channels,
 )
 def xor_all_to_all(collective: Collective) -> Schedule:
-    """One partner at a time: in step k ranks r and r XOR k exchange; powers of two only."""
+    """One partner at a time: in step k ranks r and r XOR k exchange.
+
+    Powers of two only.
+    """
     n, layout = collective.nranks, Layout(collective)
     if n & (n - 1):
         raise ConfigError(f"xor all_to_all needs a power of two ranks, got {n}; pairwise serves any number")

@@ -74,7 +74,10 @@ def doubling_all_reduce(collective: Collective) -> Schedule:
     pattern="tree",
 )
 def doubling_all_gather(collective: Collective) -> Schedule:
-    """Partners exchange all their blocks at distances 1, 2, 4, ...; of a folding pair one sends first and receives all at the end."""
+    """Partners exchange all their blocks at distances 1, 2, 4, ...
+
+    Of a folding pair one sends first and receives all at the end.
+    """
     n = collective.nranks
     members, rank_of, even, odd = fold(n)
     layout = Layout(collective)

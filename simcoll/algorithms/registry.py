@@ -58,7 +58,10 @@ ALGORITHMS: tuple[Algorithm, ...] = tuple(
 
 
 def unserved(found: Algorithm, collective: Collective, box: int) -> str | None:
-    """Why an algorithm does not serve a number of ranks, with one that does; None if it does, or checks that itself."""
+    """Why an algorithm does not serve a number of ranks, with one that does.
+
+    None if it does, or checks that itself.
+    """
     n = collective.nranks
     other = next(a.name for a in ALGORITHMS if (a.collective, a.ranks, a.topologies) == (collective.kind, "any", "any"))
     if found.ranks == "multiple of box" and n % box:
@@ -75,7 +78,9 @@ def _check_kind(collective: Any) -> None:
 
 
 def find_algorithm(collective: str, name: str) -> Algorithm:
-    """The algorithm of a name for a collective; the name may be a file, ``module:function``, or an installed package's.
+    """The algorithm of a name for a collective.
+
+    The name may be a file, ``module:function``, or an installed package's.
 
     Raises
     ------

@@ -34,7 +34,9 @@ PATARASUK = "Patarasuk, Yuan: Bandwidth optimal all-reduce algorithms, JPDC 69 (
 
 
 def ring_orders(nranks: int, channels: int, box: int | None, cycles: Ints | None = None) -> Ints:
-    """The rank at each position of each channel's ring: ``[channels, nranks]``; ``cycles`` gives each ring in its first node.
+    """The rank at each position of each channel's ring: ``[channels, nranks]``.
+
+    ``cycles`` gives each ring in its first node.
 
     >>> ring_orders(8, 2, 4).tolist()
     [[0, 1, 2, 3, 7, 6, 5, 4], [1, 2, 3, 0, 4, 7, 6, 5]]

@@ -48,7 +48,10 @@ SHAPES = (_binary, _two_chains, _chain)
 
 
 def nodes_alike(topology: Topology) -> Ints:
-    """Ranks ``[node, place]`` of the finest groups if all have the same size; otherwise every rank is a node."""
+    """Ranks ``[node, place]`` of the finest groups if all have the same size.
+
+    Otherwise every rank is a node.
+    """
     n = topology.nranks
     for ids in list(topology.groups.values())[:1]:
         sizes = np.bincount(ids)

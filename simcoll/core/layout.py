@@ -127,7 +127,10 @@ class Layout:
         return np.array([0, self.output_base, self.scratch_base, self.size], np.int64)
 
     def block(self, rank: Ints, chunk: Ints) -> Ints:
-        """Block whose piece each chunk holds; chunks may only be exchanged for chunks of the same block and piece."""
+        """Block whose piece each chunk holds.
+
+        Chunks may only be exchanged for chunks of the same block and piece.
+        """
         if self.collective.nblocks <= 1:
             return np.zeros(chunk.shape, np.int64)
         return self._by_region(rank, chunk, self._block_in)

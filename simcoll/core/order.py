@@ -13,7 +13,9 @@ Key = TypeVar("Key", int, tuple[int, int])
 
 
 def lowest_first(needs: Mapping[Key, Collection[Key]]) -> Iterator[Key]:
-    """Yield keys after the keys that they need, the lowest ready key first; keys in or behind a cycle are left out.
+    """Yield keys after the keys that they need, the lowest ready key first.
+
+    Keys in or behind a cycle are left out.
 
     >>> list(lowest_first({0: {2}, 1: (), 2: {1}, 3: {4}, 4: {3}}))
     [1, 2, 0]

@@ -148,7 +148,9 @@ def parse_dtype(name: Any) -> np.dtype[Any]:
 
 
 def parse_reduction(op: str | Reduction, dtype: np.dtype[Any]) -> Reduction:
-    """A reduction that is defined on a dtype, from a name or a :class:`Reduction`; premul_sum as text is ``premul_sum:0.5``.
+    """A reduction that is defined on a dtype, from a name or a :class:`Reduction`.
+
+    As text, premul_sum is ``premul_sum:0.5``.
 
     Raises
     ------

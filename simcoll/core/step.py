@@ -254,7 +254,10 @@ def overlaps(start: Ints, end: Ints) -> bool:
 
 
 def in_fold_order(step: Step, size: int) -> Step:
-    """The step with each fold's rows in the order of application; ``size`` is the number of chunks per rank."""
+    """The step with each fold's rows in the order of application.
+
+    ``size`` is the number of chunks per rank.
+    """
     if not (step.op == REDUCE).any():
         return step
     rows = np.flatnonzero((step.op == REDUCE) | (step.op == COPY))

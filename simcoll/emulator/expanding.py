@@ -23,7 +23,10 @@ class ExpandedHash:
         self._hash = TraceHash()
 
     def add(self, begin: int, step: Timed, names: Ints, start: Ints, end: Ints, done: Ints) -> None:
-        """Add a step whose messages are numbered from ``begin``; ``names`` are their classes, and the times are per class."""
+        """Add a step whose messages are numbered from ``begin``.
+
+        ``names`` are their classes, and the times are per class.
+        """
         shape = step.shape
         if not COMPILED:
             number = np.arange(begin, begin + len(step))

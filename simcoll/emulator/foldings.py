@@ -27,7 +27,10 @@ __all__ = ["CostTerms", "Folding", "folded_first", "folding", "folding_key", "wo
 
 
 class CostTerms(StepTimer):
-    """Steps that carry a number for each combination of cost terms instead of costs; also keeps their moves and routes."""
+    """Steps that carry a number for each combination of cost terms instead of costs.
+
+    Also keeps their moves and routes.
+    """
 
     def __init__(self, protocol: Protocol, topology: Topology, placement: Placement, *, sparse: bool = False) -> None:
         super().__init__(protocol, topology, placement, joint=True, sparse=sparse)
@@ -90,7 +93,10 @@ def folding_key(plan: Plan, topology: Topology) -> tuple[Any, ...]:
 
 
 def worth_folding(plan: Plan, topology: Topology) -> bool:
-    """Whether a folding is remembered, or worth a try because the schedule runs repeatedly; counts the runs until then."""
+    """Whether a folding is remembered, or worth a try because the schedule runs repeatedly.
+
+    Counts the runs until then.
+    """
     key = folding_key(plan, topology)
     if key[0] is None:
         return False

@@ -27,7 +27,10 @@ __all__ = ["changes_of", "links_of_cut", "machine_cut", "player_cut", "until_end
 
 
 def until_end(fabric: Fabric) -> list[Any] | None:
-    """Run until nothing more happens; return the messages that waited too long for a link, if that ended the run."""
+    """Run until nothing more happens.
+
+    Return the messages that waited too long for a link, if that ended the run.
+    """
     try:
         fabric.env.run()
     except OverdueError as late:
@@ -64,7 +67,10 @@ def changes_of(
     stride: int,
     companions: Mapping[int, Sequence[int]] | None = None,
 ) -> Changes:
-    """The changes by events during a run of the compiled loops, with ``stride`` lanes per rank; ``companions`` as in a CapacityTimeline."""
+    """The changes by events during a run of the compiled loops, with ``stride`` lanes per rank.
+
+    ``companions`` as in a CapacityTimeline.
+    """
     from simcoll.emulator.fast.changing import Changes, Ways
 
     ways = Ways(Detours(timeline.topology), endpoints) if timeline.detours else None

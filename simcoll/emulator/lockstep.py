@@ -102,7 +102,10 @@ def lockstep(
     *,
     keep: bool,
 ) -> Played | None:
-    """Play a plan without switch operations; ``None`` if flows may share a link, or channels wait for each other."""
+    """Play a plan without switch operations.
+
+    ``None`` if flows may share a link, or channels wait for each other.
+    """
     if len(plan.wait_pairs[0]):
         return None
     protocol = plan.protocol

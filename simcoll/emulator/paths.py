@@ -301,7 +301,10 @@ def result_of(
 
 
 def play_folded(plan: Plan, topology: Topology, seen: Summary, *, keep: bool) -> Result | str:
-    """Play one message of every class or, where that is faster, all messages in lock-step; or return the reason for neither."""
+    """Play one message of every class or, where that is faster, all messages in lock-step.
+
+    Returns the reason if neither is possible.
+    """
     if folded_first(plan, topology):
         return play_quotient(plan, topology, seen, keep=keep, worth_it=True)
     few = seen.messages <= MOST_HASHED

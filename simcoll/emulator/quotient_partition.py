@@ -331,7 +331,10 @@ class _Lists(NamedTuple):
             self.ways.append(ways << WORD | names)
 
     def unlike(self, partition: Partition) -> str:
-        """The kind of owners of one class that have different multisets; empty if none. A step is compared only with itself."""
+        """The kind of owners of one class that have different multisets.
+
+        Empty if none. A step is compared only with itself.
+        """
         classes = partition.lanes, partition.links, partition.connections
         for keys, of, what in zip(self, classes, NOT_ALIKE, strict=True):
             if of is not None and not _alike_lists(keys, of):

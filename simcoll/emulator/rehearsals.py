@@ -150,7 +150,10 @@ class Rehearsal:
 
 
 def play_rehearsed(plan: Plan, topology: Topology, engine: str) -> Result | None:
-    """Play a plan without data in the compiled loops if its schedule runs repeatedly; ``None`` if that is not supported."""
+    """Play a plan without data in the compiled loops if its schedule runs repeatedly.
+
+    ``None`` if that is not supported.
+    """
     protocol, known = plan.protocol, plan.schedule.known
     check_engine(engine, None)
     if not COMPILED or engine == "simpy" or protocol.jitter_fs or protocol.fifo_depth:

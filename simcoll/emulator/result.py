@@ -124,7 +124,10 @@ class Result:
 
     @property
     def algbw(self) -> float:
-        """Algorithm bandwidth (size over time) in bytes per second; 0 for no bytes or a cut run, infinite for bytes in no time."""
+        """Algorithm bandwidth (size over time) in bytes per second.
+
+        0 for no bytes or a cut run, infinite for bytes in no time.
+        """
         if not self.total_bytes or self.cut is not None:
             return 0.0
         return self.total_bytes * 1e15 / self.time_fs if self.time_fs else float("inf")

@@ -135,7 +135,10 @@ def plan_for(
     endpoints: tuple[int, ...],
     choices: tuple[Choice, ...],
 ) -> Plan:
-    """The proved plan of a call; raises the errors of an algorithm, a protocol or the caller's own schedule."""
+    """The proved plan of a call.
+
+    Raises the errors of an algorithm, a protocol or the caller's own schedule.
+    """
     named = tuple(
         id(choice) if isinstance(choice, (Schedule, Mapping)) or callable(choice) else choice for choice in choices
     )

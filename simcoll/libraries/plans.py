@@ -123,7 +123,10 @@ def library_plan(
 
 
 def bind_size(schedule: Schedule, protocol: Protocol, size_bytes: int, imbalance: float = 1.0) -> Plan:
-    """A schedule bound to a size, which is rounded down to equal chunks if large; uneven blocks for an imbalance."""
+    """A schedule bound to a size, which is rounded down to equal chunks if large.
+
+    Uneven blocks for an imbalance.
+    """
     n, kind = schedule.nranks, KINDS[schedule.collective.kind]
     slots = max(kind.input_slots(n), kind.output_slots(n), 1)
     count, chunks = max(1, size_bytes // slots), schedule.layout.chunks

@@ -9,7 +9,9 @@ __all__ = ["data_folder", "exists", "is_file", "shipped_files"]
 
 
 def is_file(path: str | Path) -> bool:
-    r"""Whether a file of this name exists; False for a name that is too long or has a zero byte.
+    r"""Whether a file of this name exists.
+
+    False for a name that is too long or has a zero byte.
 
     >>> is_file("a" * 10_000), is_file("a\0b")
     (False, False)

@@ -23,7 +23,10 @@ __all__ = ["compared", "leaves_below", "refuse", "size_mismatch", "undefined", "
 
 
 def leaves_below(node: int, operands: Callable[[int], Iterable[int]]) -> Counter[int]:
-    """Number of occurrences of each leaf in an expression; operands have lower numbers than their result, and leaves have none."""
+    """Number of occurrences of each leaf in an expression.
+
+    Operands have lower numbers than their result, and leaves have none.
+    """
     times = Counter({node: 1} if node >= 0 else {})
     found: Counter[int] = Counter()
     while times:

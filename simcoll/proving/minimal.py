@@ -98,7 +98,9 @@ def _backwards(schedule: Schedule) -> Iterator[tuple[int, Step]]:
 
 
 def history(schedule: Schedule, rank: int, chunk: int) -> tuple[list[Move], Counter[Cell]] | None:
-    """Final contents of a chunk, and all transfers that it depends on, in order; ``None`` for more than :data:`MOST_MOVES`.
+    """Final contents of a chunk, and all transfers that it depends on, in order.
+
+    ``None`` for more than :data:`MOST_MOVES`.
 
     Walks back from the chunk to collect the transfers (a backward slice: Weiser, ICSE 1981), then plays only these.
     """

@@ -21,7 +21,10 @@ CELLS = 2**22
 
 
 def parts(schedule: Schedule) -> tuple[list[Schedule], list[int]]:
-    """The parts of a schedule, and its number of transfers per step; empty if chunks are few, or a transfer changes its position."""
+    """The parts of a schedule, and its number of transfers per step.
+
+    Empty if chunks are few, or a transfer changes its position.
+    """
     layout = schedule.layout
     number = min(-(-schedule.nranks * layout.size // CELLS), layout.chunks)
     if number < 2 or layout.collective.nblocks != 1 or layout.scratch.size:

@@ -40,7 +40,9 @@ def hashed(seed: int, purpose: int, src: Ints, dst: Ints) -> Ints:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClosRouter:
-    """Up to a leaf, over a spine if the leaves differ, and down; plane and spine are chosen per pair.
+    """Up to a leaf, over a spine if the leaves differ, and down.
+
+    Plane and spine are chosen per pair.
 
     ``up`` and ``down`` are links of each endpoint in each plane ``[n, planes]``, ``rise`` and ``fall`` those between leaf and spine
     ``[planes, leaves, spines]``. ``seed`` None chooses by (source + destination), which spreads regular traffic evenly.

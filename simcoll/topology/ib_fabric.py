@@ -33,7 +33,9 @@ _INSIDE_SWITCHES = "Aggregation Node"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FabricRouter:
-    """Shortest paths between adapters; if several ports qualify, the destination selects one, at each hop by another digit of its number.
+    """Shortest paths between adapters.
+
+    If several ports qualify, the destination selects one, at each hop by another digit of its number.
 
     So traffic to one destination takes one path from everywhere, and the destinations at one switch are spread evenly, as in the fat-tree
     routing of a subnet manager (d-mod-k).

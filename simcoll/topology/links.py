@@ -64,7 +64,10 @@ class LinkTable:
 def add_hosts(
     links: LinkTable, n: int, hosts: int, bandwidth: Quantity, latency: Quantity, kind: str
 ) -> tuple[int, Shorts]:
-    """Link ranks 0..n-1 with the switches that follow them, ``hosts`` at each; return the capacity and the links up and down."""
+    """Link ranks 0..n-1 with the switches that follow them, ``hosts`` at each.
+
+    Return the capacity and the links up and down.
+    """
     capacity, halves = parse_capacity(bandwidth, "bandwidth"), halves_fs(duration_fs(latency, "latency"))
     ends = [links.add_pair(v, n + v // hosts, capacity, halves, kind) for v in range(n)]
     return capacity, np.array(ends, np.int32)

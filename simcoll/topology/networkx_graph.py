@@ -30,7 +30,9 @@ def from_networkx(
     efficiency: Mapping[str, str | float] | None = None,
     traits: Mapping[str, str] | None = None,
 ) -> Topology:
-    """Build a topology from any networkx graph; routes are shortest paths by latency, then by hops, then by lowest vertex.
+    """Build a topology from any networkx graph.
+
+    Routes are shortest paths by latency, then by hops, then by lowest vertex.
 
     Nodes may carry ``kind`` (one of :data:`NODE_KINDS`) and ``rank`` (0..n-1; without any, the nodes of kind ``"gpu"`` are ranks in
     order). Edges carry ``bandwidth`` (text, or ``capacity_uBps``), ``latency`` (text, or ``latency_fs``; default 0) and ``kind`` (one of

@@ -285,7 +285,9 @@ def graph_router(
     hint: str = "",
     otherwise: Callable[[Router, Ints, Ints], NDArray[np.bool_]] | None = None,
 ) -> Router:
-    """The router of an arbitrary graph, in which GPUs may or may not forward; ``hint`` tells the caller how to allow it.
+    """The router of an arbitrary graph, in which GPUs may or may not forward.
+
+    ``hint`` tells the caller how to allow it.
 
     ``otherwise`` marks pairs of ranks that have another path although this router has none, such as over another GPU of the node.
 

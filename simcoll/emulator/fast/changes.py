@@ -27,7 +27,10 @@ def change(s: State, links: Ints, capacities: Ints, _sources: int = SOURCES) -> 
 
 @entry
 def move(s: State, slots: Ints, entries: Ints, links: Ints, _sources: int = SOURCES) -> None:
-    """Move slots to other links, ``links[row]`` padded with -1, with hops from ``entries[row]`` on; flows keep their remaining bytes."""
+    """Move slots to other links, ``links[row]`` padded with -1, with hops from ``entries[row]`` on.
+
+    Flows keep their remaining bytes.
+    """
     r = s.reg
     for row in range(len(slots)):
         m = slots[row]

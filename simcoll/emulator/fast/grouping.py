@@ -20,7 +20,9 @@ __all__ = ["grouped", "lists_equal", "numbered", "positions"]
 
 
 def grouped(columns: Sequence[Array]) -> tuple[Ints, bool]:
-    """Number the distinct rows of some columns from 0 by hashes; also return whether rows with one number are indeed equal.
+    """Number the distinct rows of some columns from 0 by hashes.
+
+    Also return whether rows with one number are indeed equal.
 
     >>> grouped([np.array([7, 7, 5, 7]), np.array([1, 2, 1, 1])])[0].tolist()
     [0, 1, 2, 0]

@@ -65,7 +65,10 @@ def _marked(leaders: Ints, base: int, leader: Ints, links: Shorts, own: Ints, up
 def joint_costs(
     leader: Ints, delay_fs: Ints, busy_fs: Ints, wire: Ints, post_fs: Ints
 ) -> tuple[Ints, Ints, Ints, Ints]:
-    """The longest delays and the most bytes of an operation at its leader; its other transfers put no bytes on the wire."""
+    """The longest delays and the most bytes of an operation at its leader.
+
+    Its other transfers put no bytes on the wire.
+    """
     rows = np.flatnonzero(leader >= 0)
     most = []
     for column in (np.maximum(delay_fs, 0), wire, post_fs):

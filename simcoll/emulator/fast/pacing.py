@@ -21,7 +21,10 @@ def _longer(work: int, up: int, down: int) -> int:
 
 @part
 def paced(s: State, rank: int, work: int) -> int:
-    """Duration of work that a rank begins now; ``STOPPED`` if the rank has stopped, ``NEVER`` if it stops before the end."""
+    """Duration of work that a rank begins now.
+
+    ``STOPPED`` if the rank has stopped, ``NEVER`` if it stops before the end.
+    """
     at, end = s.pace_first[rank], s.pace_first[rank + 1]
     now = s.reg[NOW]
     if at == end:

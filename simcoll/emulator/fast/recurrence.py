@@ -26,7 +26,10 @@ met in a step."""
 def claim(
     links: Links, flows: Ints, sender: Ints, receiver: Ints, step: int, of: Ints, _sources: int = SOURCES
 ) -> None:
-    """Record in ``of``, [4, links], which lanes own the flows of a step; ``flows`` are bytes, ``links`` is [rows, hops]."""
+    """Record in ``of``, [4, links], which lanes own the flows of a step.
+
+    ``flows`` are bytes, ``links`` is [rows, hops].
+    """
     for row in range(len(flows)):
         if flows[row] == 0:
             continue

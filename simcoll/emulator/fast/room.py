@@ -68,7 +68,9 @@ PER_HOP = ("link", "owner", "weight", "shared", "next_flow", "last_flow")
 
 
 def new_state(capacities_uBps: Ints, lane_steps: Ints, launch_fs: int, *, fifo: bool, slots: int = 0) -> State:
-    """The arrays of a new run; the first slots are the timers of the links and, with a FIFO, of the lanes.
+    """The arrays of a new run.
+
+    The first slots are the timers of the links and, with a FIFO, of the lanes.
 
     ``slots`` are allocated for messages from the start.
     """

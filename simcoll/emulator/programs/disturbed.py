@@ -82,7 +82,10 @@ class Disturbance:
         waiting: Sequence[int],
         payload_bytes: tuple[int, int],
     ) -> Cut:
-        """The record of a run that ended early; ``late`` are the messages that waited too long, ``name`` numbers messages."""
+        """The record of a run that ended early.
+
+        ``late`` are the messages that waited too long, ``name`` numbers messages.
+        """
         found = [
             CutMessage(name(each), each.sender.place, each.receiver.place, links)
             for each, links in links_of_cut(fabric, self.detours, late)

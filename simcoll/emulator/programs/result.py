@@ -21,7 +21,10 @@ __all__ = ["ProgramResult", "Times"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Times:
-    """Begin and end of an operation on each of its ranks; with ``classes``, the times are those of classes, given per rank."""
+    """Begin and end of an operation on each of its ranks.
+
+    With ``classes``, the times are those of classes, given per rank.
+    """
 
     begin_fs: Ints
     end_fs: Ints
@@ -98,11 +101,17 @@ class ProgramResult:
         return any(isinstance(each, Call) and each.plan.proof is None for each in self.program.operations)
 
     def begin_fs(self, operation: int) -> Ints:
-        """Start time of an operation on each of its ranks, in the order of its ``ranks``; needs a run with ``keep``."""
+        """Start time of an operation on each of its ranks, in the order of its ``ranks``.
+
+        Needs a run with ``keep``.
+        """
         return self._of(operation)[0]
 
     def end_fs(self, operation: int) -> Ints:
-        """End time of an operation on each of its ranks, in the order of its ``ranks``; needs a run with ``keep``."""
+        """End time of an operation on each of its ranks, in the order of its ``ranks``.
+
+        Needs a run with ``keep``.
+        """
         return self._of(operation)[1]
 
     def _of(self, operation: int) -> tuple[Ints, Ints]:
