@@ -86,7 +86,11 @@ REASONS = """
 * **Small sizes on clouds.** The launch time differs by 10 to 30 us between runs on the same machine. Two points of your own
   remove this error.
 * **all_gather and reduce_scatter over nodes from 256 KiB to 64 MiB** take up to twice as long as predicted on eight fast NICs
-  (B200, 10 nodes of H100); the cause was not found.
+  (B200, 10 nodes of H100); the cause was not found. NCCL's own choice instead of the fastest gives the change from LL128 to Simple at
+  256 MiB on ten nodes, but is worse over all: 19.7 instead of 18.4 % in the middle band of 39 such tables, each left out. At small
+  sizes they start 2 to 6 us later, compared with all_reduce of the same run, than the formula says, on five of seven pairs of machine
+  and size without Slingshot; 1 and 4 us earlier on RTX 2080 and one node of B200. Over nodes that compares rings with trees. Not
+  corrected.
 * **GPU and NIC, or two GPUs, at different sockets** (A100 PCIe): the model has no limit for a socket, so such tables are not
   fitted.
 * **send_recv inside a node**, up to 256 MiB, took up to 5 times the bytes over the peak rate on A100, H100 and B200, and blind
