@@ -8,9 +8,12 @@ died, and all others are notified at once.
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
@@ -59,6 +62,12 @@ MAX_REASON = 2000
 MAX_TOLD_BYTES = 1 << 30
 
 
+def _leave_to_parent(seat: weakref.ref[Control]) -> None:
+    found = seat()
+    if found is not None:
+        found.leave_to_parent()
+
+
 class Control:
     """The control connection of this process. Made by :func:`join`, or for one process alone.
 
@@ -102,6 +111,7 @@ class Control:
         self._news = threading.Condition()
         self._over = False
         self._on_loss: Callable[[], None] | None = None
+        os.register_at_fork(after_in_child=functools.partial(_leave_to_parent, weakref.ref(self)))
         if channel is not None:
             self._thread = threading.Thread(target=self._listen, args=(channel,), name="rendezvous-client", daemon=True)
             self._thread.start()
@@ -246,6 +256,10 @@ class Control:
             self._host.close()
 
     # The connection
+
+    def leave_to_parent(self) -> None:
+        """Be of no use: this process is a child of the one whose seat it is, and must not speak for it."""
+        self.broken, self._channel, self._host = "it belongs to the process that forked this one", None, None
 
     def _say(self, last: msgspec.Struct) -> None:
         self._over = True

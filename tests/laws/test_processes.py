@@ -7,14 +7,17 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
+import msgspec
 import numpy as np
 import pytest
 
 import simcoll
 import simcoll.distributed as dist
+from simcoll.distributed.linked.links import ControlMessages
 from simcoll.emulator import emulate
 from simcoll.topology import boxes
 from tests.laws.memory_flat import MOST_KIB, grown
+from tests.support.hostile_doors import MeetingDoor
 from tests.support.memory import KINDS
 
 
@@ -97,6 +100,34 @@ def test_forked_processes():
     finally:
         stop.set()
         worker.join()
+
+
+class _NoLink:
+    """Must not be asked for anything by a child."""
+
+    def send_control(self, rank, message):
+        """Take it."""
+
+    def receive_control(self):
+        return [(1, msgspec.msgpack.encode([0, "hello"]))]
+
+
+def test_control_messages_do_not_go_with_a_fork():
+    messages = ControlMessages(_NoLink())
+    said = "RuntimeError: the link to the other ranks belongs to the process that forked this one"
+    assert in_a_child(lambda: messages.send([0], "hello")) == said
+    assert in_a_child(messages.receive) == said
+    messages.send([0], "hello")
+    assert messages.receive() == [(1, ["hello"])]
+
+
+def test_a_seat_does_not_go_with_a_fork():
+    with MeetingDoor() as door:
+        seat = door.seats[1]
+        assert "it belongs to the process that forked this one" in in_a_child(seat.check_usable)
+        assert in_a_child(seat.close) == "None"
+        seat.check_usable()
+        assert door.works()
 
 
 def test_a_connection_does_not_go_with_a_fork():

@@ -68,9 +68,17 @@ class ControlMessages:
     """Control messages of a process, sorted by run: a process may start several runs, and ranks may be in different ones."""
 
     def __init__(self, link: Link) -> None:
-        self.link = link
+        self._link = link
+        self._pid = os.getpid()
         self._run = 0
         self._early: list[tuple[int, list[Any]]] = []
+
+    @property
+    def link(self) -> Link:
+        """The link; a RuntimeError in a process that this one has forked, which must not speak for it."""
+        if os.getpid() != self._pid:
+            raise RuntimeError("the link to the other ranks belongs to the process that forked this one")
+        return self._link
 
     def open(self) -> None:
         """Begin the next run."""
