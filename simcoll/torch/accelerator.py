@@ -27,6 +27,7 @@ from simcoll.workload.gpu import load_gpu
 __all__ = ["accelerator_replacements", "current_device", "device_number"]
 
 _TORCH = str(Path(torch.__file__).parent)
+_TESTS = str(Path(torch.__file__).parent / "testing")
 _REFUSED = (
     "ExternalStream", "CUDAGraph", "graph", "graph_pool_handle", "make_graphed_callables", "cudart", "caching_allocator_alloc", "MemPool",
     "_compile_kernel", "_compile_kernel_from_file",
@@ -44,10 +45,11 @@ _TENSOR_TYPES = ("Float", "Double", "Half", "BFloat16", "Byte", "Char", "Short",
 
 
 def _in_programs(standard: Callable[..., Any], other: Callable[..., Any]) -> Callable[..., Any]:
-    """Replace a function for callers outside PyTorch, which itself keeps computing on the CPU."""
+    """A function that is another one for callers outside PyTorch, which itself computes on the CPU; its tests are programs."""
 
     def function(*args: Any, **kwargs: Any) -> Any:
-        inside = sys._getframe(1).f_code.co_filename.startswith(_TORCH)
+        caller = sys._getframe(1).f_code.co_filename
+        inside = caller.startswith(_TORCH) and not caller.startswith(_TESTS)
         return (standard if inside or current_thread_or_none() is None else other)(*args, **kwargs)
 
     function.__doc__ = standard.__doc__

@@ -35,6 +35,14 @@ def test_a_part_of_pytorchs_tests_passes_on_four_ranks():
     assert outcomes == dict.fromkeys(PART, "pass")
 
 
+def test_tests_of_gpus_find_some():
+    pytest.importorskip("expecttest")
+    from tests.conformance.torch_suites import run
+
+    names = ("test_average_parameters", "test_ddp_grad_div_uneven_inputs", "test_ddp_static_graph_nested_types")
+    assert run("simcoll with GPUs", "simcoll", 4, names) == dict.fromkeys(names, "pass")
+
+
 def test_marks_by_name_are_taken_off():
     pytest.importorskip("expecttest")
     from tests.conformance.torch_suites import FOR_NAMES, unmarked

@@ -1,8 +1,9 @@
 """PyTorch's own distributed tests, played on the backend ``simcoll``, beside gloo on this machine.
 
 ``python -m tests.conformance.torch_suites --ranks 4`` runs ``torch.testing._internal.distributed.distributed_test``, which ships with
-PyTorch, three times: on gloo between processes; on simcoll under gloo's name, so that nothing is skipped because of the name; and on
-simcoll under its own. Every test has a process of its own, so that a crash or a hang is one test's. It prints a line for every
+PyTorch, four times: on gloo between processes; on simcoll under gloo's name, so that nothing is skipped because of the name; on
+simcoll under its own; and so with GPUs, as scripts find them.
+Every test has a process of its own, so that a crash or a hang is one test's. It prints a line for every
 difference, and a table. Profiling is on, as the tests have it. PyTorch skips tests by the name of the backend or for want of a GPU;
 ``--skipped`` plays only those that a name alone keeps out. The last line counts tests that PyTorch marks for gloo's name also under
 simcoll's, but for those whose code knows some names only. Nothing else that ships has tests of process groups: the multi-threaded
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib.util
 import json
 import os
@@ -31,7 +33,7 @@ from pathlib import Path
 
 LIMIT_S = 120
 """A test that takes longer hangs."""
-RUNS = (("gloo", "gloo"), ("simcoll", "gloo"), ("simcoll", "simcoll"))
+RUNS = (("gloo", "gloo"), ("simcoll", "gloo"), ("simcoll", "simcoll"), ("simcoll with GPUs", "simcoll"))
 """Who plays the tests, and under which name."""
 KNOWN = {
     "test_ddp_logging_data_cpu": "expects the logged name gloo; PyTorch would then look for the threads of gloo's C++ class",
@@ -122,8 +124,8 @@ def _steps(module, test, name, backend, destroy):
         dist.destroy_process_group()
 
 
-def _on_simcoll(name, backend, path):
-    """The outcomes of a test's ranks, in one simulated run."""
+def _on_simcoll(name, backend, path, *, gpus=False):
+    """The outcomes of a test's ranks, in one simulated run; with ``gpus`` they find one each."""
     import simcoll.torch
 
     module, suite, skips = _suite()
@@ -138,7 +140,8 @@ def _on_simcoll(name, backend, path):
         if outcomes[rank] not in ("pass", "skip"):
             raise RuntimeError(outcomes[rank])
 
-    failure = _outcome(lambda: simcoll.torch.spawn(program, int(os.environ["WORLD_SIZE"])), skips)
+    size = int(os.environ["WORLD_SIZE"])
+    failure = _outcome(lambda: simcoll.torch.spawn(program, size, cuda_is_cpu=gpus), skips)
     return list(outcomes.values()) or [failure]
 
 
@@ -187,7 +190,8 @@ def _one(player, name, backend):
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)
-        play = _alone if "." in name else _on_simcoll if player == "simcoll" else _on_gloo
+        on_simcoll = functools.partial(_on_simcoll, gpus=player.endswith("GPUs"))
+        play = _alone if "." in name else _on_gloo if player == "gloo" else on_simcoll
         os.write(write, _summary(play(name, backend, f"{folder}/store")).encode())
         os._exit(0)
     os.close(write)
@@ -204,7 +208,7 @@ def play(player, backend, only=None, *, skipped=False):
     """The outcome of every test, by name, in this process, whose environment is set; with ``skipped`` of those that PyTorch skips."""
     module, suite, _ = _suite()
     module.initialize_temp_directories()
-    if player == "simcoll":
+    if player != "gloo":
         import simcoll.torch  # noqa: F401  # once, before the tests fork
     found = {}
     for name in only or _names(module, suite):
@@ -257,7 +261,9 @@ def counts(outcomes):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--play", choices=["gloo", "simcoll"], help="play the tests here; the environment has the rest")
+    parser.add_argument(
+        "--play", choices=[player for player, _ in RUNS], help="play the tests here; the environment has the rest"
+    )
     parser.add_argument("--no-gloo", action="store_true", help="only simcoll")
     parser.add_argument("--skipped", action="store_true", help="only what PyTorch skips by the name of the backend")
     parser.add_argument("only", nargs="*", help="names of tests; by default all")
