@@ -196,7 +196,8 @@ def _first_failure(started: _Started, signals: Sequence[int], attend: Callable[[
                 continue
             if status != 0:
                 how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
-                sys.stderr.write(f"{worker.title}, process {process.pid}) {how}; ending the others\n")
+                full = " (is /dev/shm full?)" if status == -getattr(signal, "SIGBUS", 0) else ""
+                sys.stderr.write(f"{worker.title}, process {process.pid}) {how}{full}; ending the others\n")
                 return 128 - status if status < 0 else status
             process.wait()
             running.remove(each)

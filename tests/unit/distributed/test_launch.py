@@ -204,15 +204,20 @@ FAIL = """
 import os, signal, sys, time
 if os.environ["RANK"] == "1":
     how = sys.argv[-1]
-    if how == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
+    if how.startswith("SIG"):
+        os.kill(os.getpid(), signal.Signals[how])
     sys.exit(int(how))
 time.sleep(600)
 """
 
 
 @pytest.mark.parametrize(
-    ("how", "status", "said"), [("7", 7, "exited with status 7"), ("kill", 137, "was killed by SIGKILL")]
+    ("how", "status", "said"),
+    [
+        ("7", 7, "exited with status 7; "),
+        ("SIGKILL", 137, "was killed by SIGKILL; "),
+        ("SIGBUS", 135, "was killed by SIGBUS (is /dev/shm full?); "),
+    ],
 )
 def test_one_failure_ends_all(how, status, said, program, capfd):
     assert main(["--nproc-per-node", "3", program(FAIL), how]) == status
