@@ -75,7 +75,9 @@ def _plan(
         where, kind = stage.split()
         n = shape[where == "inside"]
         known = library.collectives[kind]
-        rows = (known.one_node if where == "inside" else (beside and known.beside) or known.apart) or known.default
+        rows = (
+            known.inside or known.one_node if where == "inside" else (beside and known.beside) or known.apart
+        ) or known.default
         size = size_bytes // shape[0] if where == "inside" and kind in {"gather", "scatter"} else size_bytes
         name, _, piece = row_for(rows, n, size // n if known.default_counts_blocks else size).partition("/")
         params: dict[str, Any] = {"pieces": -(-size // int(piece))} if piece else {}

@@ -46,6 +46,8 @@ class MpiCollective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Replaces the default if not every rank of the largest power of two has an element.
     through_leaders
         Names of algorithms through one leader per node, and their stages, such as ``["between broadcast", "inside broadcast"]``.
+    inside
+        The algorithm inside a node as such a stage, if it differs from that on one node.
     beside
         The algorithm between nodes that overlaps another stage, ``/8192`` in pieces of that many bytes; elsewhere ``apart``.
     default_counts_blocks, rules_count_blocks
@@ -60,6 +62,7 @@ class MpiCollective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     few: str = ""
     alike: dict[str, str] = {}
     through_leaders: dict[str, Sequence[str]] = {}
+    inside: Rows = ()
     beside: Rows = ()
     default_counts_blocks: bool = False
     rules_count_blocks: bool = False
