@@ -302,7 +302,7 @@ def _split(arguments: list[str]) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
-    Returns the exit status: 0 done, 1 another rank failed, 2 bad input or something is not installed, 3 a fault of ours, 130 stopped.
+    Returns the exit status: 0 done, 1 another rank failed, 2 bad input or something is not installed, 3 a bug, 130 stopped.
     """
     keys = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
     first = next((os.environ[key] for key in keys if key in os.environ), "0") == "0"

@@ -68,7 +68,7 @@ app.command(completion_of(app), name="completion")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
-    Returns the exit status: 0 done, 1 a schedule is wrong, 2 bad input, 3 a fault of simcoll, 130 stopped.
+    Returns the exit status: 0 done, 1 a schedule is wrong, 2 bad input, 3 a bug in simcoll, 130 stopped.
     """
     # Nothing here multiplies matrices of floats: NumPy's threads for them would only cost a tenth of a second to start.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

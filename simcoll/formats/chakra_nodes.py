@@ -92,7 +92,7 @@ def parse_nodes(content: bytes, file: str | None = None) -> tuple[dict[str, Valu
             else:
                 node = _node(content, begin, end)
                 if node.number in seen:
-                    refuse(f"id {node.number} is there twice")
+                    refuse(f"id {node.number} is a duplicate")
                 seen[node.number] = None
                 nodes.append(node)
         except (_Broken, UnicodeDecodeError) as error:

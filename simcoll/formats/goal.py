@@ -130,7 +130,7 @@ class Goal:
         if len(order) < len(self.kind):
             stuck = np.setdiff1d(np.arange(len(self.kind)), order)
             named = ", ".join(self.where(each) for each in stuck[:4])
-            raise ScheduleError(f"{len(stuck)} operations wait for each other in a circle, or behind one: {named}")
+            raise ScheduleError(f"{len(stuck)} operations wait in a cycle, or for one: {named}")
         return len(sends)
 
     def __str__(self) -> str:

@@ -107,7 +107,7 @@ def _lists(content: bytes, refuse: Callable[..., NoReturn]) -> dict[str, list[st
         if match[1] not in KEYS:
             refuse(f"unknown key {match[1]!r}; {nearest(match[1], KEYS)}", f"line {number}")
         if match[1] in found:
-            refuse(f"{match[1]} is there twice", f"line {number}")
+            refuse(f"{match[1]} is a duplicate", f"line {number}")
         found[match[1]] = [part.strip() for part in match[2].split(",")] if match[2].strip() else []
     return found
 

@@ -52,7 +52,7 @@ def _meetings(traces: Traces) -> dict[Hashable, dict[int, int]]:
                 continue
             other, one, known = first.setdefault(asked.key, (rank, step, asked))
             if rank in met[asked.key]:
-                raise ConfigError(f"rank {rank}: step {number} ({_said(step)}) is there twice")
+                raise ConfigError(f"rank {rank}: step {number} ({_said(step)}) is a duplicate")
             if asked != known:
                 raise ConfigError(
                     f"rank {rank} asks for {_said(step)}, rank {other} for {_said(one)}, at the same place"
@@ -224,7 +224,7 @@ class _Gathering:
             number, leader = next(part for part in needs if part not in done)
             step = self.traces[leader][number]
             raise ConfigError(
-                f"rank {leader}: step {number} ({_said(step)}) waits in a circle: nothing in it can start"
+                f"rank {leader}: step {number} ({_said(step)}) is in a cycle of waits, so it can never start"
             )
 
     def _add(self, part: Part) -> None:

@@ -203,7 +203,7 @@ class _List:
         if not work.repeat >= 1 or work.repeat + len(self.made) > MAX_OPERATIONS:
             raise ConfigError(f"expected 1 to {MAX_OPERATIONS:,} operations in all, got {work.repeat}", path="$.repeat")
         if work.id in self.ids:
-            raise ConfigError(f"{work.id!r} is there twice", path="$.id")
+            raise ConfigError(f"{work.id!r} is a duplicate", path="$.id")
         points = self._points(work.on)
         after = tuple(each for name in work.after for each in self._known(name))
         make = self._calls if work.call is not None else self._sends if work.send is not None else self._works

@@ -283,7 +283,7 @@ def _check_operations(workload: Workload) -> None:
     for operation in workload.operations:
         where = f"operation {operation.id!r}"
         if operation.id in seen:
-            raise ConfigError(f"{where} is there twice")
+            raise ConfigError(f"{where} is a duplicate")
         for name in workload.involved(operation):
             if name not in workload.classes:
                 raise ConfigError(f"{where}: unknown class {name!r}; {nearest(name, workload.classes)}")

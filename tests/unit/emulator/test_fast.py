@@ -322,7 +322,7 @@ def test_compiled_functions_share_one_default():
 
 @compiled
 def test_ctrl_c_waits_for_a_compilation():
-    """Lost in LLVM it made a fault of simcoll, and a table lost the sizes that were done."""
+    """Lost in LLVM it became a bug report, and a table lost the sizes that were done."""
     from numba.core import event
 
     double = _jit(lambda number: 2 * number)

@@ -167,7 +167,7 @@ def test_errors_of_texts(old, new, says):
         ("tag 7\n}", "tag 8\n}", ScheduleError, "from rank 0 to rank 1 with tag 7: 1 more sends than receives"),
         ("recv 1001b", "recv 1000b", ScheduleError, "sends 1001 bytes to rank 1 operation 0, which takes 1000"),
         ("from 0", "from -1", ConfigError, "rank 1 operation 0 takes any rank or tag"),
-        ("d irequires s", "d irequires s\nc requires d", ScheduleError, "operations wait for each other in a circle"),
+        ("d irequires s", "d irequires s\nc requires d", ScheduleError, "operations wait in a cycle"),
     ],
 )
 def test_programs_that_cannot_run(old, new, error, says):

@@ -116,7 +116,7 @@ def test_lanes_wait_for_each_other_where_the_plan_says_so():
 
 
 def exchange():
-    """In one step each of two channels overwrites what the other reads, on different ranks: turns would wait in a circle."""
+    """In one step each of two channels overwrites what the other reads, on different ranks: turns would wait in a cycle."""
     layout = Layout(Collective("all_to_all", 4, in_place=False), 1)
     rank = np.arange(4)
     load = transfers(

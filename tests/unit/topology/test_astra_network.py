@@ -44,7 +44,7 @@ REFUSED = {
     "too many": (b"[ 3, 4, 2 ]", b"[ 300, 4000, 2 ]", "expected at most 4096"),
     "other YAML": (b"[ 50.0, 500.5, 2000.0 ]", b"\n  - 50.0", "line 5: expected a line such as 'bandwidth: "),
     "an unknown key": (b"latency", b"latencies", "line 5: unknown key 'latencies'; did you mean 'latency'"),
-    "a key twice": (b"latency:", b"bandwidth:", "line 5: bandwidth is there twice"),
+    "a key twice": (b"latency:", b"bandwidth:", "line 5: bandwidth is a duplicate"),
     "a key too few": (b"latency: [ 50.0, 500.5, 2000.0 ]", b"", r"\$.latency: missing"),
 }  # fmt: skip
 

@@ -195,7 +195,7 @@ COMP = Node(0, "w", "COMP", (), 1)
 REFUSED = {
     "a circle": ([[Node(0, "a", "COMP", (1,), 1), Node(1, "b", "COMP", (0,), 1)]], "depends on itself"),
     "an unknown node": ([[Node(0, "a", "COMP", (5,), 1)]], "node 5, which does not exist"),
-    "an id twice": ([[COMP, COMP]], "id 0 is there twice"),
+    "an id twice": ([[COMP, COMP]], "id 0 is a duplicate"),
     "an unknown group": ([[collective(0, 0, 64, pg_name="3")]], "nothing describes group '3'"),
     "dimensions": ([[collective(0, 0, 64, involved_dim=(True, False))]], r"involved_dim \[1, 0\]"),
     "an unknown collective": ([[collective(0, 12, 64)]], "comm_type 12"),
