@@ -94,8 +94,11 @@ class SimcollGroup(dist.ProcessGroup):
     """One rank's handle of a group. Names and arguments are those of ``torch.distributed.ProcessGroup``."""
 
     def __init__(self, options: Any, given: Any) -> None:
-        super().__init__(options.group_rank, options.group_size)
-        self._thread = current_thread()
+        thread, rank, size = current_thread(), options.group_rank, options.group_size
+        if rank < 0:  # called mpi, which would know them
+            rank, size = thread.number, int(thread.process.environment["WORLD_SIZE"])
+        super().__init__(rank, size)
+        self._thread = thread
         self._store = options.store
         algorithm = (
             given.algorithm if isinstance(given, Options) else None

@@ -776,6 +776,17 @@ def test_the_time_estimator():
     assert result.operations == 2
 
 
+@pytest.mark.parametrize("name", [None, "gloo", "nccl", "mpi", "ucc", "simcoll", "cpu:gloo,cuda:nccl"])
+def test_ranks_have_their_numbers_under_every_name(name):
+    def program(rank, world_size):
+        dist.init_process_group(name)
+        part = dist.new_group([1, 2])
+        return dist.get_rank(), dist.get_world_size(), dist.get_process_group_ranks(None), dist.get_rank(part)
+
+    everyone = [0, 1, 2]
+    assert backend.spawn(program, 3).returns == ((0, 3, everyone, -1), (1, 3, everyone, 0), (2, 3, everyone, 1))
+
+
 @pytest.mark.filterwarnings("ignore:.*was never waited for:UserWarning")
 def test_gradients_of_uneven_inputs_are_means_over_the_ranks_that_have_some():
     def program(rank, world_size):
