@@ -14,6 +14,7 @@ import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -118,7 +119,13 @@ def run(line):
     else:
         return None
     out = io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), contextlib.suppress(SystemExit):
+    slow_machine = mock.patch("simcoll.cli.progress.LINE_S", 3600.0)  # whose lines of progress no page shows
+    with (
+        slow_machine,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(out),
+        contextlib.suppress(SystemExit),
+    ):
         main(words[1:])
     return out.getvalue()
 
