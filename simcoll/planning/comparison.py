@@ -134,6 +134,8 @@ def settings_for(
             notes.append(f"{where} has the times of another library's collectives, not NCCL's")
         if table.library == "simcoll":
             notes.append(f"{where} is a prediction of simcoll perf; nothing was measured")
+        if nodes is not None and table.nnodes not in {0, nodes}:
+            notes.append(f"{where} is of {table.nnodes} nodes in the log; predicted for --nodes {nodes}")
         machine = _machine(known, topology, nodes)
         amd = table.library == "rccl" or machine.traits.get("generation", "").startswith("mi")
         read = load_library(library or ("rccl" if amd else "nccl"))

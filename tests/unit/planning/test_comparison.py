@@ -138,6 +138,13 @@ def test_the_machine_has_the_nodes_and_ranks_of_the_log(nranks, nnodes, nodes, b
     assert len(set(setting.topology.groups["box"].tolist())) == boxes
 
 
+def test_a_number_of_nodes_other_than_the_log_s_is_noted():
+    log = made("dgx-a100")
+    assert settings_for(log, "dgx-a100", nodes=2)[1] == []
+    (note,) = settings_for(log, "dgx-a100", nodes=4)[1]
+    assert note.endswith("is of 2 nodes in the log; predicted for --nodes 4")
+
+
 @pytest.mark.parametrize(
     ("change", "how", "says"),
     [
