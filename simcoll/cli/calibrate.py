@@ -77,7 +77,7 @@ def _lines(found: Calibration, series: Sequence[Series], names: tuple[str, ...] 
     yield from found.sources
     for table in found.tuning:
         where = f"{table.nranks or 'any number of'} ranks on {table.nnodes or 'any number of'} nodes"
-        yield f"NCCL's tuning table for {where}: it decides what runs there"
+        yield f"NCCL's tuning table for {where}: determines the choice there"
     if not series:
         return
     yield f"launch {format_signed(found.launch_fs)}: added to every operation"
@@ -89,7 +89,7 @@ def _lines(found: Calibration, series: Sequence[Series], names: tuple[str, ...] 
         yield f"correction by size, {each.collective} on {each.nranks} ranks: {factors[0]:.2f} to {factors[-1]:.2f}"
     rows = left_out(series, names)
     if not rows:
-        yield "too few rows to leave some out and predict them"
+        yield "too few rows for a cross-validation"
         return
     pairs = (("without the calibration", "before"), ("of rows left out of the fit", "after"))
     for title, which in pairs:

@@ -96,7 +96,7 @@ def play_faults(
         f"# {plan.schedule.title}, {format_size(plan.total_bytes)}, {plan.protocol.name}: {format_time(whole_fs)} undisturbed; {policy}"
     )
     if disturbed := scenarios.sweep_of(content, str(path)).disturbed:
-        print(f"# left out, as here faults are drawn: {disturbed}")
+        print(f"# ignored, since faults are drawn here: {disturbed}")
     if seed is not None:
         if len(kind) != 1:
             raise ConfigError(f"--seed {seed}: of which kind? Give one --kind")
@@ -113,7 +113,7 @@ def play_faults(
         _anew(each, report.worst(found[each]).seed, plan, machine, whole_fs, chances)
     checked = [wrong_elements(each, range(first, first + min(seeds, MOVED)), plan, machine, chances) for each in found]
     runs, wrong = (sum(column) for column in zip(*checked, strict=True))
-    print(f"# data moved in {runs} runs that finish: {wrong} wrong elements; the schedule is proved for every order")
+    print(f"# data moved in {runs} finished runs: {wrong} wrong elements; the schedule is proved for every order")
     name = report.results_hash(found, whole_fs)
     files = {
         "faults.csv": report.faults_csv(found, whole_fs, name),
@@ -134,7 +134,7 @@ def play_faults(
         scenario,
         *(word for pair in given.items() if pair[1] and pair[1] != DEFAULTS.get(pair[0], "0") for word in pair),
     ]
-    print(f"# one of them again: {shlex.join(map(str, again))} --kind {next(iter(found))} --seed {first}")
+    print(f"# replay one: {shlex.join(map(str, again))} --kind {next(iter(found))} --seed {first}")
     print(f"# wrote {', '.join(str(folder / each) for each in files)}")
 
 

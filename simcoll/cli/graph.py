@@ -103,4 +103,4 @@ def _checked(file: Path, machine: Topology) -> Iterator[Channels]:
         for line in (*connection_lines(each, machine), *(f"  note: {note}" for note in each.notes)):
             print(printable(line))
     if len(communicators) > MAX_COMMUNICATORS:
-        print(f"and {len(communicators) - MAX_COMMUNICATORS:,} communicators more")
+        print(f"and {len(communicators) - MAX_COMMUNICATORS:,} more communicators")

@@ -76,7 +76,7 @@ def play_grid(
         runs = [_played(grid, folder, pool, options)]
         second = then(runs[0]) if then is not None and not options.shard else None
         if second is not None:
-            print(f"# {len(second):,} of them again, exactly", flush=True)
+            print(f"# {len(second):,} of them emulated in full", flush=True)
             runs.append(_played(second, folder, pool, replace(options, resume=True)))
     return runs, folder
 
@@ -88,7 +88,7 @@ def _played(grid: Grid, folder: Path, pool: Pool, options: GridOptions) -> GridR
         try:
             run = run_grid(grid, folder, pool, resume=options.resume, shard=options.shard, progress=told)
         except KeyboardInterrupt:
-            print(f"# stopped; rows that are done are kept, and --resume goes on: {folder}", flush=True)
+            print(f"# stopped; finished rows are kept, and --resume continues: {folder}", flush=True)
             raise
     kept = len(run.rows) - run.played
     print(f"# {run.played:,} points played" + (f", {kept:,} kept from earlier" if kept else ""))
@@ -99,7 +99,7 @@ def _played(grid: Grid, folder: Path, pool: Pool, options: GridOptions) -> GridR
     for reasons in ordered[:MOST_REASONS]:
         print(f"# {len(reasons):,} point{'s' * (len(reasons) > 1)} did not run: {reasons[0]}")
     if len(ordered) > MOST_REASONS:
-        print(f"# and {sum(map(len, ordered[MOST_REASONS:])):,} for other reasons; the rows have them")
+        print(f"# and {sum(map(len, ordered[MOST_REASONS:])):,} for other reasons; see the rows")
     return run
 
 

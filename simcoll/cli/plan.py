@@ -59,7 +59,7 @@ def plan_designs(
         return
     runs, folder = played
     if options.shard:
-        print("# a part of the designs; once all are there, --resume without --shard makes the rest")
+        print("# one shard of the designs; when all shards are done, --resume without --shard makes the rest")
         return
     rows = latest(runs[0].rows, runs[1].rows)
     best, front = best_of(rows, space[0])

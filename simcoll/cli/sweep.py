@@ -54,7 +54,9 @@ def sweep_all(
         return
     (run,), folder = played
     if options.shard:
-        print(f"# a part of the grid; once all are there, --resume without --shard writes {folder / 'results.csv'}")
+        print(
+            f"# one shard of the grid; when all shards are done, --resume without --shard writes {folder / 'results.csv'}"
+        )
         return
     write_file(folder / "results.csv", sweep_csv(run.rows))
     print(f"# wrote {folder / 'rows.jsonl'}, {folder / 'results.csv'}")

@@ -109,7 +109,7 @@ def _left_out(sweep: Sweep, schedules: Sequence[Schedule]) -> Iterator[str]:
     if switched:
         left = [name for name in sweep.protocols if name not in sweep.protocols_of(switched[0])]
         names = ", ".join(dict.fromkeys(each.name for each in switched))
-        yield f"{names}: not under {' and '.join(left)}, whose flags a switch that reduces would reduce, too"
+        yield f"{names}: not under {' and '.join(left)}, since a reducing switch would reduce their flags too"
 
 
 def _summary(rows: Sequence[Row], checked: int, moved: int, wrong: int) -> str:

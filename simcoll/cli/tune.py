@@ -101,18 +101,16 @@ def tune_library(
     rules = rules_of(picked, machine, exact=of_nccl, blocks=blocks)
     write_file(output, chosen.dump(rules))
     if of_nccl:
-        print(
-            "# default: the fastest by the formula, to which published tables are nearer than to NCCL's own estimates"
-        )
+        print("# default: the fastest by the formula, which fits published tables better than NCCL's own estimates")
         print("# error: median error of predictions of this collective and size; * the gain exceeds it on both sides")
         if any(row.estimated for row in picked):
             print("# last column: what NCCL's own estimates prefer instead, and the gain over that")
     else:
         model = load_mpi_library(format)
         print(
-            f"# default: of {model.name} {model.version}; '-': it is no schedule here, so that its time and the gain are not known"
+            f"# default: of {model.name} {model.version}; '-': simcoll lacks the algorithm, so its time and the gain are unknown"
         )
-        print("# error: not known, for no measured tables of MPI libraries come with simcoll")
+        print("# error: unknown, since simcoll ships no measured tables of MPI libraries")
         for note in model.notes:
             print(f"# {model.name}: {note}")
     print(f"# wrote {output}: {counted(len(rules), 'rule')}")

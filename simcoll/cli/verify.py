@@ -71,7 +71,7 @@ def _file_proof(file: str, *, exact: bool, trust_relaxed: bool) -> tuple[object,
     found = load_algorithm(file)
     if isinstance(found, Goal):
         matched = f"{found.check():,} messages match, and no operation waits for itself"
-        return found, f"unproved, for its data is not known: {matched}"
+        return found, f"unproved, data unknown: {matched}"
     if isinstance(found, DeviceProgram):
         return found, verify_device_program(found, trust_relaxed=trust_relaxed)
     return found, verify(found, exact=exact) if isinstance(found, Schedule) else verify_program(found)

@@ -72,7 +72,7 @@ def gathered(
         made = Series.of(first.table.collective, first.table.nranks, rows, _predictor(first, tables))
         again = len(rows) - len({row.size_bytes for row in rows})
         if again:
-            notes.append(f"{first.table.collective}: {again} rows of a size that is there already; medians count")
+            notes.append(f"{first.table.collective}: {again} rows of repeated sizes; medians are used")
         series.append(made)
         named = [f"{name}: {each.table}" for name, each in runs]
         sources += [*named[:-1], "; set aside: ".join([named[-1], *made.aside])]

@@ -54,7 +54,7 @@ def schedule_lines(schedule: Schedule, max_transfers: int = 200) -> Iterator[str
 
 def goal_lines(goal: Goal, max_operations: int = 200) -> Iterator[str]:
     """List a GOAL program, one operation a line, with dependencies under each rank."""
-    yield f"{goal}: its data is not known"
+    yield f"{goal}: data unknown"
     printed, total = 0, len(goal.kind)
     for line in goal_text(goal).decode().split("\n")[1:]:
         if not line or line == "}":

@@ -43,7 +43,7 @@ def _times(time_fs: int, whole_fs: int) -> str:
 def replanned_lines(kind: str, seed: int, found: Sequence[Replanned], whole_fs: int) -> Iterator[str]:
     """Lines with the times of schedules re-planned for the rest of the machine."""
     fits = [f"{each.name} {_times(each.time_fs, whole_fs)}" for each in found if not each.why_not]
-    yield f"# after {kind} {seed}, planned anew: {', '.join(fits) or 'nothing'}"
+    yield f"# after {kind} {seed}, re-planned: {', '.join(fits) or 'nothing'}"
     for each in found:
         if each.why_not:
             yield f"#   not {each.name}: {each.why_not}"

@@ -88,7 +88,7 @@ def gain_lines(found: Sequence[Prediction], best: dict[int, tuple[str, int]]) ->
         place = int(np.argmax(ratios))
         size = [each.size_bytes for each in found if each.size_bytes in best][place]
         yield (
-            f"# most to win at {size} B: NCCL takes {ratios[place]:.2f} times as long as {best[size][0]}. The table above has NCCL's own "
+            f"# largest gain at {size} B: NCCL takes {ratios[place]:.2f} times as long as {best[size][0]}. The table above has NCCL's own "
             "constants, without what measurements add"
         )
 

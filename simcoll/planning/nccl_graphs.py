@@ -142,7 +142,7 @@ def fit_lines(channels: Channels, topology: Topology) -> Iterator[str]:
     edges = np.array(channels.edges(), np.int64).reshape(-1, 2)
     if not len(edges):
         if not channels.orders and not channels.parents:
-            yield "  a switch does it; its links are not followed"
+            yield "  done by a switch, whose links are not checked"
         return
     if edges.max() >= topology.nranks:
         raise ConfigError(

@@ -19,7 +19,7 @@ from simcoll.units import format_time
 
 __all__ = ["UNPROVED", "ProgramRun", "is_program", "load_goal", "play_program", "split_programs"]
 
-UNPROVED = "unproved: its data is not known"
+UNPROVED = "unproved: data unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class ProgramRun:
         result = self.result
         return (
             f"{self.choice} {self.protocol} on {result.topology.name}: {format_time(result.time_fs)}, {result.messages:,} messages, "
-            f"{result.bytes_moved:,} bytes; unproved, for its data is not known; trace hash {result.trace_hash}"
+            f"{result.bytes_moved:,} bytes; unproved, data unknown; trace hash {result.trace_hash}"
         )
 
     def columns(self) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def foot_lines(rows: Sequence[Row]) -> Iterator[str]:
         least, most = min(counts), max(counts)
         elements = f"{least:,} elements" if least == most else f"{least:,} to {most:,} elements"
         which = "the algorithm" if len(checks) == 1 else "every algorithm"
-        yield f"# #wrong: of real data moved once through {which}, {elements}; the proofs hold for every size"
+        yield f"# #wrong: real data ({elements}) moved once through {which}; the proofs hold for every size"
     for reason in dict.fromkeys(check.reason for check in checks.values() if check.reason):
         yield f"# '-' under #wrong: {reason}"
     for row in rows:

@@ -213,14 +213,14 @@ def _findings(findings: Sequence[str]) -> Iterator[str]:
     for finding in findings[:MAX_FINDINGS]:
         yield f"simcoll.torch: {finding}\n"
     if len(findings) > MAX_FINDINGS:
-        yield f"simcoll.torch: and {len(findings) - MAX_FINDINGS} findings more\n"
+        yield f"simcoll.torch: and {len(findings) - MAX_FINDINGS} more findings\n"
 
 
 def _same_files(notes: _Notes, nprocs: int) -> Iterator[str]:
     for path, ranks in notes.writers.items():
         if len(ranks) > 1:
             who = "all ranks" if len(ranks) == nprocs else f"ranks {', '.join(map(str, sorted(ranks)[:8]))}"
-            yield f"simcoll.torch: {path} was written by {who}, each over the one before; write on one rank, or a file for each\n"
+            yield f"simcoll.torch: {path} was written by {who}, each overwriting the previous; write on one rank, or a file per rank\n"
 
 
 def _report(error: BaseException) -> str:

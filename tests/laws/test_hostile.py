@@ -129,7 +129,7 @@ def test_an_operation_that_does_not_exist_is_refused():
 
 def test_a_source_that_can_be_read_once_is_refused():
     once = iter([transfers(0, 0, [0, 1], 1)])
-    with pytest.raises(ScheduleError, match="must be a function that starts anew"):
+    with pytest.raises(ScheduleError, match="must be a function that yields the same steps"):
         simcoll.bind(broadcast(lambda: once), 4)
 
 

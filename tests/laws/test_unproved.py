@@ -49,7 +49,7 @@ def test_what_is_made_of_it(sources, source, target, capsys):
         assert code == 0
         assert ", unproved, " in printed.out
         assert main(["verify", "made.x"]) == 0
-        assert "unproved, for its data is not known" in capsys.readouterr().out
+        assert "unproved, data unknown" in capsys.readouterr().out
     else:
         assert code == (2 if source == "p.goal" or target == "workload" else 1), printed
         assert printed.err.startswith("simcoll: ")

@@ -64,7 +64,7 @@ def test_a_calibration_brings_predictions_closer_and_is_named(capsys, here):
     assert (status, err) == (0, "")
     found = load_calibration(here / "mine.toml")
     assert out.splitlines()[-1] == f"# wrote mine.toml: calibration {found.hash}"
-    assert "# NCCL's tuning table for 8 ranks on 1 nodes: it decides what runs there" in out
+    assert "# NCCL's tuning table for 8 ranks on 1 nodes: determines the choice there" in out
     assert "# error of rows left out of the fit, below 64 KiB: median " in out
     assert found.sources == ("run.log: all_reduce, 8 ranks on 1 node, 9 rows, nccl 2.28.7",)
     assert (found.topology, found.library.split()[0], len(found.tuning)) == ("dgx-h100", "nccl", 1)
@@ -153,7 +153,7 @@ def test_too_few_rows_for_the_parameters(capsys, here):
     assert (status, "1 rows cannot fit 2 parameters (launch, rate); measure more sizes" in err) == (2, True)
     assert not (here / "x.toml").exists()
     status, out, _ = run("calibrate one.log -t dgx-h100 -o x.toml", capsys)
-    assert (status, "too few rows to leave some out" in out) == (0, True)
+    assert (status, "too few rows for a cross-validation" in out) == (0, True)
 
 
 def test_own_tables_are_read_back(capsys, here):

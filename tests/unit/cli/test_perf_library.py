@@ -69,7 +69,7 @@ def test_by_default_nccl_comes_before_the_best_of_all(capsys):
     assert status == 0
     assert out.startswith("# nccl 2.27 on dgx-a100, 8 ranks")
     assert out.index("ring LL") < out.index("# simcoll: all_gather on dgx-a100")
-    assert "# most to win at 1048576 B: NCCL takes" in out
+    assert "# largest gain at 1048576 B: NCCL takes" in out
 
 
 def test_a_machine_without_numbers_is_no_obstacle(capsys):

@@ -325,10 +325,14 @@ def test_ctrl_c_waits_for_a_compilation():
     """Lost in LLVM it became a bug report, and a table lost the sizes that were done."""
     from numba.core import event
 
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background job ignores
     double = _jit(lambda number: 2 * number)
     interrupt = {"on_start": lambda *_: signal.raise_signal(signal.SIGINT), "on_end": lambda *_: None}
     listener = type("Interrupt", (event.Listener,), interrupt)
-    with event.install_listener("numba:compile", listener()), pytest.raises(KeyboardInterrupt):
-        double(1)
-    assert (double(2), len(double.signatures)) == (4, 1)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    try:
+        with event.install_listener("numba:compile", listener()), pytest.raises(KeyboardInterrupt):
+            double(1)
+        assert (double(2), len(double.signatures)) == (4, 1)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, usual)

@@ -206,7 +206,7 @@ def test_on_the_command_line(tmp_path, monkeypatch, capsys):
     assert main(["convert", "ring.goal", "ring.bin"]) == 0
     assert load_algorithm("ring.goal").check() == load_algorithm("ring.bin").check() == 12
     assert main(["verify", "ring.bin"]) == 0
-    assert "unproved, for its data is not known: 12 messages match" in capsys.readouterr().out
+    assert "unproved, data unknown: 12 messages match" in capsys.readouterr().out
     assert main(["convert", "ring.bin", "ring.xml"]) == 2
     assert "not which data, so it is not a schedule" in capsys.readouterr().err
     with pytest.raises(ConfigError):

@@ -97,7 +97,7 @@ def test_runs_that_are_repeated_are_one_series_of_medians(tmp_path):
     once, thrice = read(tmp_path, lines), read(tmp_path, 3 * lines)
     assert [each.rows for each in thrice.series] == [each.rows for each in once.series]
     assert (len(once.sources), len(thrice.sources)) == (1, 3)
-    assert thrice.notes == (f"all_reduce: {2 * len(SIZES)} rows of a size that is there already; medians count",)
+    assert thrice.notes == (f"all_reduce: {2 * len(SIZES)} rows of repeated sizes; medians are used",)
     made, again = (fitted(found, None, "dgx-h100") for found in (once, thrice))
     assert (made.rate, made.corrections) == (again.rate, again.corrections)
     # A row that is left out has no twin in the fit, so that repeated runs do not look better than they are.

@@ -144,7 +144,7 @@ def test_what_disturbs_a_scenario_is_left_out_and_said(tmp_path, capsys):
     )
     assert main(["faults", str(tmp_path / "a.toml"), "--kind", "late", "--seed", "1"]) == 0
     said = capsys.readouterr().out
-    assert "# left out, as here faults are drawn: t=0 rank 1 stops; policy stall" in said
+    assert "# ignored, since faults are drawn here: t=0 rank 1 stops; policy stall" in said
     assert "# finished after" in said
 
 
@@ -193,12 +193,12 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     assert any("0 wrong elements" in line for line in texts[0])
     for name in ("faults.csv", "faults.svg"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
-    assert any(line.startswith("# after flap ") and "planned anew: " in line for line in texts[0])
-    assert any(line.startswith("# after link ") and "planned anew: " in line for line in texts[0])
+    assert any(line.startswith("# after flap ") and "re-planned: " in line for line in texts[0])
+    assert any(line.startswith("# after link ") and "re-planned: " in line for line in texts[0])
     assert main(["faults", "pair.toml", "--kind", "link", "--seeds", "2", "-o", "none"]) == 0  # none finishes
     assert (tmp_path / "none" / "faults.svg").is_file()
     capsys.readouterr()
     assert main(["faults", "pair.toml", "--kind", "link", "--seed", "1"]) == 0
-    assert "planned anew: ring on 7 ranks" in capsys.readouterr().out  # the link is the only one of its GPU
+    assert "re-planned: ring on 7 ranks" in capsys.readouterr().out  # the link is the only one of its GPU
     assert main(["faults", "pair.toml", "--kind", "lnk"]) == 2
     assert "did you mean 'link'" in capsys.readouterr().err

@@ -238,7 +238,8 @@ def fails(error, *arguments):
 
 
 @pytest.mark.slow
-def test_an_error_that_cannot_be_sent_arrives_in_words():
+def test_an_error_that_cannot_be_sent_arrives_in_words(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[3])  # processes that are started get it, and import this module
     with open_pool(jobs=2) as pool:
         odd, locked, plain = (
             pool.executor.submit(fails, *call)

@@ -65,12 +65,12 @@ def test_perf_times_a_program_and_writes_its_files(capsys):
     assert (
         main(["perf", "-t", "net.toml", "-a", "chain.goal", "-J", "a.json", "--csv", "a.csv", "--trace", "a.gz"]) == 0
     )
-    assert "17 us, 5 messages, 2,000 bytes; unproved, for its data is not known" in capsys.readouterr().out
+    assert "17 us, 5 messages, 2,000 bytes; unproved, data unknown" in capsys.readouterr().out
     (row,) = columns("a.csv")
     assert (row["choice"], row["time_fs"], row["proof"]) == (
         "chain.goal",
         str(TIME_FS),
-        "unproved: its data is not known",
+        "unproved: data unknown",
     )
     report = json.loads(Path("a.json").read_text())
     assert (report["results"], report["programs"][0]["time_fs"], report["run"]) == ([], TIME_FS, row["run"])
@@ -125,13 +125,13 @@ def test_a_sweep_plays_a_program_once_on_each_machine():
     assert len(rows) == 5
     (played,) = [row for row in rows if row["algorithm"].endswith("chain.goal")]
     assert (played["collective"], played["size"], played["time_fs"]) == ("", "", str(TIME_FS))
-    assert played["proof"] == "unproved: its data is not known"
+    assert played["proof"] == "unproved: data unknown"
 
 
 def test_show_prints_its_operations_and_what_needs_data_says_so(capsys):
     assert main(["show", "chain.goal", "--limit", "4"]) == 0
     out = capsys.readouterr().out
-    assert "GOAL n=3, 7 operations, unproved: its data is not known\nrank 0\n  l1: calc 2000\n" in out
+    assert "GOAL n=3, 7 operations, unproved: data unknown\nrank 0\n  l1: calc 2000\n" in out
     assert out.endswith("... 3 more of 7 operations (--limit shows more)\n")
     assert main(["show", "chain.goal", "--json", "a.json"]) == 2
     assert "does not say which data it moves" in capsys.readouterr().err

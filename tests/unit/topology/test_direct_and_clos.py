@@ -165,8 +165,14 @@ def test_ideal_spreading_is_one_plane_of_all_capacity():
         (lambda: hyperx([], 2, "50 GB/s"), "dims: expected at least one dimension"),
         (lambda: hyperx([2.0], 2, "50 GB/s"), "dims: expected a whole number, got 2.0"),
         (lambda: torus(3, "50 GB/s"), "dims: expected at least one dimension"),
-        (lambda: clos(2, 2, 2, "50 GB/s", seed="a"), "seed: expected a whole number, got 'a'"),
-        (lambda: clos(2, 2, 2, "50 GB/s", seed=1.5), "seed: expected a whole number, got 1.5"),
+        (
+            lambda: clos(2, 2, 2, "50 GB/s", seed="a"),
+            "seed must be a whole number from 0 to 9223372036854775807, got 'a'",
+        ),
+        (
+            lambda: clos(2, 2, 2, "50 GB/s", seed=1.5),
+            "seed must be a whole number from 0 to 9223372036854775807, got 1.5",
+        ),
     ],
 )
 def test_bad_arguments(make, message):

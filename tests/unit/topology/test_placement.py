@@ -78,8 +78,8 @@ def test_in_a_file_and_as_arguments(tmp_path):
         ({"order": "explicit", "gpus": 3}, "gpus: expected a list of whole numbers, got 3"),
         ({"order": "explicit", "gpus": [2**70]}, "0 to 23"),
         ({"order": "explicit", "gpus": []}, "at least one rank"),
-        ({"order": "random", "seed": "x"}, "seed: expected a whole number, got 'x'"),
-        ({"order": "random", "seed": 1.5}, "seed: expected a whole number, got 1.5"),
+        ({"order": "random", "seed": "x"}, "seed must be a whole number from 0 to 9223372036854775807, got 'x'"),
+        ({"order": "random", "seed": 1.5}, "seed must be a whole number from 0 to 9223372036854775807, got 1.5"),
     ],
 )
 def test_bad_placements(arguments, message):

@@ -333,8 +333,12 @@ BAD = """
         ),
         ("torch.cuda._compile_kernel('', 'f')", 1, ["_compile_kernel has no meaning in a simulated run"]),
         ("input('name? ')", 1, ["reads standard input, which the ranks of a run share"]),
-        ("open('out.txt', 'w').close()", 0, ["out.txt was written by all ranks, each over the one before"]),
-        ("if rank < 2: torch.save(1, 'out.pt')", 0, ["out.pt was written by ranks 0, 1, each over the one before"]),
+        ("open('out.txt', 'w').close()", 0, ["out.txt was written by all ranks, each overwriting the previous"]),
+        (
+            "if rank < 2: torch.save(1, 'out.pt')",
+            0,
+            ["out.pt was written by ranks 0, 1, each overwriting the previous"],
+        ),
         (
             "t = threading.Thread(target=lambda: 1 / (rank - 2)); t.start(); t.join()",
             0,
