@@ -22,7 +22,7 @@ from simcoll.libraries.library import Library, load_library
 from simcoll.libraries.prediction import calibrated, chosen, in_time, launch_us
 from simcoll.topology import Topology
 from simcoll.topology.machine import machine as machine_of
-from simcoll.units import format_size, format_time
+from simcoll.units import counted, format_size, format_time
 
 __all__ = ["PARAMETERS", "WARM_UP", "LeftOut", "Predictor", "Row", "Series", "fit", "fit_series", "formula", "left_out"]
 
@@ -253,7 +253,7 @@ def _wanted(rows: Sequence[tuple[int, int, int]], parameters: Sequence[str] | No
             raise ConfigError(f"unknown parameter {name!r}; {nearest(name, PARAMETERS)}")
     if len(parameters) > len(rows):
         raise ConfigError(
-            f"{len(rows)} rows cannot fit {len(parameters)} parameters ({', '.join(parameters)}); measure more sizes"
+            f"{counted(len(rows), 'row')} cannot fit {len(parameters)} parameters ({', '.join(parameters)}); measure more sizes"
         )
     return tuple(parameters)
 

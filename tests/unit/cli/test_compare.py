@@ -150,7 +150,7 @@ def test_bad_input_is_one_message_and_writes_nothing(line, says, capsys, here):
 def test_too_few_rows_for_the_parameters(capsys, here):
     (here / "one.log").write_text("\n".join(nccl_tests((8,), 14 / 8, version=3)))
     status, _, err = run("calibrate one.log -t dgx-h100 -o x.toml --parameters launch,rate", capsys)
-    assert (status, "1 rows cannot fit 2 parameters (launch, rate); measure more sizes" in err) == (2, True)
+    assert (status, "1 row cannot fit 2 parameters (launch, rate); measure more sizes" in err) == (2, True)
     assert not (here / "x.toml").exists()
     status, out, _ = run("calibrate one.log -t dgx-h100 -o x.toml", capsys)
     assert (status, "too few rows for a cross-validation" in out) == (0, True)

@@ -129,7 +129,7 @@ def test_the_order_of_rows_does_not_matter(rows):
     ("rows", "parameters", "says"),
     [
         ([], None, "needs at least one row"),
-        ([Row(8, US)], ("launch", "rate"), r"1 rows cannot fit 2 parameters \(launch, rate\)"),
+        ([Row(8, US)], ("launch", "rate"), r"1 row cannot fit 2 parameters \(launch, rate\)"),
         ([Row(8, US), Row(1024, US)], ("launch", "rate", "growth"), "2 rows cannot fit 3 parameters"),
         ([Row(8, US)], ("lunch",), "unknown parameter 'lunch'; did you mean 'launch'"),
         ([Row(0, US)], None, "sizes and times above 0, got 0 bytes"),
