@@ -19,6 +19,8 @@ from simcoll.units import printable
 __all__ = ["doubts", "gain_lines", "library_for", "library_lines", "library_predictions"]
 
 _SIZE: Column = ("size", "(B)", 12)
+MOST_HEADROOM = 100
+"""Largest headroom shown: the bound covers bytes only, and says little where latency dominates."""
 _BOUND: tuple[Column, ...] = (("bound", "(us)", 11), ("headroom", "", 9))
 _TIMES = TIMES[:3]
 
@@ -61,7 +63,8 @@ def library_lines(
         rate = each.size_bytes / (each.time_fs / 1e15)
         factor = bus_factor(each.collective, topology.nranks)
         cells = (each.size_bytes, microseconds(each.time_us), gigabytes(rate), gigabytes(rate * float(factor)))
-        headroom = f"{each.time_fs / each.bound_fs:.3g}x" if each.bound_fs else "-"
+        ratio = each.time_fs / each.bound_fs if each.bound_fs else 0.0
+        headroom = "-" if not ratio else f"{ratio:.3g}x" if ratio < MOST_HEADROOM else f">{MOST_HEADROOM}x"
         bound = table_line(_BOUND, (microseconds(each.bound_fs / 1e9), headroom))
         line = f"{table_line((_SIZE, *_TIMES), cells)}  {_choice(each):<{width}}{bound}  {each.bottleneck}"
         yield printable(line)
