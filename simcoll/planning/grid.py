@@ -148,7 +148,7 @@ def run_grid(
     known = read_rows(folder) if resume else _read(_not_of_other_shards(folder, name))
     if known and not resume:
         raise ConfigError(
-            f"has {len(known):,} rows of an earlier run; --resume goes on with them, --output names another folder",
+            f"has {len(known):,} rows of an earlier run; --resume continues with them, --output names another folder",
             file=str(folder),
         )
     rows = {key: known[key] for key in wanted.keys if key in known}
@@ -330,7 +330,7 @@ def _play(
             report()
     except pool.lost as error:
         raise ConfigError(
-            f"a worker died, perhaps for want of memory ({type(error).__name__}); all finished rows are kept: --resume goes on with them, "
+            f"a worker died, perhaps for want of memory ({type(error).__name__}); finished rows are kept: --resume continues with them, "
             "and fewer workers (--jobs) need less"
         ) from None
     except KeyboardInterrupt:
