@@ -157,7 +157,8 @@ def _measure_and_show(
     began, predicts, request = time.time(), topology is not None, requests[0]
     shown = transport.control.process == 0
     if shown:
-        ranks = f"{request.nranks} ranks in {transport.control.size} processes"
+        processes = transport.control.size
+        ranks = f"{request.nranks} ranks in {processes} process{'es' * (processes != 1)}"
         print(f"# realcoll: {request.collective} with {request.choice} on {transport.name}: {ranks}")
         first = next(each for each in schedules(request) if each is not None)
         print(f"# {verify(first)}")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from simcoll.command_line import WHOLE
+from simcoll.units import counted
 
 if TYPE_CHECKING:
     from simcoll.planning.executors import Pool
@@ -72,7 +73,7 @@ def play_grid(
         part = f"{len(shard_of(grid, options.shard)):,} of " if options.shard else ""
         folder = options.output or Path("out") / file.stem
         open_folder(folder, results)
-        print(f"# {part}{len(grid):,} points, rows in {folder}", flush=True)
+        print(f"# {part}{counted(len(grid), 'point')}, rows in {folder}", flush=True)
         runs = [_played(grid, folder, pool, options)]
         second = then(runs[0]) if then is not None and not options.shard else None
         if second is not None:
@@ -91,13 +92,13 @@ def _played(grid: Grid, folder: Path, pool: Pool, options: GridOptions) -> GridR
             print(f"# stopped; finished rows are kept, and --resume continues: {folder}", flush=True)
             raise
     kept = len(run.rows) - run.played
-    print(f"# {run.played:,} points played" + (f", {kept:,} kept from earlier" if kept else ""))
+    print(f"# {counted(run.played, 'point')} played" + (f", {kept:,} kept from earlier" if kept else ""))
     alike: dict[str, list[str]] = {}
     for reason, count in run.errors.items():
         alike.setdefault(re.sub(r"\d+", "#", reason), []).extend([reason] * count)
     ordered = sorted(alike.values(), key=lambda reasons: (-len(reasons), reasons[0]))
     for reasons in ordered[:MOST_REASONS]:
-        print(f"# {len(reasons):,} point{'s' * (len(reasons) > 1)} did not run: {reasons[0]}")
+        print(f"# {counted(len(reasons), 'point')} did not run: {reasons[0]}")
     if len(ordered) > MOST_REASONS:
         print(f"# and {sum(map(len, ordered[MOST_REASONS:])):,} for other reasons; see the rows")
     return run

@@ -47,7 +47,7 @@ def plan_designs(
 
     if exact < 0 or top < 1:
         raise ConfigError(f"--exact {exact} --top {top}: expected at least 0 and 1")
-    file = file_of("plans", plan)
+    file = file_of("plan", plan)
     space: list[Space] = []
 
     def grid_of_file() -> Grid:

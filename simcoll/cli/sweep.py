@@ -39,7 +39,7 @@ def sweep_all(
     from simcoll.planning.scenario import file_of
     from simcoll.planning.sweep_grid import load_sweep, sweep_csv, sweep_grid
 
-    file = file_of("sweeps", given)
+    file = file_of("sweep", given)
 
     def grid() -> Grid:
         content = load_sweep(file)

@@ -46,6 +46,9 @@ TITLES: Mapping[str, str] = {
     "graphml": "a GraphML graph",
     "topology": "a simcoll topology file",
     "scenario": "a simcoll scenario file",
+    "sweep": "a sweep file",
+    "plan": "a plan file",
+    "goodput": "a goodput file",
     "design": "a design of a training step",
     "operations": "a list of operations",
     "workload": "a simcoll workload",
@@ -65,7 +68,7 @@ TITLES: Mapping[str, str] = {
 _ROOTS = {
     "algo": "msccl", "system": "nccl-topology", "graphs": "nccl-graph", "platform": "simgrid", "graphml": "graphml",
 }  # fmt: skip
-# Keys that tell a JSON object apart; the first row that fits decides.
+# Keys that tell a JSON object apart, and below a TOML file; the first row that fits decides.
 _KEYS: tuple[tuple[str, frozenset[str]], ...] = (
     ("schedule", frozenset({"format", "version"})),
     ("workload", frozenset({"format", "nranks", "operations"})),
@@ -75,6 +78,13 @@ _KEYS: tuple[tuple[str, frozenset[str]], ...] = (
     ("ras", frozenset({"communicators"})),
     ("nccl-tests-json", frozenset({"results", "nccl_version"})),
     ("openmpi-rules", frozenset({"rule_file_version"})),
+)
+_TABLES: tuple[tuple[str, frozenset[str]], ...] = (
+    ("scenario", frozenset({"topology", "collective", "sizes"})),
+    ("sweep", frozenset({"topologies", "collectives", "sizes"})),
+    ("plan", frozenset({"model", "parallel", "objective"})),
+    ("design", frozenset({"model", "topology"})),
+    ("goodput", frozenset({"job", "checkpoint"})),
 )
 _GOAL_COOKIE = 4223
 # Texts, by a line that only they have; the first row that fits any line decides.
@@ -184,10 +194,7 @@ def _text(text: str, content: bytes) -> str:
         return "library"
     if "family" in table or "extends" in table:
         return "topology"
-    if {"topology", "collective", "sizes"} <= table.keys():
-        return "scenario"
-    if {"model", "topology"} <= table.keys():
-        return "design"
     if isinstance(table.get("op"), list):
         return "operations"
-    return "toml" if table else "text"
+    found = next((name for name, marks in _TABLES if marks <= table.keys()), "toml")
+    return found if table else "text"

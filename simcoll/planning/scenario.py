@@ -10,6 +10,7 @@ import msgspec
 
 from simcoll.errors import ConfigError, blamed_on, nearest
 from simcoll.formats.output import write_files
+from simcoll.formats.recognise import TITLES, recognise
 from simcoll.formats.strict import decode_toml, read_file
 from simcoll.limits.paths import exists, shipped_files
 from simcoll.planning.disturbance import disturbance, parse_ranks
@@ -37,6 +38,13 @@ __all__ = [
 
 MAX_BYTES = 2**20
 MAX_ALGORITHMS, MAX_PROTOCOLS = 256, 16
+_FOLDERS = {
+    "scenario": "scenarios",
+    "sweep": "scenarios/sweeps",
+    "plan": "scenarios/plans",
+    "goodput": "scenarios/goodput",
+}
+_COMMANDS = {"scenario": "run", "sweep": "sweep", "plan": "plan", "goodput": "goodput", "design": "step"}
 RESULT_FILES = ("results.json", "results.csv", "busbw.svg", "trace.json.gz")
 
 
@@ -87,22 +95,26 @@ class Scenario(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 def file_of(kind: str, name: str | Path) -> Path:
-    """Find a file by path, or by the shipped name of its kind.
+    """Find a file for a command by path or shipped name; its ``kind`` is scenario, sweep, plan or goodput.
 
     Raises
     ------
     ConfigError
-        When there is no such file.
+        When there is no such file, or it belongs to another command.
     """
-    path, shipped = Path(name), shipped_files(f"scenarios/{kind}")
+    folder = _FOLDERS[kind]
+    path, shipped = Path(name), shipped_files(folder)
     if exists(path):
+        found = recognise(read_file(path, MAX_BYTES))
+        # A design is a plan without lists.
+        if found in _COMMANDS and found not in {kind, "design" if kind == "plan" else kind}:
+            what = f"this is {TITLES[found]}; expected a {kind} file; simcoll {_COMMANDS[found]} plays it"
+            raise ConfigError(what, file=str(path))
         return path
-    if (
-        path.stem not in shipped
-        or path.suffix not in ("", ".toml")
-        or path.parent.parts not in {(), ("scenarios", kind)}
-    ):
-        raise ConfigError(f"no file {str(name)!r}, and no shipped one of {kind}; {nearest(path.stem, shipped)}")
+    if path.stem not in shipped or path.suffix not in ("", ".toml") or str(path.parent) not in {".", folder}:
+        raise ConfigError(
+            f"no {kind} file {str(name)!r}, and no shipped one of that name; {nearest(path.stem, shipped)}"
+        )
     return shipped[path.stem]
 
 
@@ -119,18 +131,7 @@ def load_scenario(name: str | Path) -> tuple[Scenario, Path]:
     ConfigError
         When it cannot be read or does not fit the format.
     """
-    path = Path(name)
-    if not exists(path):
-        shipped = shipped_files("scenarios")
-        if (
-            path.stem not in shipped
-            or path.suffix not in ("", ".toml")
-            or (len(path.parts) > 1 and path.parts[0] != "scenarios")
-        ):
-            raise ConfigError(
-                f"no scenario {str(name)!r}: neither a file nor a shipped one; {nearest(path.stem, shipped)}"
-            )
-        path = shipped[path.stem]
+    path = file_of("scenario", name)
     return decode_toml(read_file(path, MAX_BYTES), Scenario, str(path)), path
 
 

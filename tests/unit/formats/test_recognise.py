@@ -59,7 +59,15 @@ def test_marks(content, name):
 
 
 @pytest.mark.parametrize(
-    ("folder", "name"), [("topologies", "topology"), ("scenarios", "scenario"), ("libraries", "library")]
+    ("folder", "name"),
+    [
+        ("topologies", "topology"),
+        ("libraries", "library"),
+        ("scenarios", "scenario"),
+        ("scenarios/goodput", "goodput"),
+        ("scenarios/plans", "plan"),
+        ("scenarios/sweeps", "sweep"),
+    ],
 )
 def test_shipped_files(folder, name):
     found = {path.name: recognise(path.read_bytes()) for path in (ROOT / folder).glob("*.toml")}
