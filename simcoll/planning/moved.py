@@ -178,13 +178,13 @@ def _point(run: Mapping[str, Any]) -> Point:
 
 
 def _names(points: Sequence[Point]) -> Any:
-    """A function that names a point by the values that differ among all points."""
+    """A function that names a point by the values that differ among all points, or that only some have."""
     flat = [_flat(point) for point in points]
-    values: dict[str, set[str]] = {}
+    values: dict[str, list[str]] = {}
     for point in flat:
         for name, value in point.items():
-            values.setdefault(name, set()).add(str(value))
-    told = [name for name, seen in values.items() if len(seen) > 1]
+            values.setdefault(name, []).append(str(value))
+    told = [name for name, seen in values.items() if len({*seen}) > 1 or len(seen) < len(flat)]
 
     def name_of(point: Point) -> str:
         own = _flat(point)

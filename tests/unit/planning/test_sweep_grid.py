@@ -149,3 +149,15 @@ def test_diff_takes_no_time_of_a_run_that_was_cut_off(tmp_path, monkeypatch, cap
         Path(folder, "results.json").write_text(json.dumps({"runs": [run]}))
     assert main(["diff", "old", "new"]) == 1
     assert "gone  the only point: aborted at 9 ms" in capsys.readouterr().out
+
+
+def test_diff_names_a_disturbance_that_only_one_sweep_has(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    written("calm", {"point": {"size": 8}, "result": {"time_fs": 4}})
+    written("disturbed", {"point": {"size": 8, "stragglers": [[3, "3/2"]]}, "result": {"time_fs": 5}})
+    assert main(["diff", "calm", "disturbed"]) == 1
+    told = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in told[:2]] == [
+        ["gone", "the", "only", "point"],
+        ["new", "stragglers=[[3,", "'3/2']]"],
+    ]
