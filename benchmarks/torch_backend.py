@@ -1,11 +1,12 @@
 """PyTorch on the emulator: a training step with DistributedDataParallel, and the cost of a call against simcoll.distributed.
 
-Run: ``python benchmarks/torch_backend.py [ranks ...]``.
+Run: ``python benchmarks/torch_backend.py [ranks ...]``. The memory is the peak of the process.
 """
 
 from __future__ import annotations
 
 import platform
+import resource
 import sys
 import time
 
@@ -18,31 +19,27 @@ import simcoll.distributed
 import simcoll.torch
 
 STEPS = 6
-CALLS = 200
+CALLS = 100
+CALLING = 64
+"""The most ranks whose calls are measured."""
 
 
 def training(_rank, _world_size):
     dist.init_process_group("simcoll")
     torch.manual_seed(0)
-    layers = [
-        torch.nn.Linear(256, 256),
-        torch.nn.ReLU(),
-        torch.nn.Linear(256, 256),
-        torch.nn.ReLU(),
-        torch.nn.Linear(256, 10),
-    ]
-    model = DistributedDataParallel(torch.nn.Sequential(*layers))
+    model = DistributedDataParallel(torch.nn.Linear(256, 256))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    walls, times = [], []
+    seconds, times = [], []
     for _ in range(STEPS):
         dist.barrier()
-        wall, begin = time.perf_counter(), simcoll.torch.emulated_time()
+        cpu, begin = time.process_time(), simcoll.torch.emulated_time()
         model(torch.randn(8, 256)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-        walls.append(time.perf_counter() - wall)
         times.append(simcoll.torch.emulated_time() - begin)
-    return walls, times
+        dist.barrier()
+        seconds.append(time.process_time() - cpu)
+    return seconds, times
 
 
 def calls(_rank, _world_size):
@@ -58,28 +55,32 @@ def same_calls(_rank, _world_size):
         simcoll.distributed.all_reduce(x)
 
 
-def wall_of(run, program, nprocs):
-    begin = time.perf_counter()
+def cpu_of_call(run, program, nprocs):
+    begin = time.process_time()
     run(program, nprocs)
-    return (time.perf_counter() - begin) / CALLS * 1e3
+    return (time.process_time() - begin) / CALLS * 1e3
 
 
 def main():
-    numbers = [int(word) for word in sys.argv[1:]] or [8, 64]
+    numbers = [int(word) for word in sys.argv[1:]] or [8, 64, 256]
     print(
-        f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}, topology dgx-h100, Simple"
+        f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}, topology superpod-h100, Simple"
     )
-    print(f"{'ranks':>6} {'parameters':>10} {'wall ms/step':>13} {'simulated us/step':>18}")
+    print(f"{'ranks':>6} {'parameters':>10} {'CPU s/step':>11} {'the most':>9} {'simulated us/step':>18} {'peak MiB':>9}")
     for nprocs in numbers:
-        walls, times = simcoll.torch.spawn(training, nprocs, topology="dgx-h100", protocol="Simple").returns[0]
-        print(f"{nprocs:>6} {134_154:>10,} {min(walls) * 1e3:>13.1f} {times[-1] * 1e6:>18.2f}")
-    print(f"{'ranks':>6} {'all_reduce of 1 KiB, ms/call: torch':>36} {'simcoll.distributed':>20} {'ratio':>6}")
-    for nprocs in numbers:
-        there, here = (
-            wall_of(simcoll.torch.spawn, calls, nprocs),
-            wall_of(simcoll.distributed.spawn, same_calls, nprocs),
+        result = simcoll.torch.spawn(training, nprocs, topology="superpod-h100", protocol="Simple")
+        seconds, times = result.returns[0]
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+        print(
+            f"{nprocs:>6} {65_792:>10,} {min(seconds):>11.3f} {max(seconds):>9.3f} {times[-1] * 1e6:>18.2f} {peak:>9}"
         )
-        print(f"{nprocs:>6} {there:>36.2f} {here:>20.2f} {there / here:>6.2f}")
+    print(f"{'ranks':>6} {'all_reduce of 1 KiB, CPU ms/call: torch':>40} {'simcoll.distributed':>20} {'ratio':>6}")
+    for nprocs in (number for number in numbers if number <= CALLING):
+        there, here = (
+            cpu_of_call(simcoll.torch.spawn, calls, nprocs),
+            cpu_of_call(simcoll.distributed.spawn, same_calls, nprocs),
+        )
+        print(f"{nprocs:>6} {there:>40.2f} {here:>20.2f} {there / here:>6.2f}")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,9 @@ from simcoll.emulator.dataplane import unwritten
 
 __all__ = ["Pool", "data_errors", "moved"]
 
+COMBINED = 1 << 18
+"""Elements to combine at a time, outside their buffers."""
+
 
 def data_errors(plan: Plan, seed: int = 0) -> int:
     """Move generated data through a plan; count the output elements that differ from the collective's definition."""
@@ -109,9 +112,12 @@ class Pool:
         values = [here[each.sources] for each, here in zip(moves, windows, strict=True)]
         for each, here, value in zip(moves, windows, values, strict=True):
             if each.combines:
-                total = here[each.targets]
-                combine(self._plan.op, total, value)
-                here[each.targets] = total
+                count = max(1, COMBINED // each.length)
+                for begin in range(0, len(value), count):
+                    rows = slice(begin, begin + count)
+                    total = here[each.targets[rows]]
+                    combine(self._plan.op, total, value[rows])
+                    here[each.targets[rows]] = total
             else:
                 here[each.targets] = value
 

@@ -337,7 +337,7 @@ class Playing:
                 emulator.takes.add(take_of(self.plan, self._log, begin_fs, ledger))
         emulator.history.add(*self.label, self.plan, (begin_fs, end_fs), messages, trace_hash)
         emulator.give_back(stage)
-        over, self.leave, self.over = self.over, _nobody, None  # they know this one: no circle is left to be collected
+        over, self.leave, self.over, self._player = self.over, _nobody, None, None  # no circle is left: they know this
         if over is not None:
             over()
 

@@ -16,6 +16,7 @@ import simcoll.distributed as dist
 from simcoll.distributed.runtime import playing
 from simcoll.distributed.runtime.tasks import Task
 from simcoll.distributed.runtime.world import current_rank
+from simcoll.emulator.engine import Player
 from simcoll.errors import ConfigError
 from simcoll.formats.msccl_writer import dump_msccl_xml
 
@@ -296,5 +297,21 @@ def test_a_run_that_failed_leaves_nothing(program):
             failed = True
         assert failed
         assert not {each for each in gc.get_objects() if type(each) is Task} - set(before)
+    finally:
+        gc.enable()
+
+
+def test_a_played_operation_leaves_no_circle():
+    """Large buffers are gone with their operation, not when the garbage collector comes."""
+
+    def program(rank, _n):
+        dist.all_reduce(np.ones(3))
+        dist.barrier()
+        return sum(type(each) is Player for each in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert dist.spawn(program, 3).returns[0] <= 1  # the barrier's, which may not have ended
     finally:
         gc.enable()
