@@ -66,7 +66,9 @@ def main():
     print(
         f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}, topology superpod-h100, Simple"
     )
-    print(f"{'ranks':>6} {'parameters':>10} {'CPU s/step':>11} {'the most':>9} {'simulated us/step':>18} {'peak MiB':>9}")
+    print(
+        f"{'ranks':>6} {'parameters':>10} {'CPU s/step':>11} {'the most':>9} {'simulated us/step':>18} {'peak MiB':>9}"
+    )
     for nprocs in numbers:
         result = simcoll.torch.spawn(training, nprocs, topology="superpod-h100", protocol="Simple")
         seconds, times = result.returns[0]
