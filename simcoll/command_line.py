@@ -39,8 +39,10 @@ _ALIKE = (CycloptsError, ConfigError, ScheduleError)
 
 def _whole(_: object, tokens: Sequence[Token]) -> int:
     option, text = tokens[0].keyword, tokens[0].value
-    if not re.fullmatch(r"[+-]?[0-9]{1,19}", text):
+    if not re.fullmatch(r"[+-]?[0-9]+", text):
         raise ConfigError(f"{option} {text!r}: expected a whole number, such as 2")
+    if len(text) > 20:
+        raise ConfigError(f"{option} {text!r}: out of range")
     return int(text)
 
 

@@ -111,9 +111,11 @@ def parse_choice(text: str, folder: Path | None = None) -> Choice:
     for part in parts:
         key, _, value = part.partition("=")
         numbers = value.split("x")
-        if not all(number.isascii() and number.isdecimal() and len(number) < 10 for number in numbers):
+        if not all(number.isascii() and number.isdecimal() for number in numbers):
             example = "write for example 'ring:channels=4' or 'torus:dims=4x4'"
             raise ConfigError(f"cannot read {part!r} in algorithm {text!r}; {example}")
+        if max(map(len, numbers)) > 9:
+            raise ConfigError(f"{part!r} is out of range in algorithm {text!r}; numbers have at most 9 digits")
         if any(key == known for known, _ in params):
             raise ConfigError(f"parameter {key!r} is given twice in algorithm {text!r}")
         whole = tuple(int(number) for number in numbers)

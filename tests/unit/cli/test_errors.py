@@ -160,6 +160,9 @@ CASES: list[tuple[Sequence[str], int, Sequence[str]]] = [
     ),
     (("run", "nosuch.toml"), 2, ("no scenario file 'nosuch.toml'",)),
     (("run", "."), 2, ("Is a directory",)),
+    # numbers with too many digits
+    (("perf", "all_reduce", "--seed", "9" * 30), 2, ("--seed", "out of range")),
+    (("perf", "all_reduce", "-a", "ring:pieces=" + "9" * 10), 2, ("'pieces=9999999999' is out of range", "9 digits")),
     # units that are missing or wrong
     (("perf", "all_reduce", "-b", "8X"), 2, ("-b: unknown unit 'X'", "MiB")),
     (("perf", "all_reduce", "-e", "many"), 2, ("-e", "'many'")),
