@@ -38,6 +38,8 @@ BUSIEST = 16
 """Number of links with a counter: those that carried most bytes."""
 POINTS = 1000
 """Values of a counter over the run."""
+WHOLE_US_FROM_FS = 1000 * FS_PER_US
+"""Length of a run from which files of ranks have whole microseconds: holistic trace analysis cuts fractions off events."""
 
 
 def write_timeline(path: str | Path, result: RunResult, topology: Topology) -> None:
@@ -52,14 +54,16 @@ def write_timeline(path: str | Path, result: RunResult, topology: Topology) -> N
     if timeline is None:
         raise ConfigError("this run has no timeline: call spawn with trace=True or a path")
     critical = critical_pieces(timeline)
-    by_rank = {rank: _Events(timeline, rank, critical).found for rank in result.own_ranks}
+    one_file = target.suffix in {".json", ".gz"}
+    tick_fs = 1 if one_file or result.time_fs < WHOLE_US_FROM_FS else FS_PER_US
+    by_rank = {rank: _Events(timeline, rank, critical, tick_fs).found for rank in result.own_ranks}
     shared = [*_arrows(timeline, by_rank.values()), *_counters(timeline, topology, result.time_fs)]
     covered = sum(piece.end_fs - piece.begin_fs for piece in critical) / result.time_fs if result.time_fs else 0.0
     about = {
         "topology": result.topology, "time_us": result.time_fs / FS_PER_US, "trace_hash": result.trace_hash,
         "critical_path": {"operations": len(critical), "share": round(covered, 4)},
     }  # fmt: skip
-    if target.suffix in {".json", ".gz"}:
+    if one_file:
         events = [*_names(topology, by_rank), *(event for found in by_rank.values() for event in found), *shared]
         content = _encoded({"otherData": about, "traceEvents": events}, compressed=target.suffix == ".gz")
         write_files(target.parent, {target.name: content})
@@ -92,10 +96,13 @@ def _names(topology: Topology, ranks: Iterable[int]) -> Iterable[Event]:
 
 
 class _Events:
-    """The events of one rank: a track for compute, one for waits, and one for each group; more where operations overlap."""
+    """The events of one rank: a track for compute, one for waits, and one for each group; more where operations overlap.
 
-    def __init__(self, timeline: Timeline, rank: int, critical: Sequence[Piece]) -> None:
-        self.rank = rank
+    Times are rounded to ticks.
+    """
+
+    def __init__(self, timeline: Timeline, rank: int, critical: Sequence[Piece], tick_fs: int) -> None:
+        self.rank, self._tick_fs = rank, tick_fs
         own = [piece for piece in critical if piece.rank == rank]
         self._critical = {(each.operation, each.begin_fs if each.operation == COMPUTE else 0) for each in own}
         self.found: list[Event] = []
@@ -139,7 +146,8 @@ class _Events:
         operation = arguments.get("External id", COMPUTE)
         if category == "kernel" and (operation, begin if operation == COMPUTE else 0) in self._critical:
             where["cname"], arguments = RED, {**arguments, "critical": True}
-        return {**where, "ts": begin / FS_PER_US, "dur": (end - begin) / FS_PER_US, "args": arguments}
+        start, stop = ((time + self._tick_fs // 2) // self._tick_fs * self._tick_fs for time in (begin, end))
+        return {**where, "ts": start / FS_PER_US, "dur": (stop - start) / FS_PER_US, "args": arguments}
 
 
 def _elements(buffers: Sequence[tuple[tuple[int, ...], str]]) -> int:

@@ -166,19 +166,23 @@ def test_holistic_trace_analysis_agrees(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_holistic_trace_analysis_has_our_times_of_groups(tmp_path, monkeypatch):
+@pytest.mark.parametrize("scale", [1, 128])
+def test_holistic_trace_analysis_has_our_times_of_groups(tmp_path, monkeypatch, scale):
     """Its breakdown and its overlap, where times are no whole microseconds, operations overlap, and ranks differ."""
     analysis = pytest.importorskip("hta.trace_analysis")
-    monkeypatch.setenv("HTA_DISABLE_NS_ROUNDING", "1")
+    if scale == 1:  # some microseconds, of which it would lose parts
+        monkeypatch.setenv("HTA_DISABLE_NS_ROUNDING", "1")
 
     def program(rank, world_size):
         grid = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
         for step in range(3):
-            works = [dist.all_reduce(np.zeros(10_007), group=grid.get_group(name), async_op=True) for name in "ab"]
-            dist.compute((3 + rank) * 1.01e-6, f"step {step}")
+            message = dist.fake_array(10_007 * scale)
+            works = [dist.all_reduce(message, group=grid.get_group(name), async_op=True) for name in "ab"]
+            for part in range(scale):
+                dist.compute((3 + rank) * 1.01e-6, f"part {part} of step {step}")
             for work in works:
                 work.wait()
-            dist.compute(1.7e-6)
+            dist.compute(1.7e-6 * scale)
 
     timeline = dist.spawn(program, 4, topology="dgx-h100", trace=tmp_path).timeline
     ours = [timeline.summary(rank) for rank in range(4)]
