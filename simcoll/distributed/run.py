@@ -29,7 +29,7 @@ from simcoll.distributed.start.spawning import spawn
 from simcoll.errors import ConfigError, nearest
 from simcoll.limits.paths import is_file
 from simcoll.topology import load_topology
-from simcoll.units import format_time
+from simcoll.units import counted, format_time
 
 __all__ = ["main"]
 
@@ -71,6 +71,10 @@ class _Options:
         Write the timeline of the run there: t.json or t.json.gz, for Perfetto, or a folder with a file for each rank.
     record
         Record the run there as a workload for other topologies: a workload w.json, Chakra traces w.et, or a folder with both.
+    fault
+        An event of the run, such as "t=1ms rank 3 stops"; may be repeated.
+    policy
+        Policy for bytes at a dead link: stall, "stall 67ms x 7", re-route or abort.
     script
         Every rank runs the whole file, as under torchrun.
     """
@@ -85,6 +89,8 @@ class _Options:
     alike: Literal["all"] | None = None
     trace: str | None = None
     record: str | None = None
+    fault: Annotated[tuple[str, ...], Parameter(negative=())] = ()
+    policy: str = "stall"
     script: Annotated[bool, Parameter(negative=())] = False
 
     @property
@@ -94,7 +100,7 @@ class _Options:
 
     @property
     def guides(self) -> dict[str, Any]:
-        """The given options that are arguments of spawn."""
+        """The given options that are arguments of spawn; ``fault`` is its ``events``."""
         given = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in _OWN}
         return {name: value for name, value in given.items() if value != _DEFAULTS[name]}
 
@@ -109,7 +115,8 @@ def _start_processes(program: str, arguments: Sequence[str], options: _Options) 
     if found is None:
         raise ConfigError("there is no mpiexec: pip install 'simcoll[mpi]', or install an MPI library")
     sys.stdout.flush()
-    words = [f"--{name}={value}" for name, value in options.guides.items()]
+    words = [f"--{name}={value}" for name, value in options.guides.items() if name != "fault"]
+    words += [f"--fault={event}" for event in options.fault]
     words += [f"--backend={options.where}", *(["--script"] if options.script else []), program, *arguments]
     command = [found, "-n", str(options.nproc), sys.executable, "-m", "simcoll.distributed.run", *words]
     os.execv(found, command)  # noqa: S606  # no shell
@@ -164,7 +171,8 @@ def _run(path: str, arguments: Sequence[str], options: _Options) -> None:
                     "has no function program(rank, world_size) and has not called spawn; with --script every rank runs the file",
                     file=path,
                 )
-            spawn(program, _ranks(options), **options.guides)
+            guides = {"events" if name == "fault" else name: value for name, value in options.guides.items()}
+            spawn(program, _ranks(options), **guides)
         elif options.guides:
             _say(f"simcoll: {path} calls spawn itself, without --{', --'.join(options.guides)}\n")
         for result in results:
@@ -181,7 +189,7 @@ def _tell(result: RunResult, backend: str) -> None:
         digest = "-"
     where = result.topology if backend == EMULATOR else f"{len(result.returns)} processes"
     sys.stdout.write(
-        f"# {len(result.returns)} ranks, {backend} ({where}): {result.operations} operations, "
+        f"# {counted(len(result.returns), 'rank')}, {backend} ({where}): {counted(result.operations, 'operation')}, "
         f"{format_time(result.time_fs)}{memory_of(result)}, returns {digest}\n{table_of(result)}"
     )
 

@@ -59,6 +59,10 @@ class _Options:
         Write the timeline of the run there: t.json or t.json.gz, for Perfetto.
     record
         Record the run there as a workload for other topologies: a workload w.json, Chakra traces w.et, or a folder with both.
+    fault
+        An event of the run, such as "t=1ms rank 3 stops"; may be repeated.
+    policy
+        Policy for bytes at a dead link: stall, "stall 67ms x 7", re-route or abort.
     shared
         A package that all ranks share instead of importing their own copies; may be repeated.
     module
@@ -77,7 +81,9 @@ class _Options:
     device: Literal["cuda", "cpu"] = "cuda"
     trace: str | None = None
     record: str | None = None
-    shared: tuple[str, ...] = ()
+    fault: Annotated[tuple[str, ...], Parameter(negative=())] = ()
+    policy: str = "stall"
+    shared: Annotated[tuple[str, ...], Parameter(negative=())] = ()
     module: Annotated[bool, Parameter(name=["--module", "-m"], negative=())] = False
 
 
@@ -120,6 +126,8 @@ def _command(
         cuda_is_cpu=options.device == "cuda",
         trace=options.trace if options.trace is not None else False,
         record=options.record if options.record is not None else False,
+        events=options.fault,
+        policy=options.policy,
     )
 
 
@@ -132,6 +140,8 @@ def main(words: Sequence[str] | None = None) -> int:
         "-a",
         "--trace",
         "--record",
+        "--fault",
+        "--policy",
         "--shared",
         "--compute",
         "--gpu",

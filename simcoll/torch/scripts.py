@@ -33,7 +33,7 @@ from simcoll.torch.own_modules import OwnModules
 from simcoll.torch.process_state import call_exit_functions
 from simcoll.torch.rank_threads import current_thread, current_thread_or_none
 from simcoll.torch.spawning import spawn
-from simcoll.units import format_time
+from simcoll.units import counted, format_time
 
 __all__ = ["Script", "run_script"]
 
@@ -184,8 +184,8 @@ def run_script(script: Script, nprocs: int, *, shared: Sequence[str] = (), **gui
             sys.stderr.write(_report(error))
             return 1
     sys.stdout.write(
-        f"# {nprocs} ranks ({result.topology}): {result.operations} operations, {format_time(result.time_fs)}{memory_of(result)}"
-        f"{_steps(notes)}\n{table_of(result)}"
+        f"# {counted(nprocs, 'rank')} ({result.topology}): {counted(result.operations, 'operation')}, {format_time(result.time_fs)}"
+        f"{memory_of(result)}{_steps(notes)}\n{table_of(result)}"
     )
     if own.shared:
         known = own.shared | own.following

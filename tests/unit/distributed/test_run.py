@@ -59,12 +59,12 @@ def test_a_function_is_spawned(file, capsys):
     assert main(["-n", "2", file(PROGRAM), "--its", "own"]) == 0
     line = capsys.readouterr().out
     assert line.startswith(
-        "# 2 ranks, emulator (crossbar): 1 operations, 1 us, at most 24 B of tensors on a rank, returns "
+        "# 2 ranks, emulator (crossbar): 1 operation, 1 us, at most 24 B of tensors on a rank, returns "
     )
     assert main(["--nproc", "2", file(PROGRAM), "--other"]) == 0
     assert capsys.readouterr().out != line  # the arguments are part of what is returned
     assert main(["--topology", "dgx-h100", "--algorithm", "ring", "--protocol", "LL", file(PROGRAM)]) == 0
-    assert capsys.readouterr().out.startswith("# 8 ranks, emulator (dgx-h100): 1 operations, ")
+    assert capsys.readouterr().out.startswith("# 8 ranks, emulator (dgx-h100): 1 operation, ")
     assert (list(sys.argv), list(sys.path), os.environ.get(BACKEND_VARIABLE)) == before
 
 
@@ -93,13 +93,27 @@ def test_options_of_spawn(file, capsys, tmp_path):
     assert format_time(again.time_fs) in line
 
 
+def test_faults_of_a_run(file, capsys):
+    link = "t=0us gpu1 -> switch = 0 for 1ms"
+    assert main(["-n", "2", "--fault", link, file(PROGRAM)]) == 0
+    assert " 1 operation, 1 ms, " in capsys.readouterr().out
+    with pytest.raises(RuntimeError, match="given up at 8 ms: down: gpu1 -> switch"):
+        main(["-n", "2", "--fault", link.replace("1ms", "1s"), "--policy", "stall 4ms x 1", file(PROGRAM)])
+    for words, said in (
+        (["--fault", "t=1ms rank 9 stops"], "rank 9"),
+        (["--policy", "re-rout"], "did you mean 're-route'"),
+    ):
+        assert main(["-n", "2", *words, file(PROGRAM)]) == 2
+        assert said in capsys.readouterr().err
+
+
 def test_a_file_that_spawns_is_left_alone(file, capsys):
     assert main(["-t", "dgx-h100", "--trace", "t.json", file(SPAWNS)]) == 0
     said = capsys.readouterr()
     first, second = said.out.splitlines()
     assert first == "1"
     assert second.startswith(
-        "# 2 ranks, emulator (crossbar): 1 operations, 1 us, at most 24 B of tensors on a rank, returns "
+        "# 2 ranks, emulator (crossbar): 1 operation, 1 us, at most 24 B of tensors on a rank, returns "
     )
     assert said.err.endswith("rank_program.py calls spawn itself, without --topology, --trace\n")
 
@@ -164,5 +178,5 @@ def test_processes_give_the_same_digest(file, capsys):
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment(), check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("# 2 ranks, mpi (2 processes): 1 operations, ")
+    assert done.stdout.startswith("# 2 ranks, mpi (2 processes): 1 operation, ")
     assert done.stdout.split(", at most")[1] == emulated.split(", at most")[1]

@@ -226,6 +226,19 @@ def test_options_of_the_command_reach_the_run(script, capsys):
     assert ideal.splitlines()[-1] != out.splitlines()[-1]
 
 
+def test_a_rank_stops_as_an_event_says(script, capsys):
+    text = (
+        BAD
+        + "    try: dist.all_reduce(torch.ones(1 << 20))\n    except Exception as error: print(type(error).__name__)\n"
+    )
+    for name, error in (("gloo", "RuntimeError"), ("nccl", "DistBackendError")):
+        given = ("-n", "4", "--fault", "t=1us rank 2 stops", "--policy", "abort")
+        status, out, err = script(capsys, text.replace("gloo", name), options=given)
+        assert (status, out.splitlines()[:-1]) == (0, [error] * 3)
+        assert "rank 2 stopped at 1 us, as an event says" in err
+    assert script(capsys, text, options=("-n", "4", "--fault", "t=1us rank 2 stps"))[0] == 2
+
+
 OWN_STATE = """
     import atexit, logging, os, random, sys
     import numpy as np
