@@ -18,7 +18,7 @@ from simcoll.algorithms.grid import nodes_of
 from simcoll.algorithms.registered import algorithm
 from simcoll.arrays import Ints
 from simcoll.core.collective import Collective
-from simcoll.core.schedule import REDUCE, Layout, Repeat, Schedule, Step, transfers
+from simcoll.core.schedule import REDUCE, Layout, Repeat, Schedule, Step, joined, transfers
 
 __all__ = [
     "all_gather",
@@ -112,17 +112,24 @@ def all_gather(collective: Collective) -> Schedule:
     shared=rings,
 )
 def reduce_scatter(collective: Collective) -> Schedule:
-    """The block of a rank starts at its successor and gathers contributions all the way around."""
+    """The block of a rank starts at its successor and gathers contributions all the way around.
+
+    Every rank copies its own contribution one step before it is needed.
+    """
     n = collective.nranks
-    layout, rank, slot = Layout(collective, 1, np.arange(n)), np.arange(n), np.arange(n)[:, None]
+    layout, rank = Layout(collective, 1, np.arange(n)), np.arange(n)
+
+    def own(slot: Ints) -> Step:
+        home = np.where(slot == rank, layout.output(), layout.scratch_at(slot))
+        return transfers(rank, layout.input(slot), rank, home)
 
     def steps() -> Iterator[Step]:
-        home = np.where(slot == rank, layout.output(), layout.scratch_at(slot))
-        yield transfers(rank, layout.input(slot), rank, home)
+        yield own((rank - np.arange(1, min(n, 2) + 1)[:, None]) % n)
         for step in range(n - 1):
             held = layout.scratch_at(np.roll(rank, 1 + step))
             target = layout.output() if step == n - 2 else held
-            yield transfers(rank, held, np.roll(rank, -1), target, op=REDUCE)
+            passed = transfers(rank, held, np.roll(rank, -1), target, op=REDUCE)
+            yield passed if step == n - 2 else joined([passed, own((rank - 3 - step) % n)])
 
     return Schedule("ring", layout, steps)
 
