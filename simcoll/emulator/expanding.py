@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from simcoll.arrays import Ints
+from simcoll.arrays import Ints, Shorts
 from simcoll.emulator.digest import TraceHash
 from simcoll.emulator.fast.compiled import COMPILED
 from simcoll.emulator.fast.timed import Timed
@@ -22,7 +22,7 @@ class ExpandedHash:
         self._sums = np.zeros(2, np.uint64)
         self._hash = TraceHash()
 
-    def add(self, begin: int, step: Timed, names: Ints, start: Ints, end: Ints, done: Ints) -> None:
+    def add(self, begin: int, step: Timed, names: Shorts, start: Ints, end: Ints, done: Ints) -> None:
         """Add a step whose messages are numbered from ``begin``.
 
         ``names`` are their classes, and the times are per class.
@@ -35,7 +35,8 @@ class ExpandedHash:
         from simcoll.emulator.fast.hashing import hash_expanded  # imports numba
 
         # The compiled function takes writable, row-major columns.
-        src, dst, size, names = (np.require(c, np.int64, ["C", "W"]) for c in (shape.src, shape.dst, step.size, names))
+        src, dst, size = (np.require(column, np.int64, ["C", "W"]) for column in (shape.src, shape.dst, step.size))
+        names = np.require(names, np.int32, ["C", "W"])
         hash_expanded(self._sums, begin, (src, dst, size), names, (start, end, done))
 
     def hexdigest(self) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from simcoll.arrays import Ints
 from simcoll.core.plan import Plan
 from simcoll.core.protocol import Protocol
-from simcoll.emulator.fast.timed import Shape, StepTimer, Timed, joined_routes, timed_steps
+from simcoll.emulator.fast.timed import Shape, StepTimer, Timed, joined_moves, timed_steps
 from simcoll.emulator.fast.turns import EVEN, Moves, Summary, cache_key, turns
 from simcoll.emulator.model import message_costs
 from simcoll.emulator.placement import Placement
@@ -29,12 +29,13 @@ __all__ = ["CostTerms", "Folding", "folded_first", "folding", "folding_key", "wo
 class CostTerms(StepTimer):
     """Steps that carry a number for each combination of cost terms instead of costs.
 
-    Also keeps their moves and routes.
+    Also keeps their moves, and unless ``sparse`` their routes.
     """
 
     def __init__(self, protocol: Protocol, topology: Topology, placement: Placement, *, sparse: bool = False) -> None:
         super().__init__(protocol, topology, placement, joint=True, sparse=sparse)
-        self.sources: dict[Timed, tuple[Moves, Routes]] = {}
+        self.moves: dict[Timed, Moves] = {}
+        self.routes: dict[Timed, Routes] = {}
 
     def _timed(self, steps: list[Moves], first_message: int) -> list[Timed]:  # noqa: ARG002 - there is no jitter
         found = []
@@ -43,7 +44,9 @@ class CostTerms(StepTimer):
             label = alike(local, routes.latency_fs, routes.kind, step.size_bytes, step.operands, step.op)
             none = np.broadcast_to(np.int64(0), label.shape)
             timed = Timed(shape, label, none, none, none, step.size_bytes, (0,) * 5, self.protocol.fifo_depth)
-            self.sources[timed] = step, replace(routes, links=routes.links[:, :1].copy())
+            self.moves[timed] = step
+            if not self.sparse:
+                self.routes[timed] = routes
             found.append(timed)
         return found
 
@@ -167,17 +170,12 @@ def folding(
 
 
 def _folding(found: Quotient, timer: CostTerms, each: int, *, expanded: bool) -> Folding:
-    moves, routes = [], []
-    for pattern, names in zip(found.patterns, found.classes, strict=True):
-        step, ways = timer.sources[pattern]
-        row = first_of(names, int(names.max()) + 1)
-        moves.append(step.some(row))
-        routes.append(Routes(ways.links[row], ways.latency_fs[row], ways.kind[row]))
-    columns = list(zip(*(step[:6] for step in moves), strict=True))
+    steps = zip((timer.moves[pattern] for pattern in found.patterns), found.classes, strict=True)
+    moves = joined_moves([step.some(first_of(names, int(names.max()) + 1)) for step, names in steps])
+    ends = timer.placement.endpoints[moves.src_rank], timer.placement.endpoints[moves.dst_rank]
     patterns = tuple(map(_without_costs, found.patterns)) if expanded else ()
     kept = replace(found, patterns=patterns, classes=found.classes if expanded else ())
-    src, dst, channel, size, op, operands = map(np.concatenate, columns)
-    return Folding(kept, each, Moves(src, dst, channel, size, op, operands, None), joined_routes(routes))
+    return Folding(kept, each, moves, timer.topology.route(*ends))
 
 
 def _without_costs(step: Timed) -> Timed:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simcoll.arrays import Ints
+from simcoll.arrays import Array, Ints, Shorts
 from simcoll.core.plan import Plan
 from simcoll.emulator.fast.timed import Shape, Timed
 from simcoll.emulator.quotient_partition import Partition, Ties, certify, connections_in_order, first_of, refine
@@ -45,7 +45,7 @@ class Quotient:
     groups: tuple[tuple[tuple[int, ...], int], ...]
     patterns: tuple[Timed, ...]
     steps: tuple[Timed, ...]
-    classes: tuple[Ints, ...]
+    classes: tuple[Shorts, ...]
     capacity: Ints
     lane_steps: Ints
     links: Ints
@@ -157,13 +157,13 @@ def folded(
     return Quotient(groups, patterns, tuple(steps), tuple(classes), *of_classes, partition.links, waits)
 
 
-def _representatives(classes: Ints) -> Ints:
+def _representatives(classes: Array) -> Ints:
     """One member of each class."""
     return first_of(classes, int(classes.max(initial=-1)) + 1)
 
 
 def _weights(
-    patterns: Sequence[Timed], classes: Sequence[Ints], partition: Partition, link_of: Ints
+    patterns: Sequence[Timed], classes: Sequence[Shorts], partition: Partition, link_of: Ints
 ) -> tuple[Ints, Ints, int]:
     """Number of messages of each class on one link of each class: sorted keys (link class, message class), counts, radix."""
     total = sum(int(names.max()) + 1 for names in classes)
@@ -190,7 +190,7 @@ def _ways(patterns: tuple[Timed, ...], partition: Partition) -> list[Ints | None
 
 
 def _image(
-    step: Timed, names: Ints, partition: Partition, way: Ints | None, first: int, weights: tuple[Ints, Ints, int]
+    step: Timed, names: Shorts, partition: Partition, way: Ints | None, first: int, weights: tuple[Ints, Ints, int]
 ) -> Timed:
     """The image of a step: one message of every class."""
     row, shape = _representatives(names), step.shape

@@ -28,9 +28,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simcoll.arrays import Ints, Shorts
+from simcoll.arrays import Array, Ints, Shorts
 from simcoll.core.hashing import SALTS, mix
-from simcoll.emulator.fast.state import WORD
 from simcoll.emulator.fast.timed import Shape, Timed
 
 Hashes = NDArray[np.uint64]
@@ -74,9 +73,9 @@ class Ties(NamedTuple):
         one = first_of(names, int(names.max(initial=-1)) + 1)[names]
         if not (np.array_equal(leads[one], leads) and np.array_equal(own[one], own)):
             return "messages of one class belong to different switch operations"
-        if not _same_lists(self.leader[rows], names, names[rows]):
+        if not _alike_lists([(self.leader[rows], names[rows])], names):
             return "switch operations of one class have different messages"
-        if not _same_lists(self.later, names, names[self.earlier]):
+        if not _alike_lists([(self.later, names[self.earlier])], names):
             return "messages of one class wait for different ones"
         return ""
 
@@ -124,7 +123,7 @@ def alike(*columns: NDArray[Any]) -> Ints:
     return names if equal else dense(*columns)
 
 
-def first_of(names: Ints, count: int) -> Ints:
+def first_of(names: Array, count: int) -> Ints:
     """The first row of each of ``count`` classes."""
     found = np.zeros(count, np.int64)
     found[names[::-1]] = np.arange(len(names))[::-1]
@@ -222,16 +221,11 @@ def refine(
     return f"classes are not found within {most_rounds} rounds"
 
 
-def _same_lists(owner: Ints, owner_class: Ints, value: Ints) -> bool:
-    """Whether all owners of a class have the same multiset of values, which are below 2**32."""
-    return _alike_lists([owner << WORD | value], owner_class)
-
-
-def _alike_lists(keys: Sequence[Ints], owner_class: Ints) -> bool:
-    """The same for owner and value combined into one number."""
+def _alike_lists(pairs: Sequence[tuple[Array, Array]], owner_class: Ints) -> bool:
+    """Whether all owners of a class have the same multiset of values, from columns of owners and values."""
     from simcoll.emulator.fast.grouping import lists_equal  # imports numba
 
-    return lists_equal(keys, first_of(owner_class, int(owner_class.max(initial=-1)) + 1)[owner_class])
+    return lists_equal(pairs, first_of(owner_class, int(owner_class.max(initial=-1)) + 1)[owner_class])
 
 
 def _not_a_partition(patterns: Sequence[Timed], capacity: Ints, partition: Partition, connections: int) -> str:
@@ -250,7 +244,7 @@ def _not_a_partition(patterns: Sequence[Timed], capacity: Ints, partition: Parti
 
 def certify(
     patterns: Sequence[Timed], capacity: Ints, partition: Partition, ties: Ties | None = None
-) -> list[Ints] | str:
+) -> list[Shorts] | str:
     """The class of every message of each step, numbered from 0 within it; or the reason why the partition fails.
 
     With connections, the messages of one connection have classes in their order; leaders of switch operations come first.
@@ -265,9 +259,10 @@ def certify(
         return "the plan moves nothing"
     if not np.array_equal(capacity[first_of(links, int(links.max(initial=-1)) + 1)][links], capacity):
         return "links of one class have different capacities"
-    found: list[Ints] = []
+    found: list[Shorts] = []
     lists, held = _Lists([], [], []), 0
-    first, row, padded = 0, 0, np.append(links, -1).astype(np.int32)
+    first, row, padded = 0, 0, np.append(links, -1)
+    padded = padded.astype(np.int16 if padded.max() < 1 << 15 else np.int32)
     for number, step in enumerate(patterns):
         shape = step.shape
         here = slice(row, row := row + len(step))
@@ -286,8 +281,8 @@ def certify(
         )
         if shape.leader is not None:
             names = _leaders_first(names, shape.leader)
-        found.append(names)
-        lists.add(step, first + names, numbers[number])
+        found.append(names.astype(np.int32))
+        lists.add(step, first + found[-1], numbers[number])
         first += int(names.max(initial=-1)) + 1
         held += shape.links.size
         if held >= COMPARED_ROWS or number + 1 == len(patterns):
@@ -301,7 +296,7 @@ def certify(
     return found
 
 
-def _crossed(shape: Shape, classes: Shorts) -> Sequence[Ints]:
+def _crossed(shape: Shape, classes: Array) -> Sequence[Array]:
     """The link classes of each message in order, as columns; as one column if few messages have links."""
     crossed = classes[shape.links]
     crossed.sort(axis=1)
@@ -313,22 +308,20 @@ def _crossed(shape: Shape, classes: Shorts) -> Sequence[Ints]:
 
 
 class _Lists(NamedTuple):
-    """Multisets of messages at lanes, links and connections: owner and message class as one number each."""
+    """Multisets of messages at lanes, links and connections: columns of owners and of message classes."""
 
-    lanes: list[Ints]
-    links: list[Ints]
-    ways: list[Ints]
+    lanes: list[tuple[Array, Array]]
+    links: list[tuple[Array, Array]]
+    ways: list[tuple[Array, Array]]
 
-    def add(self, step: Timed, names: Ints, ways: Ints) -> None:
+    def add(self, step: Timed, names: Shorts, ways: Ints) -> None:
         """Add a step with the classes of its messages, and their connections."""
         shape = step.shape
-        self.lanes.extend((shape.sender << WORD | 2 * names, shape.receiver << WORD | 2 * names + 1))
+        self.lanes.extend(((shape.sender, 2 * names), (shape.receiver, 2 * names + 1)))
         own = names if shape.linked is None else names[shape.linked]
-        for link in shape.links.T:
-            used = np.flatnonzero(link >= 0)
-            self.links.append(link[used].astype(np.int64) << WORD | own[used])
+        self.links.extend((link, own) for link in shape.links.T)
         if step.connected:
-            self.ways.append(ways << WORD | names)
+            self.ways.append((ways, names))
 
     def unlike(self, partition: Partition) -> str:
         """The kind of owners of one class that have different multisets.

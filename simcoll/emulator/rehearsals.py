@@ -20,7 +20,7 @@ from simcoll.core.schedule import Schedule
 from simcoll.emulator.fast.compiled import COMPILED
 from simcoll.emulator.fast.joint import joint_costs
 from simcoll.emulator.fast.state import DONE, LAST, State
-from simcoll.emulator.fast.timed import Timed, joined_routes, timed_steps
+from simcoll.emulator.fast.timed import Timed, joined_moves, joined_routes, timed_steps
 from simcoll.emulator.fast.turns import EVEN, Group, Moves, Summary, cache_key, summary, turns
 from simcoll.emulator.foldings import CostTerms, Folding, folding, folding_key
 from simcoll.emulator.model import message_costs
@@ -191,6 +191,9 @@ def _rehearsed(plan: Plan, topology: Topology, seen: Summary) -> Rehearsal | Non
     found = None
     if seen.messages > many:
         found = _folded(plan, topology, seen)
+        if found is not None:  # further protocols need only the classes
+            known = plan.schedule.known
+            known.summaries = {key: replace(kept, groups=None) for key, kept in known.summaries.items()}
     if found is not None or seen.messages > MOST_SLOTS:
         return found
     wide = seen.switched and _largest(seen.groups or turns(plan)) * seen.messages > MOST_JOINED
@@ -215,13 +218,11 @@ def _every(plan: Plan, topology: Topology, seen: Summary) -> Rehearsal:
     order: list[int] = []
     for steps, times in timed_steps(plan, topology, placement, seen.groups, timer):
         order += [numbers.setdefault(step, len(numbers)) for step in steps] * times
-    sources = [timer.sources[step] for step in numbers]
-    moves = [Moves(*step[:6], None) for step, _ in sources]
+    moves = joined_moves([timer.moves[step] for step in numbers])
     sheet = _sheet(list(numbers), np.array(order, np.int64), plan.wait_pairs)
     whole = Whole(sheet, len(capacity), seen.lane_steps, hashed=True)
-    return Rehearsal(
-        whole, cache_key(plan)[1], _joined(moves), joined_routes([ways for _, ways in sources]), sheet.leader
-    )
+    routes = joined_routes([timer.routes[step] for step in numbers])
+    return Rehearsal(whole, cache_key(plan)[1], moves, routes, sheet.leader)
 
 
 def _folded(plan: Plan, topology: Topology, seen: Summary) -> Rehearsal | None:
@@ -280,11 +281,6 @@ def _ends(quotient: Quotient) -> Ends:
 
 def _begins(steps: Sequence[Timed]) -> Ints:
     return np.cumsum([0, *map(len, steps)], dtype=np.int64)
-
-
-def _joined(moves: Sequence[Moves]) -> Moves:
-    src, dst, channel, size, op, operands = map(np.concatenate, list(zip(*(step[:6] for step in moves), strict=True)))
-    return Moves(src, dst, channel, size, op, operands, None)
 
 
 def _sheet(steps: Sequence[Timed], order: Ints, waits: tuple[Ints, Ints]) -> Sheet:

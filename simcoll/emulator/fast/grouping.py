@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simcoll.arrays import Array, Ints, Shorts, Words
 from simcoll.core.hashing import SALTS, mix
@@ -131,27 +130,36 @@ def _positions(names: Ints, seen: Ints, place: Ints, _sources: int = SOURCES) ->
         seen[names[row]] += 1
 
 
-def lists_equal(keys: Sequence[Ints], model: Ints) -> bool:
+def lists_equal(pairs: Sequence[tuple[Array, Array]], model: Ints) -> bool:
     """Whether every owner has the same multiset of values as its model.
 
-    ``keys`` combine owner and value, both below 2**32, in one number, in any order; ``model`` has an owner for each owner.
+    ``pairs`` are columns of owners, where -1 is none, and of values, both below 2**31; ``model`` has an owner for each owner.
 
-    >>> lists_equal([np.array([0 << WORD | 5, 1 << WORD | 5])], np.array([0, 0]))
+    >>> lists_equal([(np.array([0, 1]), np.array([5, 5]))], np.array([0, 0]))
     True
     """
     if not COMPILED:
-        return _equal_sorted(np.concatenate([np.zeros(0, np.int64), *keys]), model)
-    end = np.zeros(len(model) + 1, np.int64)
-    most = max((_count(key, end) for key in keys), default=0)
+        return _equal_sorted(pairs, model)
+    end, most = np.zeros(len(model) + 1, np.int64), 0
+    for owner, values in pairs:
+        _count(_short(owner), end)
+        most = max(most, int(values.max(initial=0)))
     end = np.cumsum(end)
-    value = np.empty(end[-1], np.uint32)
-    for key in keys:
-        _place(key, end, value)
+    value = np.empty(end[-1], np.int32)
+    for owner, values in pairs:
+        _place(_short(owner), _short(values), end, value)
     return bool(_equal(value, end, model, np.zeros(most + 1, np.int32)))
 
 
-def _equal_sorted(keys: Ints, model: Ints) -> bool:
+def _short(column: Array) -> Shorts:
+    """A column in the form that these loops take."""
+    return np.require(column, np.int32, ["C", "W"])
+
+
+def _equal_sorted(pairs: Sequence[tuple[Array, Array]], model: Ints) -> bool:
     """:func:`lists_equal` by numpy."""
+    every = [owner.astype(np.int64) << WORD | values for owner, values in pairs]
+    keys = np.concatenate([np.zeros(0, np.int64), *(keys[keys >= 0] for keys in every)])
     keys.sort()
     start = np.searchsorted(keys, np.arange(len(model) + 1) << WORD)
     count = np.diff(start)
@@ -163,26 +171,25 @@ def _equal_sorted(keys: Ints, model: Ints) -> bool:
 
 
 @entry
-def _count(keys: Ints, count: Ints, _sources: int = SOURCES) -> int:
-    """Count the values of each owner, shifted by one entry; return the largest value."""
-    most = 0
-    for key in keys:
-        count[(key >> WORD) + 1] += 1
-        most = max(most, key & ((1 << WORD) - 1))
-    return most
+def _count(owners: Shorts, count: Ints, _sources: int = SOURCES) -> None:
+    """Count the values of each owner, shifted by one entry."""
+    for owner in owners:
+        if owner >= 0:
+            count[owner + 1] += 1
 
 
 @entry
-def _place(keys: Ints, end: Ints, value: NDArray[np.uint32], _sources: int = SOURCES) -> None:
+def _place(owners: Shorts, values: Shorts, end: Ints, value: Shorts, _sources: int = SOURCES) -> None:
     """Place values by owner; ``end`` holds the next free position of each."""
-    for key in keys:
-        owner = key >> WORD
-        value[end[owner]] = key & ((1 << WORD) - 1)
-        end[owner] += 1
+    for row in range(len(owners)):
+        owner = owners[row]
+        if owner >= 0:
+            value[end[owner]] = values[row]
+            end[owner] += 1
 
 
 @entry
-def _equal(value: NDArray[np.uint32], end: Ints, model: Ints, tally: Shorts, _sources: int = SOURCES) -> bool:
+def _equal(value: Shorts, end: Ints, model: Ints, tally: Shorts, _sources: int = SOURCES) -> bool:
     """Count the values of each owner against those of its model; the tally is all 0 before and after."""
     for owner in range(len(model)):
         one = model[owner]

@@ -39,7 +39,7 @@ def hash_expanded(
     sums: Words,
     begin: int,
     ends: tuple[Ints, Ints, Ints],
-    names: Ints,
+    names: Shorts,
     times: tuple[Ints, Ints, Ints],
     _sources: int = SOURCES,
 ) -> None:

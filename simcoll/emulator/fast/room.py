@@ -61,7 +61,7 @@ PER_LINK = ("capacity", "level", "used", "flows", "head", "queued", "marked", "q
 MOST_ENTRIES = 2**31 - 1
 """Entries are numbered by int32, which halves the memory and doubles the share that fits in a cache."""
 LEAST_TIMES = 4096
-"""Room for times in addition to two per slot, if all slots are allocated from the start."""
+"""Room for times in addition to two per slot, where there are many slots."""
 PER_CONNECTION = ("ring_base", "ring_size", "ring_count", "ring_done")
 PLACES = {name: place for place, name in enumerate(State._fields)}
 PER_HOP = ("link", "owner", "weight", "shared", "next_flow", "last_flow")
@@ -76,13 +76,11 @@ def new_state(capacities_uBps: Ints, lane_steps: Ints, launch_fs: int, *, fifo: 
     """
     links, lanes = len(capacities_uBps), len(lane_steps)
     timers = links + (lanes if fifo else 0)
-    here, calendar = timers + slots, 64
+    here = timers + slots
     _check_room(here, 4, "messages")
-    while slots and calendar < 2 * here + LEAST_TIMES:
-        calendar *= 2
     sizes = dict.fromkeys(PER_LANE, lanes) | dict.fromkeys(PER_LINK, links) | dict.fromkeys(PER_SLOT, here)
     sizes |= dict.fromkeys(PER_NODE, 2 * here)
-    sizes |= {"reg": REGISTERS, "sums": 2, "heap": calendar, "table_key": 2 * calendar, "table_head": 2 * calendar}
+    sizes |= {"reg": REGISTERS, "sums": 2, "heap": 64, "table_key": 128, "table_head": 128}
     s = _placed(State(**{name: np.zeros(sizes.get(name, 0), kind) for name, kind in DTYPES.items()}))
     s.reg[NOW] = s.reg[LAST] = launch_fs
     s.reg[CHAIN] = s.reg[EDGE] = s.reg[PATIENCE] = -1
@@ -157,9 +155,12 @@ def _check_room(wanted: int, entries: int, what: str) -> None:
 
 
 def larger_calendar(state: State) -> State:
-    """Grow the calendar to twice the number of slots."""
-    size = 64  # the table is twice as long and so at most half full, which keeps its probes short
-    while size < int(state.reg[HEAP]) + 4 * len(state.phase):
+    """Grow the calendar to more than two times per slot."""
+    size, twice = (
+        64,
+        2 * len(state.phase),
+    )  # the table is twice as long and so at most half full, which keeps its probes short
+    while size < twice + max(2 * int(state.reg[HEAP]), min(twice, LEAST_TIMES)):
         size *= 2
     state = lengthened(state, ("heap",), size)
     keys, heads = np.full(2 * size, -1, np.int64), np.full(2 * size, -1, np.int32)

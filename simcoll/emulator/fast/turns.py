@@ -37,6 +37,8 @@ UNROLLED_ROWS = 1 << 14
 """Up to this number of rows, iterations that differ in their payloads are kept one by one."""
 REMEMBERED_ROWS = 1 << 19
 """Up to this number of rows, steps are remembered with the schedule; beyond, only their counts."""
+SLIM_ROWS = 1 << 16
+"""From this number of rows on, columns are stored as one value if it is the only one."""
 EVEN = (-1, 1)
 """The cache key of equal chunks, for chunks of one byte; other keys are a count and the bytes of an element."""
 
@@ -160,8 +162,16 @@ def _sized(plan: Plan, step: Step, size_bytes: Ints) -> Iterator[Moves]:
     if not keep.all():
         step, size_bytes = step.rows(keep), size_bytes[keep]
     if len(step):
-        fixed = (step.src_rank, step.dst_rank, step.channel, size_bytes, step.op, _operands(plan, step))
+        channel, size_bytes = _slim(step.channel), _slim(size_bytes)
+        fixed = (step.src_rank, step.dst_rank, channel, size_bytes, step.op, _operands(plan, step))
         yield Moves(*fixed, _leaders(step))
+
+
+def _slim(column: Ints) -> Ints:
+    """The column, which takes no memory if it is long and all its values are equal."""
+    return (
+        np.broadcast_to(column[0], column.shape) if len(column) > SLIM_ROWS and (column == column[0]).all() else column
+    )
 
 
 def _turns_alone(plan: Plan, block: Repeat) -> bool:

@@ -111,9 +111,9 @@ class Whole:
         InternalError
             When a lane is stuck or a check fails.
         """
-        s, here = self.state, self.slots
         for name, array in self.pristine.items():
-            getattr(s, name)[:] = array
+            getattr(self.state, name)[:] = array
+        s, here = larger_calendar(self.state), self.slots  # the calendar lasts for this run only
         for name, column in zip(Costs._fields, costs, strict=True):
             getattr(s, name)[here] = column[self.row]
         s.reg[NOW] = s.reg[LAST] = launch_fs
@@ -123,7 +123,6 @@ class Whole:
         with announced(run):
             while (stop := run(s)) == FULL:
                 s = larger_calendar(s)
-        self.state = s
         if stop != IDLE:
             refuse(s, stop, link_name)
         check_clock(s)
