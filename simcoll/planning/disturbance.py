@@ -13,7 +13,7 @@ from simcoll.errors import ConfigError, shown
 from simcoll.topology import Topology
 from simcoll.units import format_time, parse_time
 
-__all__ = ["CALM", "Disturbance", "disturbance", "parse_ranks"]
+__all__ = ["CALM", "Disturbance", "disturbance", "parse_ranks", "slowed"]
 
 MAX_RANKS = 1 << 20
 _STRAGGLER = re.compile(r"(?:rank\s*)?([0-9]{1,7})\s*:\s*\+\s*([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*%")
@@ -65,9 +65,7 @@ class Disturbance:
         for rank, factor in self.stragglers:
             if rank >= topology.nranks:
                 raise ConfigError(f"straggler: rank {rank}; topology {topology.name!r} has {topology.nranks} ranks")
-            slow = Fraction(factor)
-            found.append(Slow(rank, slow))
-            found.append(LinkShare(topology.node_names[int(topology.rank_nodes[rank])], 1 / slow))
+            found += slowed(rank, Fraction(factor), topology)
         return [*found, *map(parse_event, self.faults)]
 
     def check(self, topology: Topology) -> None:
@@ -79,6 +77,11 @@ class Disturbance:
             For a link or a rank that the topology lacks.
         """
         timeline_of(self.events(topology), self.policy, topology, topology.nranks)
+
+
+def slowed(rank: int, factor: Fraction, topology: Topology) -> tuple[Event, Event]:
+    """The events of a rank whose own work, and bytes over its GPU's links, take longer by a factor."""
+    return Slow(rank, factor), LinkShare(topology.node_names[int(topology.rank_nodes[rank])], 1 / factor)
 
 
 CALM = Disturbance()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import islice
 
 import numpy as np
@@ -12,10 +13,11 @@ from simcoll.binding import bind
 from simcoll.core.numbers import check_seed
 from simcoll.core.plan import Plan
 from simcoll.emulator import emulate
-from simcoll.emulator.events import Background, Event, LinkShare, Slow, Stop
+from simcoll.emulator.events import Background, Event, LinkShare, Stop
 from simcoll.emulator.programs import Call, Program
 from simcoll.errors import ConfigError
 from simcoll.planning.chances import PPM, exponential, flaps, lognormal, words
+from simcoll.planning.disturbance import slowed
 from simcoll.topology import Topology
 from simcoll.topology.ecmp import rehashed
 from simcoll.units import format_time
@@ -37,7 +39,7 @@ __all__ = [
 
 KINDS = {
     "late": "ranks arrive late, each by a lognormal delay",
-    "slow": "one rank's own work (copies, reductions, overheads) takes longer, by a lognormal factor",
+    "slow": "one rank's own work, and bytes over its GPU's links, take longer, by a lognormal factor",
     "jitter": "every message is delayed at random",
     "rehash": "ECMP chooses other routes",
     "traffic": "other traffic takes a share of a link",
@@ -165,7 +167,7 @@ def _events(
     """The events of a fault during the run."""
     if kind == "slow":
         factor = max(lognormal(drawn[2], PPM, chances.sigma_ppm), PPM)
-        return (Slow(drawn[1] % plan.nranks, f"{factor}/{PPM}"),)  # type: ignore[arg-type]  # it takes text, too
+        return slowed(drawn[1] % plan.nranks, Fraction(factor, PPM), topology)
     if kind == "stop":
         return (Stop(drawn[1] % plan.nranks, at),)
     links = _used(plan, topology)
