@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import os
 import queue
 import threading
 import time
@@ -236,6 +237,13 @@ def _sleep(thread: RankThread, _: Any, seconds: float) -> None:
         _wait(thread, _Signal("the end of time.sleep", idle=True), float(seconds))
 
 
+@for_ranks
+def _remove(thread: RankThread, standard: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    """Remove a file after the other ranks of this time have gone on: they may have yet to read it."""
+    _wait(thread, _Signal("its turn to remove a file", idle=not thread.main), 0)
+    standard(*args, **kwargs)
+
+
 def _clock(standard: Callable[[], Any], ticks_per_s: int | None = None) -> Callable[[], Any]:
     """A clock that shows simulated time in ranks, starting from the real time at the start of the run.
 
@@ -266,6 +274,7 @@ def replacements() -> list[tuple[Any, str, Any]]:
         (threading, "_time", _clock(threading._time)),  # type: ignore[attr-defined]  # what timeouts are counted with
         (queue, "time", _clock(queue.time)),  # type: ignore[attr-defined]
         (time, "sleep", _sleep(time.sleep)),
+        *((os, name, _remove(getattr(os, name))) for name in ("remove", "unlink")),
         *((time, name, _clock(getattr(time, name))) for name in ("time", "monotonic", "perf_counter")),
         *(
             (time, f"{name}_ns", _clock(getattr(time, f"{name}_ns"), 10**9))

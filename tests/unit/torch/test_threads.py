@@ -218,3 +218,20 @@ def test_a_rank_that_computes_for_ever_is_interrupted(tmp_path):
         finally:
             run.kill()
     assert run.returncode == 130
+
+
+def test_a_file_is_removed_after_the_others_have_read_it(tmp_path):
+    """As on a machine, where all ranks read a file within the same moment after a barrier."""
+    path = tmp_path / "shared"
+
+    def body(rank, _world_size):
+        if rank == 0:
+            path.write_text("weights")
+        dist.barrier()
+        text = path.read_text()
+        if rank == 0:
+            path.unlink()
+        return text
+
+    assert on_ranks(body, 4).returns == ("weights",) * 4
+    assert not path.exists()
