@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import platform
 import resource
-import sys
 import time
 
+import cyclopts
 import numpy as np
 
 import simcoll.distributed as dist
@@ -36,8 +36,8 @@ def measure(nprocs, calls):
     )
 
 
-def main():
-    calls = int(sys.argv[sys.argv.index("--calls") + 1]) if "--calls" in sys.argv else 1000
+def main(*, calls: int = 1000):
+    """Measure repeated calls on 64 ranks, and 1 and 10 on 1,024."""
     print(f"{platform.machine()}, Python {platform.python_version()}, all_reduce of 1 KiB, {dist.__name__}")
     print(f"{'ranks':>6} {'calls':>6} {'messages':>10} {'CPU s':>9} {'ms/call':>9} {'us/message':>10} {'MB grown':>9}")
     measure(64, calls)
@@ -46,4 +46,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    cyclopts.run(main)

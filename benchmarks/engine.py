@@ -11,6 +11,8 @@ import sys
 import time
 from pathlib import Path
 
+import cyclopts
+
 import simcoll
 from simcoll.emulator import emulate
 from simcoll.topology import crossbar
@@ -34,9 +36,8 @@ def peak_mb() -> float:
     return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
 
-def main() -> None:
-    """Run and print."""
-    n = int(sys.argv[1]) if len(sys.argv) > 1 else 1024
+def main(n: int = 1024, /) -> None:
+    """Measure the engine on a ring of ``n`` ranks."""
     print(f"machine: {cpu_name()}, {os.cpu_count()} cores, Python {platform.python_version()}")
     schedule = simcoll.schedule("all_reduce", "ring", nranks=n, in_place=True)
     plan = simcoll.bind(schedule, count=1 << 20, unproved=True)
@@ -51,4 +52,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    cyclopts.run(main)

@@ -9,10 +9,10 @@ ranks in one process with one element a message, and its ratio to the target of 
 import os
 import platform
 import statistics
-import sys
 import time
 from pathlib import Path
 
+import cyclopts
 import numpy as np
 
 import realcoll
@@ -98,9 +98,9 @@ def messages(transport, part: int):
     return run
 
 
-def main() -> None:
-    """Run and print."""
-    size = parse_size(sys.argv[1] if len(sys.argv) > 1 else "64M")
+def main(size_text: str = "64M", /) -> None:
+    """Measure a step and, under mpiexec, rings of a size beside MPI_Allreduce."""
+    size = parse_size(size_text)
     alone = not any(name in os.environ for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK"))
     if alone or os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == "0":
         cost = step_us()
@@ -140,4 +140,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    cyclopts.run(main)

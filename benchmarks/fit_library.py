@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import csv
 import re
-import sys
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+import cyclopts
 import numpy as np
 
 from simcoll.libraries import corrected
@@ -300,10 +300,9 @@ def start_of(place: str) -> float:
     return max(values[int(index or 0)], 1e-6)
 
 
-def main() -> None:
-    """Fit, write, and fit again without each system."""
+def main(*, only: str = "", dry: bool = False) -> None:
+    """Fit all numbers, or those whose names contain ``only``, also without each system; write them unless ``dry``."""
     began = perf_counter()
-    only = sys.argv[sys.argv.index("--only") + 1] if "--only" in sys.argv else ""
     wanted = [name for name in priors() if only in name]
     tables = [Rows(table) for table in published_tables(added=True)]
     tables = [rows for rows in tables if not only or any(rows.depends_on(name) for name in wanted)]
@@ -338,7 +337,7 @@ def main() -> None:
             if abs(value - whole[place]) > 0.002 * whole[place]
         ]
         print(f"{perf_counter() - began:6.0f} s  without {system}", flush=True)
-    if "--dry" in sys.argv:
+    if dry:
         return
     for file in FILES.values():
         file.write_text(written(file.read_text(), whole))
@@ -347,4 +346,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    cyclopts.run(main)

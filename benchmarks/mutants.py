@@ -16,8 +16,11 @@ import time
 from multiprocessing import Pool
 from pathlib import Path
 
+import cyclopts
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
+
 
 from simcoll.algorithms import ALGORITHMS  # noqa: E402
 from tests.support.gate import Tally, judged  # noqa: E402
@@ -63,11 +66,9 @@ def table(tally: Tally, schedules: int) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
-    """Judge everything on all workers."""
-    every = int(sys.argv[1]) if len(sys.argv) > 1 else 1
-    workers = int(sys.argv[2]) if len(sys.argv) > 2 else min(2, os.cpu_count() or 1)
-    sizes = range(SIZES[0], 1 + (int(sys.argv[3]) if len(sys.argv) > 3 else SIZES[-1]))
+def main(every: int = 1, workers: int = min(2, os.cpu_count() or 1), most_ranks: int = SIZES[-1], /) -> int:
+    """Judge one mutant in ``every`` on all workers."""
+    sizes = range(SIZES[0], 1 + most_ranks)
     schedules, total, cpu = 0, Tally(), 0.0
     # The largest first, so that no worker starts one at the end.
     tasks = [(algorithm, n, every) for n in reversed(sizes) for algorithm in range(len(ALGORITHMS))]
@@ -89,4 +90,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(cyclopts.run(main))

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 import time
 from typing import TYPE_CHECKING
+
+import cyclopts
 
 import simcoll
 from simcoll.topology import boxes, crossbar, fat_tree, hybrid_cube_mesh, hypercube, load_topology, torus
@@ -71,7 +72,7 @@ def measured(name: str, algorithm: str, topology: Topology, **params: int) -> fl
     return worst
 
 
-def main(wanted: list[str]) -> None:
+def main(*wanted: str) -> None:
     """Measure all machines, or those whose names contain one of the words."""
     print(f"machine: {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {PIECES} pieces")
     print(f"{'':<61}{'make s':>6}{'prove':>7}{'64 GiB':>8}{'1 TiB':>8}{'ring':>8}")
@@ -85,4 +86,4 @@ def main(wanted: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    cyclopts.run(main)

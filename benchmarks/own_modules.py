@@ -11,6 +11,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import cyclopts
+
 RANKS = (1, 8, 32)
 
 
@@ -24,8 +26,8 @@ def cost(nranks: int, *options: str, script: str) -> tuple[float, float]:
     return seconds, int(Path(script + ".kib").read_text()) / 1024
 
 
-def main() -> None:
-    package = sys.argv[1] if len(sys.argv) > 1 else "accelerate"
+def main(package: str = "accelerate", /) -> None:
+    """Measure a script that imports a package."""
     with tempfile.TemporaryDirectory() as folder:
         script = str(Path(folder) / "script.py")
         peak = "resource.getrusage(resource.RUSAGE_SELF).ru_maxrss"
@@ -40,4 +42,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    cyclopts.run(main)

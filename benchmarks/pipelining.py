@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
+
+import cyclopts
 
 import simcoll
 from simcoll.emulator import emulate
@@ -29,12 +30,12 @@ def time_us(collective: str, topology: Topology, pieces: int) -> float:
     return emulate(simcoll.bind(schedule, SIZE // blocks, "uint8"), topology, data="none", bound=False).time_us
 
 
-def main(boxes: list[int]) -> None:
-    """Run and print."""
+def main(*boxes: int) -> None:
+    """Measure clusters of so many nodes; default 2, 4 and 8."""
     print(f"# {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
     head = "".join(f"{f'{pieces} pieces':>12}" for pieces in PIECES)
     print(f"# {'boxes':<7}{'collective':<17}{'1 piece (us)':>14}{head}")
-    for nodes in boxes:
+    for nodes in boxes or (2, 4, 8):
         topology = load_topology("dgx-h100", nodes=nodes)
         for collective in ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"):
             alone = time_us(collective, topology, 1)
@@ -43,4 +44,4 @@ def main(boxes: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    main([int(text) for text in sys.argv[1:]] or [2, 4, 8])
+    cyclopts.run(main)

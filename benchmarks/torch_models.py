@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import resource
-import sys
 from time import process_time
 
+import cyclopts
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -92,11 +92,11 @@ def program(_rank: int, _world_size: int, layers: int, sizes: tuple[int, ...]) -
 MACHINE = {"topology": "superpod-h100", "compute": "roofline", "gpu": "h100"}
 
 
-def main() -> None:
-    ranks, layers = (sys.argv[1:] + ["256", "32"][len(sys.argv) - 1 :])[:2]
+def main(ranks: str = "256", layers: int = 32, /) -> None:
+    """Measure a step of a model on ``256`` ranks, or on a mesh such as ``8x16x8``."""
     sizes = tuple(map(int, ranks.split("x"))) if "x" in ranks else (1, int(ranks), 1)
     begin = process_time()
-    options = {"args": (int(layers), sizes), "alike": "all", "trace": True}
+    options = {"args": (layers, sizes), "alike": "all", "trace": True}
     result = simcoll.torch.spawn(program, math.prod(sizes), **options, **MACHINE)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     print(
@@ -108,4 +108,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    cyclopts.run(main)
