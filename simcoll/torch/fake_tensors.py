@@ -158,8 +158,8 @@ def _group(given: Any) -> Any:
 
 
 def _in_flight(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """The Work of a collective; None outside rank programs, where no time passes."""
-    return None if current_thread_or_none() is None else call(*args, **kwargs)
+    """The Work of a collective; None outside rank programs and in ``torch.export``, where no time passes."""
+    return None if current_thread_or_none() is None or torch.compiler.is_exporting() else call(*args, **kwargs)
 
 
 def _together(method: str, options: Any, op: str | None, group: Any, *tensors: Sequence[torch.Tensor]) -> Any:

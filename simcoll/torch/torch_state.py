@@ -2,6 +2,7 @@
 
 * ``distributed_c10d._world``, the groups of a process: one per rank;
 * the C++ registry of groups: one per thread (PyTorch has a mode for it), equal in all threads of a rank;
+* RPC and symmetric memory, which are refused (:mod:`simcoll.torch.refusals`);
 * threads that a rank starts, and their waits (:mod:`simcoll.torch.thread_waits`);
 * ``rendezvous``: the ranks meet in memory;
 * ``BackendConfig``: every backend name selects this backend;
@@ -47,6 +48,7 @@ from simcoll.torch.process_state import OwnState, state_replacements
 from simcoll.torch.profiling import profiler_replacements
 from simcoll.torch.rank_stores import RankStore, prefixed, store_replacements
 from simcoll.torch.rank_threads import Process, RankThread, current_thread_or_none, rank_thread_of
+from simcoll.torch.refusals import refusals
 from simcoll.torch.replacing import for_ranks, in_ranks
 from simcoll.torch.sharding_rules import add_sharding_rules
 from simcoll.torch.start_methods import start_replacements
@@ -164,7 +166,7 @@ def prepared(modules: OwnModules | None = None, *, cuda: str | None = None) -> I
         undo.callback(torch.set_rng_state, torch.get_rng_state())
         for changes in (replacements, profiler_replacements, compute_replacements, compile_replacements):
             _replace_all(undo, changes())
-        for changes in (start_replacements, state_replacements, store_replacements):
+        for changes in (start_replacements, state_replacements, store_replacements, refusals):
             _replace_all(undo, changes())
         if cuda is not None:
             _replace_all(undo, device_replacements(cuda))

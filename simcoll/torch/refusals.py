@@ -1,0 +1,41 @@
+"""Functions of PyTorch that connect processes or GPUs themselves, past every process group: refused in ranks.
+
+They would wait for processes that do not exist, or end in errors that name internals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.distributed import _symmetric_memory, rpc
+
+from simcoll.errors import ConfigError
+from simcoll.torch.replacing import in_ranks
+
+__all__ = ["refusals"]
+
+_RPC = "connects processes by sockets, and the ranks of a run are threads of one process: use send, recv and object collectives"
+_SYMMETRIC = "maps the memory of other GPUs, and tensors of a run are on the CPU: use collectives"
+_REFUSED = (
+    (rpc, "torch.distributed.rpc", "init_rpc", _RPC),
+    *(
+        (_symmetric_memory, "torch.distributed._symmetric_memory", name, _SYMMETRIC)
+        for name in ("empty", "rendezvous", "get_symm_mem_workspace", "get_mem_pool")
+    ),
+)
+
+
+def _refusing(words: str) -> Callable[..., Any]:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise ConfigError(words)
+
+    return refuse
+
+
+def refusals() -> list[tuple[Any, str, Any]]:
+    """Owner, name and replacement of functions that have no meaning between ranks of a run."""
+    return [
+        (owner, name, in_ranks(getattr(owner, name), _refusing(f"{module}.{name} {why}")))
+        for owner, module, name, why in _REFUSED
+    ]
