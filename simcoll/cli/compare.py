@@ -89,7 +89,9 @@ def compare_log(
             )
         )
         if setting.table.environment:
-            print(printable(f"# environment of the log: {' '.join(f'{k}={v}' for k, v in setting.table.environment)}"))
+            replaced = ", which --env replaces" if env else ""
+            values = " ".join(f"{name}={value}" for name, value in setting.table.environment)
+            print(printable(f"# environment of the log{replaced}: {values}"))
         for line in (*comparison_lines(rows), *doubts(each.prediction for each in rows)):
             print(line)
         for line in band_lines((each.row.size_bytes, each.ratio) for each in rows):

@@ -35,6 +35,8 @@ MAX_BYTES = 2**22
 MILLIONTHS = 10**6
 LEAST, MOST = Fraction(1, 100), Fraction(100)
 """Factors beyond these are not plausible for a machine that the library's file describes."""
+LEAST_SHARE = Fraction(2, 5)
+"""Least share of the library's time that a negative launch offset leaves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +118,9 @@ class Calibration:
         return Fraction(1)
 
     def corrected_fs(self, time_fs: int, collective: str, nranks: int, size_bytes: int) -> int:
-        """The time, which includes the launch offset, with the correction for its size."""
-        return int(max(time_fs, 0) * self.factor(collective, nranks, size_bytes))
+        """The time with the launch offset, a negative one leaving at least :data:`LEAST_SHARE`, and the correction for its size."""
+        launched = max(Fraction(time_fs + self.launch_fs), time_fs * LEAST_SHARE)
+        return max(1, int(launched * self.factor(collective, nranks, size_bytes)))
 
     def tuned(self, collective: str, nranks: int, nnodes: int) -> tuple[Tuned, ...]:
         """NCCL's own table for a collective with these numbers of ranks and nodes; empty if none was read."""

@@ -140,7 +140,7 @@ def _whole(settings: dict[str, str], name: str, default: int) -> int:
     if not text:
         return default
     if not (text.isascii() and text.isdecimal() and len(text) < 6):
-        raise ConfigError(f"{name}: expected a whole number, got {text!r}")
+        raise ConfigError(f"{name}: expected a whole number from 0 to 99999, got {text!r}")
     return int(text)
 
 

@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from simcoll.errors import ConfigError, nearest
-from simcoll.libraries.calibration import LEAST, MOST, Calibration, Correction, in_millionths
+from simcoll.libraries.calibration import LEAST, LEAST_SHARE, MOST, Calibration, Correction, in_millionths
 from simcoll.libraries.environment import DEFAULT, Environment
 from simcoll.libraries.library import Library, load_library
 from simcoll.libraries.prediction import calibrated, chosen, in_time, launch_us
@@ -46,8 +46,6 @@ LATENCY_BYTES, EVEN = 2**16, 0.03
 GAIN, LEAST_GAIN = 0.2, 0.005
 """Least reduction, as a share of the mean error and of the times, for which another parameter is added."""
 MOST_LAUNCH_FS = 100 * 10**9
-LEAST_SHARE = 0.4
-"""Least share of the library's shortest time that a negative launch offset may leave."""
 FOLDS = 8
 
 # Step sizes of the search: the coarsest is 128 units, the finest 1. Bounds keep factors within a calibration's limits.
@@ -161,7 +159,7 @@ def formula(
         times_us = np.array([cost.time_us(array) for cost in costs])[pick, np.arange(len(sizes))]
         launch = launch_us(machine, overlaid, environment)
         return [
-            calibration.corrected_fs(max(in_time(time + launch) + calibration.launch_fs, 1), collective, nranks, size)
+            calibration.corrected_fs(in_time(time + launch), collective, nranks, size)
             for size, time in zip(sizes, times_us.tolist(), strict=True)
         ]
 

@@ -202,7 +202,7 @@ def _finished_fs(
     if not calibration:
         return late
     ranks = sum(machine.domain_ranks)
-    return calibration.corrected_fs(max(late + calibration.launch_fs, 1), made.collective, ranks, made.size_bytes)
+    return calibration.corrected_fs(late, made.collective, ranks, made.size_bytes)
 
 
 def in_time(time_us: float) -> int:

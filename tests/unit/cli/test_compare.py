@@ -37,6 +37,19 @@ def run(line, capsys):
     return status, said.out, said.err
 
 
+@pytest.mark.parametrize(
+    ("more", "told", "runs"),
+    [("", "# environment of the log: NCCL_ALGO=Ring", "ring"),
+     (" --env NCCL_ALGO=Tree", "# environment of the log, which --env replaces: NCCL_ALGO=Ring", "tree")],
+)  # fmt: skip
+def test_the_environment_is_that_of_the_log_or_the_given_one(here, capsys, more, told, runs):
+    forced = "node-1:11:22 [0] NCCL INFO NCCL_ALGO set by environment to Ring"
+    (here / "ring.log").write_text("\n".join([forced, *nccl_tests((8, 2**20), 14 / 8, version=3)]))
+    status, out, _ = run(f"compare ring.log -t dgx-a100{more}", capsys)
+    assert (status, told in out.splitlines()) == (0, True)
+    assert {line.split()[5] for line in out.splitlines() if line.startswith(" ")} == {runs}
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("here")
 def test_compare_prints_the_table_and_writes_the_picture(capsys, here):

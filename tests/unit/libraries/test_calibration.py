@@ -118,7 +118,8 @@ def test_a_correction_is_a_line_in_logarithms():
     assert calibration.corrected_fs(1000, "all_reduce", 8, 2048) == 2000
     assert calibration.corrected_fs(1000, "all_gather", 8, 2048) == 1000
     assert calibration.corrected_fs(1000, "all_reduce", 16, 2048) == 1000
-    assert calibration.corrected_fs(-5, "all_reduce", 8, 2048) == 0
+    early = replace(calibration, launch_fs=-700)
+    assert [early.corrected_fs(time, "all_gather", 8, 2048) for time in (1000, 2000)] == [400, 1300]
 
 
 def test_tuning_is_that_of_the_ranks():

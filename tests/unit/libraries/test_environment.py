@@ -46,6 +46,7 @@ def test_other_variables_are_kept():
         ("NCCL_PROTO=LL64", "unknown value 'LL64'"),
         ("NCCL_ALGO=alreduce:Ring", "did you mean 'allreduce'"),
         ("NCCL_MAX_CTAS=many", "whole number"),
+        ("NCCL_MAX_CTAS=-3", "from 0 to 99999, got '-3'"),
         ("LAUNCHER=mpi", "unknown LAUNCHER"),
     ],
 )

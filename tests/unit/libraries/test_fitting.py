@@ -30,8 +30,7 @@ def machine(size, calibration):
     growth = calibration.growth * min(size, 2**16) * US / 2**12
     low = 20 * US + 2 * (hop + growth) + size * 10**6 * 2 / (100 * calibration.rate)
     high = 60 * US + 2 * 2 * hop + size * 10**6 / (100 * calibration.rate)
-    time = calibration.launch_fs + int(min(low, high))
-    return calibration.corrected_fs(time, "all_reduce", 8, size)
+    return calibration.corrected_fs(int(min(low, high)), "all_reduce", 8, size)
 
 
 def predictor(sizes, calibration):
