@@ -17,7 +17,7 @@ from tests.support.campaign_play import broken, play, report
 from tests.support.campaign_run import DOCUMENTED
 
 EVENTFUL = ("peer stopped", "message given up", "link is down", "data of a rank that stopped")
-MUST = (*FAULTS, *KINDS, *(kind for kind in DOCUMENTED if kind not in ("meeting timed out", *EVENTFUL)),
+MUST = (*FAULTS, *KINDS, *(kind for kind in DOCUMENTED if kind not in ("meeting timed out", "data of a rank that called last", *EVENTFUL)),
         *(f"under events: {kind}" for kind in (*EVENTFUL, "hang", "operation timed out")), "programs under events", "later under events",
         "stopped in its program", "healed events, all done", "tie", "zero elements", "waits later", "lost link",
         "slow link", "cut off, refused", "healed", "nothing failed", "folded", "engines compared",

@@ -29,6 +29,7 @@ DOCUMENTED = {
     "message given up": r"the message of (rank \d+ to rank \d+) was given up at .*: down: ",
     "link is down": r"Timed out waiting \d+ms for .* waits for data;.* a message of (rank \d+ to rank \d+) waits",
     "data of a rank that stopped": r"Timed out waiting \d+ms for .* waits for data; rank (\d+) stopped at ",
+    "data of a rank that called last": r"Timed out waiting \d+ms for .* waits for data; rank ([\d, and]+) called last, ",
     "operation timed out": r"Timed out waiting \d+ms for .* waits for ranks? ([\d, and]+)",
     "message timed out": r"Timed out waiting \d+ms for .*(?:recv from|send to) rank (\d+)",
     "meeting timed out": r"Timed out waiting \d+ms for init_process_group waits for ranks? ([\d, and]+)",

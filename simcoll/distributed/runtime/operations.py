@@ -23,6 +23,7 @@ from simcoll.distributed.runtime.tasks import Arrival, Meeting, Task, Waitable, 
 from simcoll.distributed.runtime.work import Work, timeout_fs
 from simcoll.distributed.runtime.world import Buffers, Communicator, Executor, ProcessGroup, Rank, current_rank
 from simcoll.libraries.choices import plan_for
+from simcoll.units import format_time
 
 __all__ = ["Operation", "begin", "deliver", "execute", "plan_of", "play"]
 
@@ -108,8 +109,18 @@ class Operation:
     def describe(self, rank: int) -> str:
         """The event that a group rank waits for."""
         missing = self.missing()
-        waits_for = f"rank {listed(missing)}" if missing else f"data{self.group.world.hindrances()}"
-        return f"{self.what(rank)} waits for {waits_for}"
+        if missing:
+            return f"{self.what(rank)} waits for rank {listed(missing)}"
+        return f"{self.what(rank)} waits for data{self.group.world.hindrances() or self._last_call()}"
+
+    def _last_call(self) -> str:
+        """The ranks that called last, and how long ago; empty where this process runs one rank."""
+        called = [self.works[number].entry.created_fs for number in sorted(self.works)]
+        if len(called) < len(self.group.members):
+            return ""
+        last = max(called)
+        late = [member for member, at_fs in zip(self.group.members, called, strict=True) if at_fs == last]
+        return f"; rank {listed(late)} called last, {format_time(self.group.world.now - last)} ago"
 
     def add(self, rank: int, call: Call, work: Work) -> None:
         """Record the call of a rank; the first call determines the plan."""

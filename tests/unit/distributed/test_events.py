@@ -169,6 +169,19 @@ def test_a_timeout_names_what_keeps_the_data_away():
     assert "waits for data; rank 1 stopped at 10 us" in said("t=10us rank 1 stops")
 
 
+def test_a_timeout_in_the_middle_of_an_operation_names_the_rank_that_called_last():
+    def program(rank, world_size):
+        dist.init_process_group("nccl", timeout=timedelta(milliseconds=10))
+        dist.compute(9.99e-3 if rank == 2 else 1e-3 * rank)
+        try:
+            dist.all_reduce(np.ones(10**6))
+        except RuntimeError as error:
+            return str(error)
+        return "through"
+
+    assert "waits for data; rank 2 called last, 10 us ago" in dist.spawn(program, 3, init=False).returns[0]
+
+
 @pytest.mark.filterwarnings("ignore:rank 1. the Work of all_reduce")
 def test_a_rank_that_stops_after_its_program_is_named_too():
     """Its program ends while an operation that it began still needs it."""
