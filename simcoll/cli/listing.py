@@ -12,12 +12,13 @@ Lines = list[tuple[str, ...]]
 
 
 def list_names(what: str | None = None, /) -> None:
-    """List topologies, algorithms, scenarios, collectives, protocols, GPUs, models, calibrations or plans.
+    """List topologies, algorithms, libraries, scenarios, collectives, protocols, GPUs, models, calibrations or plans.
 
     Parameters
     ----------
     what
-        topologies, algorithms, scenarios, collectives, protocols, gpus, models, calibrations or plans. Default: the number of each.
+        topologies, algorithms, libraries, scenarios, collectives, protocols, gpus, models, calibrations or plans. Default: the number of
+        each.
     """
     if what is None:
         _print_columns([(f"simcoll list {name}", str(_many(make()))) for name, make in _LISTINGS.items()])
@@ -31,6 +32,12 @@ def _topologies() -> Lines:
     from simcoll.topology import shipped_topologies
 
     return list(shipped_topologies().items())
+
+
+def _libraries() -> Lines:
+    from simcoll.libraries.library import shipped_libraries
+
+    return list(shipped_libraries().items())
 
 
 def _scenarios() -> Lines:
@@ -116,6 +123,7 @@ def _print_columns(rows: Sequence[tuple[str, ...]]) -> None:
 _LISTINGS: dict[str, Callable[[], Lines]] = {
     "topologies": _topologies,
     "algorithms": _algorithms,
+    "libraries": _libraries,
     "scenarios": _scenarios,
     "collectives": _collectives,
     "protocols": _protocols,

@@ -348,7 +348,7 @@ def test_show_prints_every_transfer(folder, capsys):
     ("what", "expected"),
     [
         ("topologies", "dgx-h100"), ("algorithms", "rabenseifner"), ("scenarios", "first-look"),
-        ("collectives", "all_to_all"), ("protocols", "LL128"),
+        ("collectives", "all_to_all"), ("protocols", "LL128"), ("libraries", "rccl-2.22"),
     ],
 )  # fmt: skip
 def test_list(what, expected, capsys):

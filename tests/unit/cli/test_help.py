@@ -42,7 +42,7 @@ def test_list_without_an_argument_says_what_there_is(capsys):
         assert main(["list", what]) == 0
         rows = capsys.readouterr().out.splitlines()
         assert len(rows) - rows[0].startswith(("collective ", "model ")) == int(number) > 0
-    assert len(lines) == 9
+    assert len(lines) == 10
 
 
 @cache
