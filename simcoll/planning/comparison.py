@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -37,6 +38,8 @@ BANDS = (("below 64 KiB", 0, 2**16), ("64 KiB to 64 MiB", 2**16, 2**26), ("from 
 """Size bands, dominated by latency, protocol and bandwidth."""
 DEVIATES = 1.25
 """Ratio of predicted and measured time above which a row is reported."""
+_GPU = re.compile(r"\b(?:A|V|L|G?[BH])[0-9]{2,3}\b|\bMI[0-9]{3}X?\b")
+"""Names of data-center GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +140,8 @@ def settings_for(
         if nodes is not None and table.nnodes not in {0, nodes}:
             notes.append(f"{where} is of {table.nnodes} nodes in the log; predicted for --nodes {nodes}")
         machine = _machine(known, topology, nodes)
+        if (other := _other_gpu(table.devices, machine)) is not None:
+            notes.append(f"{where} is of {other}, topology {machine.name!r} has {machine.traits['gpu']}")
         amd = table.library == "rccl" or machine.traits.get("generation", "").startswith("mi")
         read = load_library(library or ("rccl" if amd else "nccl"))
         found.append(Setting(replace(known, nranks=machine.nranks), machine, read, own))
@@ -147,6 +152,12 @@ def settings_for(
             else "there is no row of nccl-tests' table in it, nor of its JSON or of OSU's table"
         )
     return found, notes
+
+
+def _other_gpu(devices: tuple[str, ...], machine: Topology) -> str | None:
+    """A device of a log whose name is of another GPU than the machine's."""
+    own = _GPU.findall(machine.traits.get("gpu", "").upper())
+    return next((name for name in devices if own and (of := _GPU.findall(name.upper())) and own[0] not in of), None)
 
 
 def _environment(settings: dict[str, str]) -> tuple[Environment, list[str]]:

@@ -146,6 +146,24 @@ def test_a_number_of_nodes_other_than_the_log_s_is_noted():
 
 
 @pytest.mark.parametrize(
+    ("device", "topology", "noted"),
+    [
+        ("NVIDIA B200", "dgx-h100", "is of NVIDIA B200, topology 'dgx-h100' has H100"),
+        ("NVIDIA H100 80GB HBM3", "dgx-h100", ""),
+        ("NVIDIA A100-SXM4-40GB", "dgx-a100", ""),
+        ("Tesla V100-SXM2-32GB", "dgx-a100", "is of Tesla V100-SXM2-32GB"),
+        ("NVIDIA GH200 480GB", "dgx-h200", "is of NVIDIA GH200 480GB"),
+        ("Graphics Device", "dgx-h100", ""),
+    ],
+)
+def test_a_gpu_other_than_the_machine_s_is_noted(device, topology, noted):
+    log = made(topology)
+    table = replace(log.tables[0], devices=(device,))
+    notes = settings_for(replace(log, tables=(table,)), topology)[1]
+    assert [noted in note for note in notes] == ([True] if noted else [])
+
+
+@pytest.mark.parametrize(
     ("change", "how", "says"),
     [
         ({"collective": "hypercube"}, {}, "simcoll has no model of 'hypercube'"),
