@@ -48,7 +48,7 @@ def tune_library(
     protocol
         Protocol of MPI libraries' messages. Default: ideal.
     library
-        Model of NCCL for nccl-csv, as for simcoll perf. Default: nccl.
+        Model of NCCL for nccl-csv, as for simcoll perf. Default: nccl; rccl for AMD's GPUs.
     """
     from simcoll.formats.output import refuse_places, write_file
     from simcoll.formats.tuner_files import tuner_format
@@ -74,7 +74,7 @@ def tune_library(
         if each not in known:
             raise ConfigError(f"format {format!r} has no {each!r} known here; known: {', '.join(known)}")
     found = (
-        nccl_choices(machine, wanted, sizes, library or "nccl")
+        nccl_choices(machine, wanted, sizes, library)
         if of_nccl
         else played_choices(machine, wanted, sizes, format, protocol or "ideal")
     )

@@ -15,8 +15,9 @@ from simcoll.formats.measured import Log, Measured, Table
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.environment import Environment, from_settings, parse_environment
 from simcoll.libraries.fitting import WARM_UP, Predictor, formula
-from simcoll.libraries.library import Library, load_library
+from simcoll.libraries.library import Library
 from simcoll.libraries.prediction import COLLECTIVES, Prediction, predict
+from simcoll.planning.library_table import library_for
 from simcoll.planning.table import Column, microseconds, table_line, titles
 from simcoll.topology import Topology, load_topology, topology_of_job
 from simcoll.units import format_size, printable
@@ -142,8 +143,7 @@ def settings_for(
         machine = _machine(known, topology, nodes)
         if (other := _other_gpu(table.devices, machine)) is not None:
             notes.append(f"{where} is of {other}, topology {machine.name!r} has {machine.traits['gpu']}")
-        amd = table.library == "rccl" or machine.traits.get("generation", "").startswith("mi")
-        read = load_library(library or ("rccl" if amd else "nccl"))
+        read = library_for(library or ("rccl" if table.library == "rccl" else None), machine)
         found.append(Setting(replace(known, nranks=machine.nranks), machine, read, own))
     if not found:
         raise ConfigError(

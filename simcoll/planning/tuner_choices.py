@@ -15,11 +15,11 @@ from simcoll.errors import ConfigError
 from simcoll.formats.tuner_rules import NO_LIMIT, Rule
 from simcoll.libraries.environment import DEFAULT, Environment
 from simcoll.libraries.formula import stated
-from simcoll.libraries.library import load_library
 from simcoll.libraries.plans import bind_size
 from simcoll.libraries.prediction import chosen, predict
 from simcoll.planning.accuracy import WAYS, band_of, errors_of, medians
 from simcoll.planning.leaders import time_through_leaders
+from simcoll.planning.library_table import library_for
 from simcoll.planning.measurements import published_tables
 from simcoll.planning.mpi_libraries import load_mpi_library
 from simcoll.topology import Topology
@@ -86,14 +86,14 @@ def _errors(collective: str) -> Mapping[str, float]:
 
 
 def nccl_choices(
-    topology: Topology, collectives: Sequence[str], sizes: Sequence[int], library: str = "nccl"
+    topology: Topology, collectives: Sequence[str], sizes: Sequence[int], library: str | None = None
 ) -> Iterator[Picked]:
     """The fastest of NCCL's algorithms and protocols for each size.
 
     The choices that the corrected formula finds fastest are played. The first of them is the default: published tables are nearer to it
     than to what NCCL's own estimates prefer, which is told beside it.
     """
-    model, machine = load_library(library), machine_of(topology)
+    model, machine = library_for(library, topology), machine_of(topology)
     for collective in collectives:
         bytes_ = np.array(sizes, float)
         offered, _ = chosen(machine, collective, bytes_, model)
