@@ -7,7 +7,7 @@ read). Inside a step all reads come first, so a write there waits for the reads 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
@@ -16,21 +16,23 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from simcoll.arrays import Ints
+from simcoll.arrays import Array, Ints
 from simcoll.core.layout import Layout
 from simcoll.core.schedule import REDUCE, SYNC, Schedule, Step, fault, lowered, transfer_text
-from simcoll.core.step import distinct, spread
+from simcoll.core.step import distinct, joined, spread
 
 Steps: TypeAlias = Callable[[], Iterable[tuple[int, Step]]]
 
 __all__ = ["by_transfer", "check_orderable", "derive_waits", "hazards", "overwritten", "wait_pairs"]
 
-MOST = 2**23
+MOST = 2**20
 """Number of accesses sorted at a time."""
 LONG = 4
 """With more chunks than this per transfer, runs of chunks with equal accesses become one cell."""
 KEPT_ROWS = 2**20
-"""Up to this number, transfers are kept between passes, at some 60 bytes each."""
+"""Up to this number, transfers are kept between passes, at some 80 bytes each."""
+BLOCK_ROWS = 2**17
+"""Number of transfers of consecutive steps that are handled together."""
 
 
 class _Accesses(NamedTuple):
@@ -41,12 +43,47 @@ class _Accesses(NamedTuple):
     writes: NDArray[np.bool_]
 
 
-def _accesses(steps: Steps, size: int, low: int, high: int) -> _Accesses:
+class _Block(NamedTuple):
+    """Consecutive steps as one; for each transfer its step's number and length, and the number of transfers before that step."""
+
+    step: Step
+    number: Ints
+    length: Ints
+    before: Ints
+
+
+Blocks: TypeAlias = Callable[[], Iterable[_Block]]
+
+
+def _blocks(steps: Steps) -> Iterator[_Block]:
+    """The steps in blocks."""
+    some: list[tuple[int, Step]] = []
+    rows = 0
+    for each in steps():
+        if some and rows + len(each[1]) > BLOCK_ROWS:
+            yield _block(some)
+            some, rows = [], 0
+        some.append(each)
+        rows += len(each[1])
+    if some:
+        yield _block(some)
+
+
+def _block(some: list[tuple[int, Step]]) -> _Block:
+    length = np.array([len(step) for _, step in some])
+    columns = (np.array([number for number, _ in some]), length, np.cumsum(length) - length)
+    return _Block(joined([step for _, step in some]), *(np.repeat(column, length) for column in columns))
+
+
+def _accesses(blocks: Blocks, size: int, low: int, high: int) -> _Accesses:
     """The accesses to the memory of ranks ``low .. high - 1``."""
     first = 0
     none = np.zeros(0, np.int64)
-    found: list[tuple[Ints, ...]] = [(none, none, none)]
-    for _, step in steps():
+    found: list[tuple[Ints, ...]] = [(none, none, none, none)]
+    for step, _, length, before in blocks():
+        place = (
+            3 * first + 2 * before + np.arange(len(step))
+        )  # of its first access, where a step has three times its transfers
         for rank, chunk, done, write in (
             (step.src_rank, step.src_chunk, step.op != SYNC, 0),
             (step.dst_rank, step.dst_chunk, step.op == REDUCE, 0),
@@ -54,9 +91,12 @@ def _accesses(steps: Steps, size: int, low: int, high: int) -> _Accesses:
         ):
             here = np.flatnonzero(done & (rank >= low) & (rank < high))
             begin = (rank[here] - low) * size + chunk[here]
-            found.append((begin, begin + step.count[here], 2 * (first + here) + write))
+            found.append((begin, begin + step.count[here], 2 * (first + here) + write, place[here]))
+            place += length
         first += len(step)
-    begin, end, access = [np.concatenate(column) for column in zip(*found, strict=True)]
+    begin, end, access, place = [np.concatenate(column) for column in zip(*found, strict=True)]
+    order = np.argsort(place, kind="stable")
+    begin, end, access = begin[order], end[order], access[order]
     bits = len(begin).bit_length()
     if (end - begin).sum() > LONG * len(begin) or int(end.max(initial=0)) >> 62 - bits:
         # No transfer begins or ends between two cuts, so the chunks there have the same accesses and form one cell.
@@ -99,10 +139,11 @@ def hazards(cell: Ints, write: NDArray[np.bool_], step: Ints | None = None) -> t
     return np.concatenate([after[each], writes[row]]), np.concatenate([last[each] - back, since[row] + offset])
 
 
-def _rank_groups(steps: Steps, nranks: int) -> list[int]:
+def _rank_groups(blocks: Blocks, nranks: int) -> list[int]:
     """Bounds of groups of consecutive ranks, each with few enough accesses to be sorted together."""
     total = np.zeros(nranks, np.int64)
-    for _, step in steps():
+    for block in blocks():
+        step = block.step
         for rank in (step.src_rank, step.dst_rank, step.dst_rank):
             total += np.bincount(rank, step.count, nranks).astype(np.int64)
     group = np.cumsum(total) // MOST
@@ -127,17 +168,16 @@ def _with_overwriters(waits: Ints, swaps: Ints, count: int) -> Ints:
     return waits
 
 
-def _kept(steps: Steps) -> tuple[Steps, int]:
-    """The steps, materialised if they are few, and the number of their transfers."""
-    kept: list[tuple[int, Step]] | None = []
+def _kept(steps: Steps) -> Blocks:
+    """The steps in blocks, which are kept if they are few."""
+    kept: list[_Block] = []
     rows = 0
-    for each in steps():
-        rows += len(each[1])
+    for block in _blocks(steps):
+        rows += len(block.step)
         if rows > KEPT_ROWS:
-            kept = None
-        elif kept is not None:
-            kept.append(each)
-    return (steps if kept is None else partial(iter, kept)), rows
+            return partial(_blocks, steps)
+        kept.append(block)
+    return partial(iter, kept)
 
 
 def derive_waits(steps: Steps, nranks: int, size: int) -> dict[int, tuple[int, ...]]:
@@ -145,14 +185,14 @@ def derive_waits(steps: Steps, nranks: int, size: int) -> dict[int, tuple[int, .
     return by_transfer(*wait_pairs(steps, nranks, size))
 
 
-def by_transfer(later: Ints, earlier: Ints) -> dict[int, tuple[int, ...]]:
+def by_transfer(later: Array, earlier: Array) -> dict[int, tuple[int, ...]]:
     """Pairs, in order of ``later``, as a dictionary without empty entries."""
     begin, each = np.flatnonzero(np.diff(later, prepend=-1)), earlier.tolist()
     edges = [*begin.tolist(), len(later)]
     return {a: tuple(each[b:c]) for a, (b, c) in zip(later[begin].tolist(), pairwise(edges), strict=True)}
 
 
-def wait_pairs(steps: Steps, nranks: int, size: int) -> tuple[Ints, Ints]:
+def wait_pairs(steps: Steps, nranks: int, size: int) -> tuple[Array, Array]:
     """Pairs of transfers of different channels, the first of which must wait for the second.
 
     Parameters
@@ -167,16 +207,16 @@ def wait_pairs(steps: Steps, nranks: int, size: int) -> tuple[Ints, Ints]:
     tuple
         Running numbers of the waiting transfers, in order, and of the transfers that they wait for.
     """
-    steps, rows = _kept(steps)
-    count = max(rows, 1)
-    channel, number = np.empty(rows, np.int64), np.empty(rows, np.int64)
-    first = 0
-    for when, step in steps():
-        here = slice(first, first := first + len(step))
-        channel[here], number[here] = step.channel, when
-    found, beside = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    for low, high in pairwise(_rank_groups(steps, nranks)):
-        of = _accesses(steps, size, low, high)
+    blocks, none = _kept(steps), np.zeros(0, np.int64)
+    columns = [
+        (none, none),
+        *((block.step.channel.astype(np.int32), block.number.astype(np.int32)) for block in blocks()),
+    ]
+    channel, number = (np.concatenate(column) for column in zip(*columns, strict=True))
+    count = max(len(channel), 1)
+    found, beside = [none], [none]
+    for low, high in pairwise(_rank_groups(blocks, nranks)):
+        of = _accesses(blocks, size, low, high)
         again = np.flatnonzero((np.diff(of.cell) == 0) & of.writes[1:] & of.writes[:-1])
         folds = (number[of.transfer[again]] == number[of.transfer[again + 1]]).any()
         after, before = hazards(of.cell, of.writes, number[of.transfer] if folds else None)
@@ -187,7 +227,8 @@ def wait_pairs(steps: Steps, nranks: int, size: int) -> tuple[Ints, Ints]:
         reader, writer = earlier[inside], later[inside]
         beside.append((reader * count + writer)[reader != writer])
     waits = _with_overwriters(distinct(*found), distinct(*beside), count)
-    return np.divmod(waits, count)
+    kind = np.int32 if count < 2**31 else np.int64  # there may be millions, and they are kept
+    return (waits // count).astype(kind), (waits % count).astype(kind)
 
 
 def overwritten(layout: Layout, step: Step) -> NDArray[np.bool_]:

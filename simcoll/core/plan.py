@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simcoll.arrays import Ints
+from simcoll.arrays import Array, Ints
 from simcoll.core.collective import Collective
 from simcoll.core.hazards import by_transfer, overwritten, wait_pairs
 from simcoll.core.schedule import MULTICAST, SWITCH_REDUCE, SYNC, Schedule, Step, lowered
@@ -93,7 +93,7 @@ class Known:
     starts: list[Ints | int] | None = None
     positions: Ints | None = None
     waits: Mapping[int, tuple[int, ...]] | None = None
-    wait_pairs: tuple[Ints, Ints] | None = None
+    wait_pairs: tuple[Array, Array] | None = None
     views: dict[int, Ints] = field(default_factory=dict)
 
 
@@ -283,7 +283,7 @@ class Plan:
         return known.waits
 
     @property
-    def wait_pairs(self) -> tuple[Ints, Ints]:
+    def wait_pairs(self) -> tuple[Array, Array]:
         """The same as two columns: waiting transfers, in order, and the transfers that they wait for."""
         if self.nchannels == 1 or (self.proof is not None and not self.proof.shared_chunks):
             return np.zeros(0, np.int64), np.zeros(0, np.int64)

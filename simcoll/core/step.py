@@ -172,7 +172,7 @@ def distinct(*parts: Ints) -> Ints:
     >>> distinct(np.array([3, 1]), np.array([1])).tolist()
     [1, 3]
     """
-    values = np.sort(np.concatenate(parts))
+    values = np.sort(np.concatenate(parts), kind="stable")  # merges parts that are sorted
     found: Ints = values[np.diff(values, prepend=-1) != 0]
     return found
 

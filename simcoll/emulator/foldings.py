@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from simcoll.arrays import Ints
+from simcoll.arrays import Array, Ints
 from simcoll.core.plan import Plan
 from simcoll.core.protocol import Protocol
 from simcoll.emulator.fast.timed import Shape, StepTimer, Timed, joined_moves, timed_steps
@@ -136,7 +136,7 @@ def folding(
     expanded: bool,
     worth_it: bool,
     patience: int | None,
-    waits: tuple[Ints, Ints] | None = None,
+    waits: tuple[Array, Array] | None = None,
 ) -> Quotient | str:
     """The quotient of a plan, from a remembered folding if there is one; or the reason why there is none.
 

@@ -50,7 +50,7 @@ class Quotient:
     lane_steps: Ints
     links: Ints
     members: Ints
-    waits: tuple[Ints, Ints] = NO_WAITS
+    waits: tuple[Array, Array] = NO_WAITS
 
     @property
     def messages(self) -> int:
@@ -86,7 +86,7 @@ def fold(
     *,
     worth_it: bool,
     patience: int | None = None,
-    waits: tuple[Ints, Ints] | None = None,
+    waits: tuple[Array, Array] | None = None,
 ) -> Quotient | str:
     """The quotient of timed steps, or the reason why there is none.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simcoll.arrays import Ints, Shorts, Words
+from simcoll.arrays import Array, Ints, Shorts, Words
 from simcoll.core.plan import Plan
 from simcoll.core.protocol import Protocol
 from simcoll.core.schedule import Schedule
@@ -283,7 +283,7 @@ def _begins(steps: Sequence[Timed]) -> Ints:
     return np.cumsum([0, *map(len, steps)], dtype=np.int64)
 
 
-def _sheet(steps: Sequence[Timed], order: Ints, waits: tuple[Ints, Ints]) -> Sheet:
+def _sheet(steps: Sequence[Timed], order: Ints, waits: tuple[Array, Array]) -> Sheet:
     from simcoll.emulator.fast.whole import Sheet
 
     begins = _begins(steps)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simcoll.arrays import Ints
+from simcoll.arrays import Array, Ints
 from simcoll.emulator.fast.compiled import announced
 from simcoll.emulator.fast.filling import index_block, wait_for
 from simcoll.emulator.fast.joint import partners
@@ -100,7 +100,7 @@ class Machine:
         launch_fs: int = 0,
         fifo: bool = False,
         hashed: bool = True,
-        waits: tuple[Ints, Ints] | None = None,
+        waits: tuple[Array, Array] | None = None,
         over: Callable[[int, Timed, Ints, Ints, Ints], None] | None = None,
         changes: Changes | None = None,
     ) -> None:
@@ -327,7 +327,8 @@ class Machine:
         """Make the messages of newly loaded blocks wait for earlier ones; ``first`` is their first message."""
         for turn, block in enumerate(blocks):
             self.live[first + turn * rows] = block, rows
-        begin, end = np.searchsorted(self.waits[0], [first, first + len(blocks) * rows])
+        bounds = np.array([first, first + len(blocks) * rows], self.waits[0].dtype)
+        begin, end = np.searchsorted(self.waits[0], bounds)
         # Steps are loaded in order, so these numbers ascend; a message whose whole step has finished is in none of the blocks.
         starts = np.fromiter(self.live, np.int64, len(self.live))
         block, length = np.array(list(self.live.values()), np.int64).T

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simcoll.arrays import Ints, Shorts
+from simcoll.arrays import Array, Ints, Shorts
 from simcoll.emulator.fast.compiled import announced
 from simcoll.emulator.fast.filling import index_blocks, own_rates, wait_for
 from simcoll.emulator.fast.joint import partners
@@ -46,8 +46,8 @@ class Sheet(NamedTuple):
     links: Shorts
     weight: Shorts
     leader: Ints | None
-    later: Ints
-    earlier: Ints
+    later: Array
+    earlier: Array
 
 
 class Costs(NamedTuple):
@@ -77,7 +77,7 @@ class Whole:
         load(state, np.arange(len(rows)))
         if len(sheet.later):
             self.state = state = edges(state, len(sheet.later))
-            wait_for(state, links + sheet.earlier, links + sheet.later)
+            wait_for(state, np.int64(links) + sheet.earlier, np.int64(links) + sheet.later)
         self.pristine = {name: getattr(state, name).copy() for name in CHANGED}
 
     def _filled(self, state: State, sheet: Sheet, rows: Ints) -> State:
