@@ -156,10 +156,8 @@ def _check_room(wanted: int, entries: int, what: str) -> None:
 
 def larger_calendar(state: State) -> State:
     """Grow the calendar to more than two times per slot."""
-    size, twice = (
-        64,
-        2 * len(state.phase),
-    )  # the table is twice as long and so at most half full, which keeps its probes short
+    # The table is twice as long and so at most half full, which keeps its probes short.
+    size, twice = 64, 2 * len(state.phase)
     while size < twice + max(2 * int(state.reg[HEAP]), min(twice, LEAST_TIMES)):
         size *= 2
     state = lengthened(state, ("heap",), size)
