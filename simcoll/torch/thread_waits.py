@@ -11,10 +11,16 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import math
+import multiprocessing
 import os
 import queue
+import select
+import selectors
+import subprocess
 import threading
 import time
+import types
 from collections.abc import Callable
 from concurrent.futures import thread as executors
 from typing import Any
@@ -27,8 +33,9 @@ from simcoll.torch.replacing import for_ranks
 
 __all__ = ["OUTSIDE_MARK", "end_threads", "replacements"]
 
-_OUTSIDE = ("multiprocessing.", "torch.multiprocessing.", "torch.utils.data.", "concurrent.futures.process")
+_OUTSIDE = ("asyncio.", "multiprocessing.", "torch.multiprocessing.", "torch.utils.data.", "concurrent.futures.process")
 """Modules whose threads communicate with other processes."""
+_TICK_S = 1e-3
 OUTSIDE_MARK = "simcoll_refusal"
 """Attribute of a thread that takes no turns: the error of its calls."""
 
@@ -231,10 +238,44 @@ def _module_lock(standard: Callable[[str], Any]) -> Callable[[str], Any]:
 def _sleep(thread: RankThread, _: Any, seconds: float) -> None:
     if seconds < 0:
         raise ValueError("sleep length must be non-negative")
+    _pass(thread, seconds)
+
+
+def _pass(thread: RankThread, seconds: float) -> None:
+    """Let simulated time pass."""
     if thread.main:
         thread.call(ours.compute, float(seconds))
     else:  # the rank's program may end meanwhile, and the run with it
         _wait(thread, _Signal("the end of time.sleep", idle=True), float(seconds))
+
+
+def _select(given: int, *, processes: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Waits for files and sockets, in real time; when nothing comes, their timeout has passed in simulated time too.
+
+    Otherwise a loop that waits until a simulated time, such as asyncio's, would never end. If the rank has threads that take turns,
+    the wait is polled. ``given`` is the number of arguments before the timeout; ``processes``: while processes of multiprocessing run,
+    no simulated time passes, so that times do not depend on the speed of data loaders.
+    """
+
+    @for_ranks
+    def select_of_rank(
+        thread: RankThread, standard: Callable[..., Any], *args: Any, timeout: float | None = None
+    ) -> Any:
+        if len(args) > given:
+            *args, timeout = args  # type: ignore[assignment]
+        left = math.inf if timeout is None else timeout
+        while True:
+            others = len(thread.process.threads) > 1
+            ready = standard(*args, 0 if others else timeout)
+            if left <= 0 or (any(ready) if isinstance(ready, tuple) else ready):
+                return ready
+            if others or (timeout is not None and not (processes and multiprocessing.active_children())):
+                _pass(thread, min(left, _TICK_S) if others else left)
+            if not others:
+                return ready
+            left -= _TICK_S
+
+    return select_of_rank
 
 
 @for_ranks
@@ -274,6 +315,10 @@ def replacements() -> list[tuple[Any, str, Any]]:
         (threading, "_time", _clock(threading._time)),  # type: ignore[attr-defined]  # what timeouts are counted with
         (queue, "time", _clock(queue.time)),  # type: ignore[attr-defined]
         (time, "sleep", _sleep(time.sleep)),
+        (select, "select", _select(3)(select.select)),
+        (selectors._PollLikeSelector, "select", _select(1, processes=True)(selectors._PollLikeSelector.select)),
+        *((kind, "select", _select(1)(kind.select)) for kind in (selectors.SelectSelector, selectors.EpollSelector)),
+        (subprocess, "time", types.SimpleNamespace(sleep=time.sleep)),  # between looks at a process, in real time
         *((os, name, _remove(getattr(os, name))) for name in ("remove", "unlink")),
         *((time, name, _clock(getattr(time, name))) for name in ("time", "monotonic", "perf_counter")),
         *(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import multiprocessing.pool
 import queue
@@ -235,3 +236,30 @@ def test_a_file_is_removed_after_the_others_have_read_it(tmp_path):
 
     assert on_ranks(body, 4).returns == ("weights",) * 4
     assert not path.exists()
+
+
+def test_event_loops_wait_in_simulated_time():
+    """Also for executors whose threads call collectives, and for a queue to which no process writes."""
+
+    def body(rank, _world_size):
+        def reduced():
+            x = torch.ones(2)
+            dist.all_reduce(x)
+            return x[0].item()
+
+        async def main():
+            begin = time.time()
+            await asyncio.sleep(0.05)
+            slept = time.time() - begin
+            with ThreadPoolExecutor(1) as pool:
+                total = await asyncio.get_running_loop().run_in_executor(pool, reduced)
+            return round(slept, 4), total, await asyncio.to_thread(lambda: rank)
+
+        result = asyncio.run(main())
+        begin = time.time()
+        with pytest.raises(queue.Empty):
+            multiprocessing.get_context("fork").Queue().get(timeout=0.02)
+        subprocess.run([sys.executable, "-c", ""], timeout=60, check=True)
+        return *result, round(time.time() - begin, 4)
+
+    assert on_ranks(body).returns == tuple((0.05, 3.0, rank, 0.02) for rank in range(3))
