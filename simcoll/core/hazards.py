@@ -216,19 +216,23 @@ def wait_pairs(steps: Steps, nranks: int, size: int) -> tuple[Array, Array]:
     count = max(len(channel), 1)
     found, beside = [none], [none]
     for low, high in pairwise(_rank_groups(blocks, nranks)):
-        of = _accesses(blocks, size, low, high)
-        again = np.flatnonzero((np.diff(of.cell) == 0) & of.writes[1:] & of.writes[:-1])
-        folds = (number[of.transfer[again]] == number[of.transfer[again + 1]]).any()
-        after, before = hazards(of.cell, of.writes, number[of.transfer] if folds else None)
-        later, earlier = of.transfer[after], of.transfer[before]
-        across = channel[later] != channel[earlier]
-        found.append(later[across] * count + earlier[across])
-        inside = ~across & (number[later] == number[earlier]) & of.writes[after] & ~of.writes[before]
-        reader, writer = earlier[inside], later[inside]
-        beside.append((reader * count + writer)[reader != writer])
+        across, inside = _tied(_accesses(blocks, size, low, high), channel, number)
+        found.append(across[0] * count + across[1])
+        beside.append(inside[0] * count + inside[1])
     waits = _with_overwriters(distinct(*found), distinct(*beside), count)
     kind = np.int32 if count < 2**31 else np.int64  # there may be millions, and they are kept
     return (waits // count).astype(kind), (waits % count).astype(kind)
+
+
+def _tied(of: _Accesses, channel: Array, number: Array) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
+    """Pairs (later, earlier) of different channels that must stay in order, and pairs (reader, writer) of one step and channel."""
+    again = np.flatnonzero((np.diff(of.cell) == 0) & of.writes[1:] & of.writes[:-1])
+    folds = (number[of.transfer[again]] == number[of.transfer[again + 1]]).any()
+    after, before = hazards(of.cell, of.writes, number[of.transfer] if folds else None)
+    later, earlier = of.transfer[after], of.transfer[before]
+    across = channel[later] != channel[earlier]
+    inside = ~across & (number[later] == number[earlier]) & of.writes[after] & ~of.writes[before] & (later != earlier)
+    return (later[across], earlier[across]), (earlier[inside], later[inside])
 
 
 def overwritten(layout: Layout, step: Step) -> NDArray[np.bool_]:

@@ -97,6 +97,9 @@ class Layout:
     def _check_slots(self, name: str, limit: int, what: str) -> None:
         """Check and convert an array with an entry per scratch slot, or one such row per rank."""
         values, n = whole_numbers(name, getattr(self, name), "iu"), self.collective.nranks
+        # Equal columns take the memory of one.
+        if values.ndim == 2 and values.shape[1] and (values == values[:, :1]).all():
+            values = np.broadcast_to(values[:, :1].copy(), values.shape)
         object.__setattr__(self, name, values)
         if values.ndim != 1 and (values.ndim != 2 or len(values) != n):
             raise ConfigError(

@@ -172,9 +172,11 @@ def distinct(*parts: Ints) -> Ints:
     >>> distinct(np.array([3, 1]), np.array([1])).tolist()
     [1, 3]
     """
-    values = np.sort(np.concatenate(parts), kind="stable")  # merges parts that are sorted
-    found: Ints = values[np.diff(values, prepend=-1) != 0]
-    return found
+    values: Ints = np.concatenate(parts)
+    values.sort(kind="stable")  # merges parts that are sorted
+    new = np.ones(len(values), np.bool_)
+    np.not_equal(values[1:], values[:-1], out=new[1:])
+    return values[new]
 
 
 def expanded(step: Step) -> Step:

@@ -41,7 +41,8 @@ class CostTerms(StepTimer):
         found = []
         for step, (routes, shape) in zip(steps, self._remembered(steps), strict=True):
             local = step.src_rank == step.dst_rank
-            label = alike(local, routes.latency_fs, routes.kind, step.size_bytes, step.operands, step.op)
+            label: Any = alike(local, routes.latency_fs, routes.kind, step.size_bytes, step.operands, step.op)
+            label = label.astype(np.int32)  # not used as a number
             none = np.broadcast_to(np.int64(0), label.shape)
             timed = Timed(shape, label, none, none, none, step.size_bytes, (0,) * 5, self.protocol.fifo_depth)
             self.moves[timed] = step
@@ -154,6 +155,8 @@ def folding(
         found = known.timed(plan, each, capacity)
     if found is None:
         timer = CostTerms(plan.protocol, topology, placement, sparse=True)
+        if len(capacity) < 1 << 15:
+            timer.link_kind = np.int16  # the links take most of the memory
         groups = seen.groups
         if waits is not None and len(waits[0]):  # equal steps wait for different messages
             groups = [((step._replace(),), 1) for some, times in groups or turns(plan) for step in some * times]

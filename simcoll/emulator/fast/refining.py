@@ -15,6 +15,10 @@ from simcoll.emulator.fast.timed import Shape
 __all__ = ["Colours", "spread"]
 
 
+SPREAD_ROWS = 1 << 16
+"""Number of messages whose links are converted at a time."""
+
+
 class Colours(NamedTuple):
     """A hash of every lane, link and connection."""
 
@@ -33,9 +37,12 @@ def spread(shape: Shape, cost: Words, ways: Ints, marks: Words, old: Colours, ne
     message = np.empty(len(cost), np.uint64)
     sender, receiver, way = (np.require(each, np.int64, ["C", "W"]) for each in (shape.sender, shape.receiver, ways))
     own, tied = (np.require(each, np.uint64, ["C", "W"]) for each in (cost, marks))
-    links = np.require(shape.links, np.int32, ["C", "W"])
     linked = np.require(np.zeros(0) if shape.linked is None else shape.linked, np.int64, ["C", "W"])
-    _add(sender, receiver, way, links, linked, own, tied, *old, *new, message)
+    size = len(cost) if shape.linked is not None else SPREAD_ROWS
+    for first in range(0, len(cost), size):
+        here = slice(first, first + size)
+        links = np.require(shape.links if shape.linked is not None else shape.links[here], np.int32, ["C", "W"])
+        _add(sender[here], receiver[here], way[here], links, linked, own[here], tied[here], *old, *new, message[here])
     return message
 
 

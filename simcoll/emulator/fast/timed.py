@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
+from typing import Any
 
 import numpy as np
 
@@ -99,6 +100,7 @@ class StepTimer:
         self.protocol = protocol
         self.joint = joint
         self.sparse = sparse
+        self.link_kind: Any = np.int32
         self.topology = topology
         self.placement = placement
         self.last: tuple[Moves, Timed] | None = None
@@ -179,7 +181,7 @@ class StepTimer:
 
     def _routed(self, src: Ints, dst: Ints, channel: Ints) -> tuple[Routes, Shorts]:
         """Routes with their first link, and all links, of messages; in blocks, which saves memory and time."""
-        placement, routes, links = self.placement, [], np.zeros((len(src), 0), np.int32)
+        placement, routes, links = self.placement, [], np.zeros((len(src), 0), self.link_kind)
         for first in range(0, len(src), ROUTED_ROWS):
             here = slice(first, first + ROUTED_ROWS)
             a, b = src[here], dst[here]
