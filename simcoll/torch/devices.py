@@ -120,8 +120,7 @@ def _named(*names: str) -> Callable[[dict[str, Any]], None]:
 
 
 def _on_cpu(kwargs: dict[str, Any]) -> None:
-    if kwargs.get("device_id") is not None:
-        kwargs["device_id"] = _CPU
+    kwargs["device_id"] = _CPU
 
 
 @for_ranks

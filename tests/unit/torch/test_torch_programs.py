@@ -257,12 +257,16 @@ def test_hsdp_on_a_mesh():
 
 
 @pytest.mark.slow
-def test_fsdp1():
+@pytest.mark.parametrize("gpus", [False, True])
+def test_fsdp1(gpus):
+    """With GPUs, the model is on one already."""
+    chosen = {} if gpus else {"device_id": "cpu"}
+
     def body(rank, world_size):
-        model = fsdp.FullyShardedDataParallel(network(), device_id=torch.device("cpu"))
+        model = fsdp.FullyShardedDataParallel(network().cuda() if gpus else network(), **chosen)
         return train(model, torch.optim.Adam(model.parameters(), lr=0.1), rank, world_size)
 
-    assert all(close(losses, losses_alone()) for losses in on_ranks(body).returns)
+    assert all(close(losses, losses_alone()) for losses in on_ranks(body, cuda_is_cpu=gpus).returns)
 
 
 def test_dtensor_matmul_on_a_mesh():
