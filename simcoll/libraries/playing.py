@@ -89,10 +89,8 @@ def play(cost: Cost, place: int, collective: str, size_bytes: int, topology: Top
     builders = {"ring": _ring, "tree": _tree, "nvls": _switch, "grouped": _grouped}
     if cost.algorithm not in builders:
         return f"{cost.algorithm} over domains has no rate and start-up time that the emulator could use"
-    if collective in {"broadcast", "reduce"}:
-        return _chain(asked)
     try:
-        return builders[cost.algorithm](asked)
+        return (_chain if collective in {"broadcast", "reduce"} else builders[cost.algorithm])(asked)
     except ConfigError as error:  # for example, the topology has no such rings or nodes
         return error.message
 
@@ -147,16 +145,25 @@ def _rails(asked: _Asked) -> int:
     return max(asked.machine.nics, asked.shape.per_domain)  # members that share a NIC alternate at the ends
 
 
+@lru_cache(maxsize=16)
 def _direct(topology: Topology) -> NDArray[np.bool_]:
-    """Mask of the links that join two GPUs."""
-    gpu = np.array([kind == "gpu" for kind in topology.node_kinds])
-    both: NDArray[np.bool_] = gpu[topology.link_src] & gpu[topology.link_dst]
+    """Mask of the links that join two GPUs that are ranks."""
+    ranks = [node for node in topology.rank_nodes.tolist() if topology.node_kinds[node] == "gpu"]
+    both: NDArray[np.bool_] = np.isin(topology.link_src, ranks) & np.isin(topology.link_dst, ranks)
     return both
 
 
 def _least_direct(topology: Topology) -> float:
     """The least capacity of a link between two GPUs."""
     return float(topology.link_capacity_uBps[_direct(topology)].min() / 1e15)
+
+
+@lru_cache(maxsize=16)
+def _between_neighbours(topology: Topology, size: int) -> float:
+    """The least capacity of the routes between the first GPUs, each to the next, in GB/s."""
+    rank = np.arange(size)
+    links = topology.route(rank, (rank + 1) % size).links
+    return float(topology.link_capacity_uBps[links[links >= 0]].min() / 1e15)
 
 
 def _linked(topology: Topology) -> int:
@@ -192,8 +199,7 @@ def _ring(asked: _Asked) -> Play | str:
         if domains > 1 and asked.machine.inside == "xgmi":
             return "no rings along direct links were found that share the NICs evenly"
         schedule = _schedule(asked.collective, "nvlink_ring", asked.topology, ())
-        one = _least_direct(asked.topology)
-        if bus > schedule.nchannels * one:
+        if bus > schedule.nchannels * _least_direct(asked.topology):
             return f"the {schedule.nchannels} rings found along direct links carry less than NCCL's"
     else:
         schedule = _schedule(asked.collective, "ring", asked.topology, (("channels", _rails(asked)),))
@@ -246,6 +252,8 @@ def _chain(asked: _Asked) -> Play | str:
         return "a chain of this many ranks needs more pieces than can be played"
     if asked.shape.per_domain > 1 and _linked(asked.topology):
         schedule = _schedule(asked.collective, "nvlink_ring", asked.topology, (("pieces", pieces),))
+        if _too_fast(asked, rate * _raw(asked)[0] / (schedule.nchannels * _least_direct(asked.topology)), 0.0):
+            return f"the {schedule.nchannels} rings found along direct links carry less than NCCL's"
     else:
         schedule = _schedule(asked.collective, "chain", asked.topology, (("channels", channels), ("pieces", pieces)))
     # The root is inside its node's part of the ring, which therefore ends where it began.
@@ -259,16 +267,22 @@ def _tree(asked: _Asked) -> Play | str:
     s, slots = asked.shape, _slots(asked)
     depth, fan, stages = _levels(s.domains, s.per_domain)
     crossing = asked.rate_GBps * (1 if s.domains == 2 else 2)
+    inside = 2 * asked.rate_GBps
+    if s.per_domain > 1 and _linked(asked.topology):
+        # Of a GPU's direct links the chain takes only those to its neighbours.
+        inside *= max(1.0, _raw(asked)[0] / _between_neighbours(asked.topology, s.per_domain))
     least = SETTLED if _flowing(asked) > 0.25 else 1
     for pieces in (1, 2, 4, 8, 16, 32):
         lead = 1 + (2 * stages - 1) / pieces
-        fast = _too_fast(asked, 2 * asked.rate_GBps * lead, crossing * lead)
+        fast = _too_fast(asked, inside * lead, crossing * lead)
         if (pieces >= least and not fast) or 2 * pieces > slots:
             break
     rails = _rails(asked)
     pairs = next((c for c in (1, 2, 4, 8) if c < rails and crossing * lead * rails <= c * FREE * _raw(asked)[1]), rails)
+    if inside > 2 * asked.rate_GBps and _too_fast(asked, inside, 0.0):
+        return "the direct links between neighbours carry less than NCCL's trees, which follow other links"
     if 4 * s.ranks * pairs * pieces > min(MOST_MESSAGES, MOST_OF_A_DOMAIN * s.domains) or _too_fast(
-        asked, 2 * asked.rate_GBps * lead, crossing * lead
+        asked, inside * lead, crossing * lead
     ):
         return "a tree this deep needs more pieces than can be played"
     node = (("box", s.per_domain),) if s.domains > 1 else ()  # even of one GPU: a chain of all would be deeper

@@ -82,6 +82,32 @@ def test_gpus_without_a_link_send_through_the_memory_of_one_between_them():
     assert predict("all_to_all", 2**28, simcoll.load_topology("mi300x"), library="rccl").timed_by == "events"
 
 
+def test_a_tree_along_other_links_than_nccls_is_not_played():
+    # Ranks 3 and 4 of a DGX-1 have no NVLink: over the host a chain in the order of the ranks would take nine times as long.
+    two = simcoll.load_topology("dgx-1v", nodes=2)
+    for size in (2**22, 2**30):
+        found = predict("all_reduce", size, two)
+        assert (found.algorithm, "between neighbours" in found.note) == ("tree", True)
+        assert found.bound_fs < found.time_fs == formula_time("all_reduce", size, two).time_fs
+    pairs = predict("broadcast", 2**20, simcoll.load_topology("azure-nc-a100-v4"))  # bridges join pairs of its GPUs
+    assert (pairs.timed_by, "rings of direct links" in pairs.note) == ("formula", True)
+
+
+def test_rings_that_carry_less_than_nccls_are_not_played():
+    # The links between all pairs of 4 or 6 GPUs are not a sum of rings through all (Tillson 1980), so that one ring less is found.
+    for name, ranks, library in (("perlmutter-a100", 4, "nccl"), ("mi300x", 6, "rccl")):
+        found = predict("broadcast", 2**28, simcoll.load_topology(name, nodes=1), ranks=ranks, library=library)
+        assert (found.timed_by, "rings found" in found.note) == ("formula", True)
+
+
+@pytest.mark.parametrize("ranks", [5, 6])
+def test_some_gpus_of_a_mesh_send_over_each_other_too(ranks):
+    # Links of GPUs that take no part do not count; over the host an all_to_all of 6 GPUs would take eleven times as long.
+    found = predict("all_to_all", 2**28, simcoll.load_topology("dgx-1v"), ranks=ranks)
+    assert found.timed_by == "events"
+    assert found.time_fs < 1.5 * formula_time("all_to_all", 2**28, simcoll.load_topology("dgx-1v"), ranks=ranks).time_fs
+
+
 def test_only_the_events_see_a_degraded_link():
     topology = simcoll.load_topology("dgx-a100", nodes=1)
     slow = topology.degrade("box0.gpu3 <-> box0.nvswitch", "1/4")
