@@ -103,7 +103,7 @@ def expected_outputs(plan: Plan, inputs: Sequence[Array]) -> list[Array | None]:
     """The output that every rank must hold afterwards; ``None`` for a rank without one.
 
     Reductions run in rank order, in the dtype of the plan. An average is a quotient in that dtype; 8- and 16-bit floats are divided
-    in float32 and rounded, integers truncated towards zero.
+    in float32 and rounded, integers truncated towards zero. Outputs of a reduction share memory.
     """
     collective, n = plan.collective, plan.nranks
     starts = [_slots(plan, rank, INPUT) for rank in range(n)]
@@ -125,7 +125,8 @@ def expected_outputs(plan: Plan, inputs: Sequence[Array]) -> list[Array | None]:
             held, at = (total, starts[0]) if source < 0 else (inputs[source], starts[source])
             if held is not None:
                 parts.append(held[at[source_slot] : at[source_slot + 1]])
-        outputs.append(np.concatenate(parts) if parts else np.zeros(0, plan.dtype))
+        shared = total is not None and len(parts) == 1
+        outputs.append(parts[0] if shared else np.concatenate([np.zeros(0, plan.dtype), *parts]))
     return outputs
 
 

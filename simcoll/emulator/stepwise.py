@@ -8,7 +8,7 @@ elements are written in several passes, in the order of the fold.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,10 +30,12 @@ COMBINED = 1 << 18
 def data_errors(plan: Plan, seed: int = 0) -> int:
     """Move generated data through a plan; count the output elements that differ from the collective's definition."""
     inputs = exact_inputs(plan, seed)
-    return count_wrong(moved(plan, inputs), expected_outputs(plan, inputs))
+    expected = expected_outputs(plan, inputs)
+    inputs.reverse()  # each is freed when it has been copied
+    return count_wrong(moved(plan, (inputs.pop() for _ in range(plan.nranks))), expected)
 
 
-def moved(plan: Plan, inputs: Sequence[Array]) -> tuple[Array | None, ...]:
+def moved(plan: Plan, inputs: Iterable[Array]) -> tuple[Array | None, ...]:
     """Output of each rank; ``None`` where the collective gives it none.
 
     Every engine yields these bits, since the plan orders all transfers that share a chunk.
