@@ -35,6 +35,8 @@ FIFO_SLOTS = 8
 """Number of slots of NCCL's buffers between two GPUs (NCCL_STEPS)."""
 MOST_MESSAGES = 80_000
 """Limit of messages of a schedule that cannot be folded; beyond, the formula's time is used."""
+MOST_SENDS = 32 * 8
+"""Limit of a GPU's simultaneous sends: on 32 channels, each with up to 8 (NCCL_MAX_DEV_WORK_P2P_PER_BATCH of NCCL 2.27.5)."""
 MOST_OF_A_DOMAIN = 10_000
 """Limit of messages of a tree per domain: on two domains these take 50 ms."""
 MOST_ON_A_SWITCH = 32
@@ -338,7 +340,9 @@ def _grouped(asked: _Asked) -> Play | str:
     if domains > 1 and asked.collective != "all_to_all":
         return "one rank's sends use the NICs of its neighbours, which a route does not"
     away = (n - 1) / n if asked.collective != "send_recv" else 1.0
-    name, params = ("direct", ()) if asked.collective == "send_recv" else ("grouped", (("channels", min(32, n - 1)),))
+    name, params = (
+        ("direct", ()) if asked.collective == "send_recv" else ("grouped", (("channels", min(MOST_SENDS, n - 1)),))
+    )
     schedule = _schedule(asked.collective, name, asked.topology, params)
     start = asked.start_us + asked.hops * asked.hop_us
     bus = asked.rate_GBps * away

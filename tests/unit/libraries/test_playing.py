@@ -93,6 +93,15 @@ def test_a_tree_along_other_links_than_nccls_is_not_played():
     assert (pairs.timed_by, "rings of direct links" in pairs.note) == ("formula", True)
 
 
+@pytest.mark.parametrize(("name", "nodes"), [("dgx-2", 4), ("dgx-h100", 8)])
+def test_sends_to_all_ranks_are_under_way_at_once(name, nodes):
+    # One at a time on each of 32 channels would leave NICs idle at the end: 12 and 27 % slower.
+    topology = simcoll.load_topology(name, nodes=nodes)
+    found = predict("all_to_all", 2**26, topology)
+    assert found.timed_by == "events"
+    assert found.time_fs == pytest.approx(formula_time("all_to_all", 2**26, topology).time_fs, rel=0.05)
+
+
 def test_rings_that_carry_less_than_nccls_are_not_played():
     # The links between all pairs of 4 or 6 GPUs are not a sum of rings through all (Tillson 1980), so that one ring less is found.
     for name, ranks, library in (("perlmutter-a100", 4, "nccl"), ("mi300x", 6, "rccl")):
