@@ -22,6 +22,7 @@ from simcoll.distributed.runtime.tasks import wait_until
 from simcoll.errors import ConfigError
 from simcoll.torch.rank_threads import current_thread, current_thread_or_none
 from simcoll.torch.replacing import in_ranks
+from simcoll.units import format_size
 from simcoll.workload.gpu import load_gpu
 
 __all__ = ["accelerator_replacements", "current_device", "device_number"]
@@ -239,10 +240,15 @@ def _statistics(_device: Any = None) -> dict[str, int]:
     return counted | {"num_alloc_retries": 0, "num_ooms": 0}
 
 
+def _summary(*_: Any, **__: Any) -> str:
+    return f"tensors of rank {current_thread().number}: {format_size(_held_bytes())}, peak {format_size(_peak_bytes())}"
+
+
 _MEMORY = {
     **{f"memory_{what}": _held_bytes for what in ("allocated", "reserved")},
     **{f"max_memory_{what}": _peak_bytes for what in ("allocated", "reserved")},
     "memory_stats": _statistics,
+    "memory_summary": _summary,
 }
 
 
@@ -270,6 +276,10 @@ def accelerator_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
         *((cuda.nvtx, name, _nothing) for name in _NVTX),
         *((cuda, f"{name}Tensor", getattr(torch, f"{name}Tensor")) for name in _TENSOR_TYPES),
         (cuda.nvtx, "range", _range),
+        *((cuda.profiler, name, _nothing) for name in ("start", "stop")),
+        (cuda.memory, "_record_memory_history", _nothing),
+        *((cuda.memory, name, _refused(f"memory.{name}")) for name in ("_snapshot", "_dump_snapshot")),
+        (cuda, "can_device_access_peer", lambda *_: True),
         (cuda, "device_count", _count),
         (cuda, "current_device", current_device),
         (cuda, "set_device", _set_device),

@@ -194,8 +194,10 @@ def compute_replacements() -> list[tuple[Any, str, Any]]:
     standard, enter, leave = torch.cpu.current_stream, FakeTensorMode.__enter__, FakeTensorMode.__exit__
 
     def current_stream(device: Any = None) -> Any:
+        if current_thread_or_none() is None:
+            return standard(device)
         found = _device()
-        return standard(device) if found is None else _Stream(own=found.current)
+        return _Stream(own=None if found is None else found.current)
 
     def entered(mode: Any) -> Any:
         result = enter(mode)

@@ -15,6 +15,7 @@ import torch
 from torch import distributed
 from torch.autograd import graph
 from torch.distributed import device_mesh, distributed_c10d, fsdp
+from torch.distributed.fsdp import _init_utils
 from torch.nn.attention import flex_attention
 from torch.overrides import TorchFunctionMode
 
@@ -25,6 +26,7 @@ from simcoll.torch.replacing import for_ranks, in_ranks
 __all__ = ["CudaIsCpu", "device_replacements"]
 
 _CPU = torch.device("cpu")
+_CHECK = "_check_module_states_for_sync_module_states"
 _MOVES = (torch.Tensor.to, torch._C._nn._parse_to)
 
 
@@ -157,6 +159,27 @@ def _subgroups(_thread: Any, standard: Any, group_size: int | None = None, *args
 
 
 @for_ranks
+def _split(
+    _thread: Any,
+    _standard: Any,
+    parent_pg: Any = None,
+    split_ranks: Any = None,
+    timeout: Any = None,
+    *_: Any,
+    **options: Any,
+) -> Any:
+    """``split_group``, by groups that only their ranks make."""
+    if not split_ranks:
+        raise ValueError("split_ranks cannot be None or empty")
+    parent = parent_pg or distributed.group.WORLD
+    mine = next((sorted(ranks) for ranks in split_ranks if parent.rank() in ranks), None)
+    if mine is None:
+        return None
+    members = [distributed.get_global_rank(parent, each) for each in mine]
+    return distributed.new_group(members, timeout, use_local_synchronization=True, group_desc=options.get("group_desc"))
+
+
+@for_ranks
 def _backward(_thread: Any, standard: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The backward pass with the device mapping active, which PyTorch would disable for the program's hooks."""
     with CudaIsCpu():
@@ -202,6 +225,7 @@ def device_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
         (torch.utils.data.DataLoader, "__init__", (_dropped("pin_memory", "pin_memory_device"),)),
         *((owner, "init_device_mesh", (_named("device_type"),)) for owner in (device_mesh, distributed)),
         (device_mesh.DeviceMesh, "__init__", (_named("device_type"),)),
+        (torch, "set_default_device", (_named("device"),)),
         *((owner, "init_process_group", (_dropped("device_id"),)) for owner in (distributed, c10d)),
         *((owner, "new_group", (_dropped("device_id"),)) for owner in (distributed, c10d)),
         *((owner, "barrier", (_dropped("device_ids"),)) for owner in (distributed, c10d)),
@@ -219,6 +243,9 @@ def device_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
         (torch, "Generator", _Generator),
         (torch, "load", _load(torch.load)),
         *((owner, "new_subgroups", _subgroups(c10d.new_subgroups)) for owner in (distributed, c10d)),
+        *((owner, "split_group", _split(c10d.split_group)) for owner in (distributed, c10d)),
+        # It refuses modules on the CPU.
+        (_init_utils, _CHECK, in_ranks(getattr(_init_utils, _CHECK), lambda *_: None)),
         (data_parallel, "__init__", _data_parallel(data_parallel.__init__)),
         (data_parallel, "_check_comm_hook", _checked_hook(data_parallel._check_comm_hook)),
         (amp.autocast_mode.autocast, "__init__", _autocast(amp.autocast_mode.autocast.__init__)),

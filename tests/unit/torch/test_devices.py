@@ -1,0 +1,93 @@
+"""Calls for GPUs that scripts make beside computing: devices, streams, memory, profilers, groups, sharding with offload."""
+
+from __future__ import annotations
+
+import pytest
+
+from simcoll.errors import ConfigError
+from tests.support.deferred import Deferred, needs_torch
+
+torch, dist, fsdp = Deferred("torch"), Deferred("torch.distributed"), Deferred("torch.distributed.fsdp")
+backend = Deferred("simcoll.torch")
+
+pytestmark = needs_torch
+
+
+def on_gpus(body, nprocs=4):
+    def program(rank, world_size):
+        torch.cuda.set_device(rank)
+        dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
+        return body(rank, world_size)
+
+    return backend.spawn(program, nprocs, topology="dgx-h100", cuda_is_cpu=True).returns
+
+
+def test_the_default_device_may_be_a_gpu():
+    def body(rank, _world_size):
+        torch.set_default_device("cuda")
+        total = torch.ones(3).sum()
+        torch.set_default_device(None)
+        return total.item(), torch.cuda.can_device_access_peer(0, rank)
+
+    assert on_gpus(body) == ((3.0, True),) * 4
+
+
+def test_streams_can_be_waited_for():
+    def body(_rank, _world_size):
+        for stream in (torch.cuda.Stream(), torch.cuda.current_stream(), torch.cuda.default_stream()):
+            with torch.cuda.stream(stream):
+                torch.ones(2, device="cuda").record_stream(stream)
+            stream.synchronize()
+        return torch.cuda.current_stream().query()
+
+    assert on_gpus(body) == (True,) * 4
+
+
+def test_memory_and_profilers_are_asked():
+    def body(rank, _world_size):
+        held = torch.ones(256, device="cuda")
+        torch.cuda.profiler.start()
+        torch.cuda.memory._record_memory_history()
+        torch.cuda.memory._record_memory_history(enabled=None)
+        torch.cuda.profiler.stop()
+        with pytest.raises(ConfigError, match=r"torch.cuda.memory._dump_snapshot has no meaning in a simulated run"):
+            torch.cuda.memory._dump_snapshot("snapshot.pickle")
+        return torch.cuda.memory_summary(), held.numel()
+
+    assert [summary for summary, _ in on_gpus(body)] == [
+        f"tensors of rank {rank}: 1 KiB, peak 1 KiB" for rank in range(4)
+    ]
+
+
+def test_groups_are_split():
+    def body(rank, _world_size):
+        pairs = dist.split_group(split_ranks=[[2, 0], [1, 3]])
+        x = torch.tensor([float(rank)], device="cuda")
+        dist.all_reduce(x, group=pairs)
+        within = dist.split_group(pairs, [[1]])
+        with pytest.raises(ValueError, match="split_ranks cannot be None or empty"):
+            dist.split_group(split_ranks=[])
+        return x.item(), None if within is None else dist.get_process_group_ranks(within)
+
+    assert on_gpus(body) == ((2.0, None), (4.0, None), (2.0, [2]), (4.0, [3]))
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:.*was never waited for:UserWarning")
+def test_fsdp1_synchronizes_and_offloads_modules():
+    def body(rank, _world_size):
+        torch.manual_seed(rank)
+        model = fsdp.FullyShardedDataParallel(
+            torch.nn.Linear(4, 1, bias=False).cuda(),
+            sync_module_states=True,
+            cpu_offload=fsdp.CPUOffload(True),
+            use_orig_params=True,
+        )
+        model(torch.full((2, 4), float(rank)).cuda()).sum().backward()
+        with fsdp.FullyShardedDataParallel.summon_full_params(model, with_grads=True):
+            (weight,) = model.parameters()
+            return weight.tolist(), weight.grad.tolist()
+
+    found = on_gpus(body)
+    torch.manual_seed(0)
+    first = torch.nn.Linear(4, 1, bias=False).weight.tolist()
+    assert found == ((first, [[3.0] * 4]),) * 4
