@@ -280,6 +280,7 @@ def accelerator_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
         (cuda.memory, "_record_memory_history", _nothing),
         *((cuda.memory, name, _refused(f"memory.{name}")) for name in ("_snapshot", "_dump_snapshot")),
         (cuda, "can_device_access_peer", lambda *_: True),
+        (cuda, "is_current_stream_capturing", lambda: False),
         (cuda, "device_count", _count),
         (cuda, "current_device", current_device),
         (cuda, "set_device", _set_device),

@@ -27,9 +27,9 @@ def test_the_default_device_may_be_a_gpu():
         torch.set_default_device("cuda")
         total = torch.ones(3).sum()
         torch.set_default_device(None)
-        return total.item(), torch.cuda.can_device_access_peer(0, rank)
+        return total.item(), torch.cuda.can_device_access_peer(0, rank), torch.cuda.is_current_stream_capturing()
 
-    assert on_gpus(body) == ((3.0, True),) * 4
+    assert on_gpus(body) == ((3.0, True, False),) * 4
 
 
 def test_streams_can_be_waited_for():
