@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -23,7 +25,7 @@ from simcoll.torch.accelerator import accelerator_replacements, device_number
 from simcoll.torch.rank_threads import current_thread_or_none
 from simcoll.torch.replacing import for_ranks, in_ranks
 
-__all__ = ["CudaIsCpu", "device_replacements"]
+__all__ = ["CudaIsCpu", "add_nccl_options", "device_replacements"]
 
 _CPU = torch.device("cpu")
 _CHECK = "_check_module_states_for_sync_module_states"
@@ -68,6 +70,23 @@ class CudaIsCpu(TorchFunctionMode):
             first = 1 if func is torch.Tensor.to else 0
             args = (*args[:first], *map(_mapped, args[first : first + 1]), *args[first + 1 :])
         return func(*args, **kwargs)
+
+
+class _Nccl:
+    """``torch.distributed.ProcessGroupNCCL``, which PyTorch for the CPU lacks; its options have no effect."""
+
+    class Options(SimpleNamespace):
+        """Options of a group."""
+
+        def __init__(self, is_high_priority_stream: bool = False) -> None:
+            super().__init__(is_high_priority_stream=is_high_priority_stream, config=SimpleNamespace())
+
+
+def add_nccl_options(undo: ExitStack) -> None:
+    """Let scripts make NCCL's options during a run."""
+    if not hasattr(distributed, "ProcessGroupNCCL"):
+        undo.callback(delattr, distributed, "ProcessGroupNCCL")
+        distributed.ProcessGroupNCCL = _Nccl
 
 
 class _GeneratorMeta(type):

@@ -39,7 +39,7 @@ from simcoll.distributed.stores import HashStore
 from simcoll.torch.batch_norm import add_kernels, batch_norm_replacements
 from simcoll.torch.compilation import compile_replacements
 from simcoll.torch.compute_time import compute_replacements
-from simcoll.torch.devices import CudaIsCpu, device_replacements
+from simcoll.torch.devices import CudaIsCpu, add_nccl_options, device_replacements
 from simcoll.torch.fake_tensors import change_fake_tensors
 from simcoll.torch.own_modules import OwnModules
 from simcoll.torch.own_registers import register_replacements
@@ -172,6 +172,7 @@ def prepared(modules: OwnModules | None = None, *, cuda: str | None = None) -> I
             _replace_all(undo, device_replacements(cuda))
             _replace_all(undo, batch_norm_replacements())
             add_kernels(undo)
+            add_nccl_options(undo)
         if modules is not None:
             undo.callback(sys.modules.update, modules.hidden())
             _replace_all(undo, modules.replacements())

@@ -59,6 +59,19 @@ def test_memory_and_profilers_are_asked():
     ]
 
 
+def test_groups_take_options_of_nccl():
+    def body(_rank, world_size):
+        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+        options.config.max_ctas = 8
+        x = torch.ones(1, device="cuda")
+        dist.all_reduce(x, group=dist.new_group(range(world_size), pg_options=options))
+        return x.item()
+
+    before = getattr(dist, "ProcessGroupNCCL", None)
+    assert on_gpus(body) == (4.0,) * 4
+    assert getattr(dist, "ProcessGroupNCCL", None) is before
+
+
 def test_groups_are_split():
     def body(rank, _world_size):
         pairs = dist.split_group(split_ranks=[[2, 0], [1, 3]])
