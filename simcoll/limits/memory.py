@@ -19,6 +19,10 @@ UNQUESTIONED = 64 << 20
 """Up to this size the system is not queried, which would take longer than a small run."""
 KEPT = 192 << 20
 """Up to this size a process keeps freed memory."""
+LARGE = 2 << 20
+"""From this size on, freed arrays go back to the system at once after :func:`give_back`."""
+MMAP_THRESHOLD = -3
+"""The number of this parameter of glibc's ``mallopt``, which otherwise grows to 32 MiB."""
 UNLIMITED = 1 << 60
 """Control groups report a number of about 2**63 if there is no limit."""
 
@@ -130,7 +134,9 @@ def give_back() -> None:
         if int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE") > KEPT:
             import ctypes
 
-            ctypes.CDLL(None).malloc_trim(0)
+            system = ctypes.CDLL(None)
+            system.malloc_trim(0)
+            system.mallopt(MMAP_THRESHOLD, LARGE)
 
 
 def _limits() -> list[int]:
