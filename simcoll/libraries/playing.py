@@ -332,13 +332,13 @@ def _switch(asked: _Asked) -> Play | str:
 def _grouped(asked: _Asked) -> Play | str:
     """All sends at once, each GPU and each NIC at the measured rate of grouped sends."""
     n, domains = asked.shape.ranks, asked.shape.domains
-    if n * n > MOST_MESSAGES:
-        return "too many pairs of ranks"
     apart = 0 < _linked(asked.topology) < n * (asked.shape.per_domain - 1)
     if apart and domains > 1:
         return "GPUs without a link to each other send through the memory of one between them, which routes over nodes do not"
     if domains > 1 and asked.collective != "all_to_all":
         return "one rank's sends use the NICs of its neighbours, which a route does not"
+    if n * n > MOST_MESSAGES:
+        return "too many pairs of ranks"
     away = (n - 1) / n if asked.collective != "send_recv" else 1.0
     name, params = (
         ("direct", ()) if asked.collective == "send_recv" else ("grouped", (("channels", min(MOST_SENDS, n - 1)),))
