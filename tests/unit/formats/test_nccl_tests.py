@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import re
-import time
 import tracemalloc
 
 import pytest
@@ -298,18 +297,16 @@ def test_a_huge_log_in_little_memory(tmp_path, noise):
     with path.open("w") as stream:
         for row in rows:
             stream.write(row + "\n")
-            while stream.tell() < 32 * 2**20 * (rows.index(row) + 1) / len(rows):
+            while stream.tell() < 12 * 2**20 * (rows.index(row) + 1) / len(rows):
                 stream.write(filler)
             stream.write("\n")
-    assert path.stat().st_size > 3 * 10**7
+    assert path.stat().st_size > 12 * 10**6
     tracemalloc.start()
-    began = time.process_time()
     log = load_log(path)
-    spent, peak = time.process_time() - began, tracemalloc.get_traced_memory()[1]
+    peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     same_times(log.tables[0])
-    assert peak < 8 * 2**20
-    assert spent < 40
+    assert peak < 2**20
 
 
 def document(**changes):
