@@ -29,6 +29,7 @@ from simcoll.units import MAX_RATE_UBPS
 __all__ = ["boxes", "crossbar", "fat_tree", "torus"]
 
 MAX_RANKS = 2**20
+MAX_MESH = 256
 INTERCONNECTS = ("switch", "mesh", "links", "pcie")
 
 
@@ -310,6 +311,8 @@ def _interconnect(
             table.add_pair(gpu, g, capacity, halves_fs(latency_fs), "nvlink")
         return
     if interconnect == "mesh":
+        if g > MAX_MESH:
+            raise ConfigError(f"a mesh of {g} GPUs: at most {MAX_MESH} of a node can all be linked to each other")
         links = [(a, b, 1) for a in range(g) for b in range(a + 1, g)]
     joined: set[tuple[int, int]] = set()
     for a, b, parallel in links:

@@ -114,6 +114,8 @@ def _topology(content: bytes, title: str, nodes: int, facts: Facts) -> Topology:
     _read_children(dump, root, None)
     if len(set(dump.hosts)) > 1:
         raise ConfigError(f"the dump spans {len(set(dump.hosts))} hosts; expected the dump of one node")
+    if not dump.gpus:
+        raise ConfigError("no GPU: expected <gpu> elements, each in a <pci> of its own")
     gpus = sorted(dump.gpus, key=lambda gpu: (gpu.rank, gpu.vertex))
     if len({gpu.rank for gpu in gpus}) != len(gpus):
         raise ConfigError("two GPUs have the same rank")

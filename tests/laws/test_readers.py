@@ -22,6 +22,20 @@ count = 8388607
 bandwidth = "10 GB/s"
 """
 # Found by the command, then made small.
+MESH = b"""name = "x"
+family = "boxes"
+nodes = 2
+[gpu]
+count = 1024
+interconnect = "mesh"
+bandwidth = "100 GB/s"
+latency = "1 us"
+"""
+BELOW_A_CARD = b"""<system version="1"><cpu numaid="0" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143">
+<pci busid="0000:10:00.0" class="0x060400" link_speed="32.0 GT/s PCIe" link_width="16">
+<nic><net name="mlx5_0" dev="0" speed="400000" port="1"/></nic>
+<pci busid="0000:11:00.0" class="0x030200" link_speed="32.0 GT/s PCIe" link_width="16"><gpu dev="0" sm="90" rank="0"/></pci>
+</pci></cpu></system>"""
 SCENARIO = next(seed for seed in READERS["scenario"].seeds() if b"bfloat16" in seed)
 NCCL_TESTS = next(seed for seed in READERS["log"].seeds() if b'"results"' in seed)
 CORPUS = {
@@ -33,6 +47,8 @@ CORPUS = {
     "an infinite factor": ("design", DESIGN.replace(b"1.1", b"inf")),
     "two billion layers": ("design", DESIGN.replace(b"layers = 2", b"layers = 2147483647")),
     "eight million sockets": ("topology", SOCKETS),
+    "a node of 1,024 GPUs, all linked to each other": ("topology", MESH),
+    "GPUs below a network card": ("nccl-topology", BELOW_A_CARD),
     "an expert's size in words": ("model", json.dumps(MODEL | {"shared_expert_intermediate_size": "x"}).encode()),
     "an expert of no size": ("model", json.dumps(MODEL | {"moe_intermediate_size": 0.5}).encode()),
     "types of NumPy's own grammar": ("scenario", SCENARIO.replace(b"bfloat16", b"9223372036854775808bfloat16")),
