@@ -78,9 +78,13 @@ def entry(function: Function) -> Function:
     The compiled code is cached on disk where numba finds a writable place: next to the module, or in the user's cache.
     """
     try:
-        return _jit(function, nogil=True, cache=True)
+        ready: Any = _jit(function, nogil=True, cache=True)
     except RuntimeError:  # numba found no place for the cache
         return _jit(function, nogil=True)
+    if COMPILED:
+        # As numba does it, but without all that it prepares for compiling (0.3 s), which a compilation prepares itself.
+        ready._cache.load_overload = ready._cache._load_overload  # noqa: SLF001
+    return cast("Function", ready)
 
 
 def loaded() -> bool:
