@@ -236,7 +236,6 @@ def _all_reduce(topology: Topology, *, in_network: bool) -> Bottleneck:
 
     m - 1 crossings bring the sum together, m - 1 distribute it, and every group sends and receives everything at least once. If switches
     reduce and multicast, only the latter counts.
-    reduce and multicast, only the latter counts.
     """
     found: list[Bottleneck] = []
     for backwards in _directions(topology):

@@ -50,8 +50,8 @@ class Calendar:
 
         Raises
         ------
-        For a time beyond the range of the clock.
-            For a time beyond the clock.
+        ConfigError
+            For a time beyond the range of the clock.
         """
         bucket = self._buckets.get(time_fs)
         if bucket is not None:

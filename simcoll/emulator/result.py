@@ -29,35 +29,35 @@ class Result:
     topology
         Name of the topology.
     engine
-        Which engine ran: ``simpy`` or ``fast``.
-    The engine that ran: ``simpy`` or ``fast``.
-        Why it did, or which quotient stood in for all messages.
-    Why that engine ran, or which quotient stood in for all messages.
-        When the last transfer was done; every rank starts at 0.
-    Completion time of the last transfer; every rank starts at 0.
-        Steps and transfers of the plan that move anything (those inside a rank too) and their payload.
-    Steps and transfers of the plan that move anything (including those within a rank), and their payload.
-        Whether switches multicast or reduce in it.
-    Whether switches multicast or reduce in the plan.
-        Hash of everything that happened (:mod:`simcoll.emulator.digest`). Empty for a quotient of more than a million messages
+        The engine that ran: ``simpy`` or ``fast``.
+    path
+        Why that engine ran, or which quotient stood in for all messages.
+    time_fs
+        Completion time of the last transfer; every rank starts at 0.
+    steps, messages, bytes_moved
+        Steps and transfers of the plan that move anything (including those within a rank), and their payload.
+    switched
+        Whether switches multicast or reduce in the plan.
+    trace_hash
         Hash of everything that happened (:mod:`simcoll.emulator.digest`). Empty for a quotient of more than a million messages
         without ``keep``.
-        When each transfer was done, in schedule order; ``None`` without ``keep``.
-    Completion time of each transfer, in schedule order; ``None`` without ``keep``.
-        Messages of the quotient that were played; ``None`` when all were.
-    Number of messages of the quotient that were played; ``None`` if all were.
-        Seconds that the run took on this machine; in no hash.
-    Wall-clock seconds of the run on this machine; part of no hash.
-        ``"exact"`` (generated and checked), ``"given"`` (the caller's own), or ``"none"``: timing only.
-    ``"exact"`` (generated and checked), ``"given"`` (by the caller), or ``"none"``: timing only.
-        Why ``data="auto"`` moved none; empty otherwise.
-    Why ``data="auto"`` moved no data; empty otherwise.
-        Output elements that differ from the definition of the collective; ``None`` when that was not checked.
-    Output elements that differ from the definition of the collective; ``None`` if not checked.
-        Output of every rank (``None`` where the collective gives nothing), when data was moved.
-    Output of every rank (``None`` for a rank without one), if data was moved.
-        Lower bound of the time for any schedule on this topology; ``None`` without ``bound``.
-    Lower bound on the time of any schedule on this topology; ``None`` without ``bound``.
+    done_fs
+        Completion time of each transfer, in schedule order; ``None`` without ``keep``.
+    classes
+        Number of messages of the quotient that were played; ``None`` if all were.
+    wall_s
+        Wall-clock seconds of the run on this machine; part of no hash.
+    data
+        ``"exact"`` (generated and checked), ``"given"`` (by the caller), or ``"none"``: timing only.
+    no_data
+        Why ``data="auto"`` moved no data; empty otherwise.
+    wrong
+        Output elements that differ from the definition of the collective; ``None`` if not checked.
+    outputs
+        Output of every rank (``None`` for a rank without one), if data was moved.
+    bound
+        Lower bound on the time of any schedule on this topology; ``None`` without ``bound``.
+    cut
         Where and why events ended the run early; ``None`` if they did not. ``messages``, ``bytes_moved`` and ``trace_hash`` then cover
         completed transfers only, and ``done_fs`` is -1 for the rest.
     """

@@ -135,6 +135,8 @@ def target_format(path: str | Path, name: str | None = None) -> ScheduleFormat:
     ConfigError
         For a read-only or unknown format, or an unknown suffix.
 
+    Examples
+    --------
     >>> target_format("ring.xml").name
     'msccl'
     """

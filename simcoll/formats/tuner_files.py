@@ -201,6 +201,8 @@ def tuner_format(name: str) -> TunerFormat:
     ConfigError
         For an unknown name.
 
+    Examples
+    --------
     >>> tuner_format("oneccl").dump([Rule("all_reduce", 0, 8192, "recursive_doubling"), Rule("all_reduce", 8193, -1, "ring")])
     b'export CCL_ALLREDUCE="recursive_doubling:0-8192;ring:8193-max"\n'
     """
