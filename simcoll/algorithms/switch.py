@@ -32,8 +32,11 @@ def fetched(members: Ints, operand: Ints, result: Ints | int, channel: int = 0) 
 
 def sent(members: Ints, chunk: Ints, landing: Ints, channel: int = 0) -> Step:
     """Rank r has its switch multicast ``chunk[r]`` to all other members, into ``landing[r]``."""
-    src, place = np.nonzero(members != np.arange(len(members))[:, None])
-    return transfers(src, chunk[src], members[src, place], landing[src], op=MULTICAST, channel=channel)
+    others = members != np.arange(len(members))[:, None]
+    src, chunk, landing = (
+        np.repeat(column, others.sum(axis=1)) for column in (np.arange(len(members)), chunk, landing)
+    )
+    return transfers(src, chunk, members[others], landing, op=MULTICAST, channel=channel)
 
 
 def overlapping(schedule: Schedule, *, pieces: int = 1) -> Schedule:

@@ -17,7 +17,7 @@ from simcoll.core.collective import Collective
 from simcoll.core.hazards import by_transfer, overwritten, wait_pairs
 from simcoll.core.schedule import MULTICAST, SWITCH_REDUCE, SYNC, Schedule, Step, lowered
 from simcoll.core.schedule import Known as ScheduleKnown
-from simcoll.core.step import operands
+from simcoll.core.step import first_alike, operands
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -393,10 +393,7 @@ def switch_leaders(step: Step | PlanStep) -> Ints:
         rank, chunk = (
             np.where(down, *ends) for ends in ((step.src_rank, step.dst_rank), (step.src_chunk, step.dst_chunk))
         )
-        keys = [column[rows] for column in (chunk, rank, step.channel, step.op)]
-        order = np.lexsort(keys)
-        new = np.append(True, np.any([np.diff(key[order]) != 0 for key in keys], axis=0))
-        leaders[rows[order]] = rows[order[np.flatnonzero(new)[np.cumsum(new) - 1]]]
+        leaders[rows] = rows[first_alike(down[rows], chunk[rows], rank[rows], step.channel[rows])]
     return leaders
 
 

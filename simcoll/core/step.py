@@ -26,6 +26,7 @@ __all__ = [
     "Repeat",
     "Step",
     "digest",
+    "first_alike",
     "in_fold_order",
     "joined",
     "moving_part",
@@ -48,6 +49,10 @@ sources in unspecified order; the old content of dst does not count).
 
 _FACTORS = token_at(np.arange(1 << 13), 0).view(np.int64)
 """Random words for a checksum that costs a third of CRC-32."""
+SLIM_ROWS = 1 << 16
+"""From this number of transfers on, a column of one value takes no memory."""
+SPARSE = 16
+"""Up to this multiple of the number of rows, a table of their keys is faster than sorting."""
 FEW = 256
 """Up to this many transfers, comparing bytes is faster."""
 
@@ -146,7 +151,9 @@ def _flat(array: Array, shape: tuple[int, ...]) -> Array:
     size = prod(shape)
     if array.size == size:
         return array.reshape(-1)
-    return np.full(size, array.item(), array.dtype) if array.size == 1 else np.broadcast_to(array, shape).reshape(-1)
+    if array.size > 1:
+        return np.broadcast_to(array, shape).reshape(-1)
+    return np.broadcast_to(array.reshape(()), size) if size > SLIM_ROWS else np.full(size, array.item(), array.dtype)
 
 
 def joined(steps: Sequence[Step]) -> Step:
@@ -177,6 +184,22 @@ def distinct(*parts: Ints) -> Ints:
     new = np.ones(len(values), np.bool_)
     np.not_equal(values[1:], values[:-1], out=new[1:])
     return values[new]
+
+
+def first_alike(*columns: Array) -> Ints:
+    """For each row, the first row that equals it in all columns of non-negative numbers.
+
+    >>> first_alike(np.array([7, 5, 7]), np.array([1, 1, 1])).tolist()
+    [0, 1, 0]
+    """
+    key = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        key = key * (int(column.max(initial=0)) + 1) + column
+        if int(key.max(initial=0)) > SPARSE * len(key):
+            key = np.unique(key, return_inverse=True)[1]
+    first = np.zeros(int(key.max(initial=-1)) + 1, np.int64)
+    first[key[::-1]] = np.arange(len(key))[::-1]  # of equal keys, the last one counts
+    return first[key]
 
 
 def expanded(step: Step) -> Step:

@@ -55,27 +55,22 @@ class Ties(NamedTuple):
 
     def marked(self, messages: Hashes) -> Hashes:
         """Hashes of messages, mixed with those of the messages that they are tied to."""
-        found = messages.copy()
-        rows = np.flatnonzero(self.leader >= 0)
-        leader = self.leader[rows]
-        operations = np.zeros_like(messages)
-        np.add.at(operations, leader, mix(messages[rows] + SALTS[0]))
-        found[rows] += mix(operations[leader] + (leader == rows).astype(np.uint64))
-        np.add.at(found, self.later, mix(messages[self.earlier] + SALTS[1]))
-        return mix(found)
+        from simcoll.emulator.fast.refining import tied  # imports numba
+
+        return tied(messages, self.leader, self.later, self.earlier)
 
     def broken(self, names: Ints) -> str:
         """Why messages of one class are tied to different ones; empty if they are not."""
-        rows = np.flatnonzero(self.leader >= 0)
-        leads = np.full(len(names), -1)
-        leads[rows] = names[self.leader[rows]]
+        from simcoll.emulator.fast.grouping import lists_equal  # imports numba
+
+        leads = np.where(self.leader >= 0, names[self.leader], -1)
         own = self.leader == np.arange(len(names))
         one = first_of(names, int(names.max(initial=-1)) + 1)[names]
         if not (np.array_equal(leads[one], leads) and np.array_equal(own[one], own)):
             return "messages of one class belong to different switch operations"
-        if not _alike_lists([(self.leader[rows], names[rows])], names):
+        if not lists_equal([(self.leader, names)], one):
             return "switch operations of one class have different messages"
-        if not _alike_lists([(self.later, names[self.earlier])], names):
+        if len(self.later) and not lists_equal([(self.later, names[self.earlier])], one):
             return "messages of one class wait for different ones"
         return ""
 
@@ -319,7 +314,10 @@ class _Lists(NamedTuple):
         shape = step.shape
         self.lanes.extend(((shape.sender, 2 * names), (shape.receiver, 2 * names + 1)))
         own = names if shape.linked is None else names[shape.linked]
-        self.links.extend((link, own) for link in shape.links.T)
+        if shape.linked is None:
+            self.links.extend((link, own) for link in shape.links.T)
+        else:  # few rows, which may have many links
+            self.links.append((shape.links.reshape(-1), np.repeat(own, shape.links.shape[1])))
         if step.connected:
             self.ways.append((ways, names))
 

@@ -167,16 +167,18 @@ def _switch_reduced(memory: Memory, op: NDArray[np.int8], dst: Ints, held: Words
     """Give every transfer of a switch reduction the reduction of all operands, so that each writes the same value."""
     memory.switched = True
     switched = np.flatnonzero(op == SWITCH_REDUCE)
-    target, group = np.unique(dst[switched], return_inverse=True)
-    total = np.zeros((len(target), *held.shape[1:]), np.uint64)
-    np.add.at(total, group, held[switched])
-    leaves = np.zeros(len(target), np.uint64)
-    np.add.at(leaves, group, tree[switched])
-    held[switched], tree[switched] = total[group], mix(leaves + UNORDERED)[group]
+    target = dst[switched]
+    for words, of_rows in ((memory.held, held), (memory.tree, tree)):
+        words[target] = 0  # the old content does not count
+        np.add.at(words, target, of_rows[switched])
+        of_rows[switched] = words.take(target, axis=0)
+    tree[switched] = mix(tree[switched] + UNORDERED)
 
 
 def _check_folds(schedule: Schedule, memory: Memory, number: int, step: Step) -> bool:
     """Refuse a chunk written twice in a step, except by one switch reduction or fold; return whether there is a fold."""
+    if (step.op == SWITCH_REDUCE).all() and (step.channel == step.channel[0]).all():
+        return False
     one = expanded(step)
     dst = memory.rows(one.dst_rank, one.dst_chunk)
     order = np.lexsort((one.src_rank, one.op, dst))
@@ -294,9 +296,7 @@ def _by_symmetry(schedule: Schedule) -> Proof | None:
 
     Without repeats, certifying step by step takes longer than following the chunks.
     """
-    if schedule.nranks < SYMMETRIC_RANKS or not any(
-        isinstance(block, Repeat) for block in islice(schedule.blocks(), 4)
-    ):
+    if schedule.nranks < SYMMETRIC_RANKS or not _repeats_early(schedule):
         return None
     try:
         proof = verify_by_symmetry(schedule)
@@ -304,6 +304,14 @@ def _by_symmetry(schedule: Schedule) -> Proof | None:
         return None
     schedule.known.folds = False  # it refuses folds
     return proof
+
+
+def _repeats_early(schedule: Schedule) -> bool:
+    """Whether one of the first steps repeats, and none before it is of switches, which no symmetry serves."""
+    for block in islice(schedule.blocks(), 4):
+        if isinstance(block, Repeat) or (block.op > SYNC).any():
+            return isinstance(block, Repeat)
+    return False
 
 
 def verify(schedule: Schedule, *, exact: bool = False) -> Proof:

@@ -199,9 +199,12 @@ class Topology:
                 raise ConfigError(f"rank {bad} is not in topology {self.name!r}; expected 0 to {self.nranks - 1}")
         links = self.router.links(self.rank_endpoints[a], self.rank_endpoints[b])
         # Hop by hop, where -1 picks the neutral last entry: several times as fast as a sum over rows of a few hops.
-        hops = links.T
-        latency = np.append(self.link_latency_fs, 0).take(hops, mode="wrap").sum(axis=0, dtype=np.int64)
-        kind = np.append(self.link_kind, np.int8(-1)).take(hops, mode="wrap").max(axis=0, initial=-1)
+        latencies, kinds = np.append(self.link_latency_fs, 0), np.append(self.link_kind, np.int8(-1))
+        latency, kind = np.zeros(len(links), np.int64), np.full(len(links), -1, np.int8)
+        for column in links.T:
+            hop = column.astype(np.intp)
+            latency += latencies.take(hop, mode="wrap")
+            np.maximum(kind, kinds.take(hop, mode="wrap"), out=kind)
         routes = Routes(links=links, latency_fs=latency, kind=kind)
         for array in (routes.links, routes.latency_fs, routes.kind):
             array.setflags(write=False)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 
 from simcoll.arrays import Ints, Shorts
@@ -23,32 +21,30 @@ def joint_links(leader: Ints, links: Shorts, own: Ints, up: Shorts, linked: Ints
     """
     base = int(max(links.max(initial=0), up.max(initial=0))) + 1
     leaders = np.flatnonzero(leader == np.arange(len(leader)))
-    found = _sorted if len(leaders) * base > MARKED else partial(_marked, leaders)
-    rows, link = found(base, leader, links, own, up)
-    each = np.bincount(rows, minlength=len(leader))
-    place = np.arange(len(rows)) - (np.cumsum(each) - each)[rows]
-    width = max(links.shape[1], int(each.max(initial=0)))
+    found = _sorted if len(leaders) * base > MARKED else _marked
+    paths, rows = found(leaders, base, leader, links, own, up), leaders
+    width = max([links.shape[1], *map(len, paths)])
     if linked is not None:
-        at = np.zeros_like(leader)
-        at[linked] = np.arange(len(linked))
-        leader, links, rows = leader[linked], links[linked], at[rows]
+        rows, leader, links = np.searchsorted(linked, leaders), leader[linked], links[linked]
     made = np.full((len(leader), width), -1, np.int32)
     made[:, : links.shape[1]] = np.where(leader[:, None] >= 0, -1, links)
-    made[rows, place] = link
+    for row, path in zip(rows.tolist(), paths, strict=True):
+        made[row, : len(path)] = path
     return made
 
 
-def _sorted(base: int, leader: Ints, links: Shorts, own: Ints, up: Shorts) -> tuple[Ints, Ints]:
-    """Pairs of a leader and a link of its operation, sorted, without duplicates; links are below ``base``."""
+def _sorted(leaders: Ints, base: int, leader: Ints, links: Shorts, own: Ints, up: Shorts) -> list[Ints]:
+    """The links of each operation, ascending, without duplicates; all are below ``base``."""
     pairs = []
     for owners, columns in ((leader, links), (leader[own], up)):
         for column in columns.T:
             rows = np.flatnonzero((column >= 0) & (owners >= 0))
             pairs.append(owners[rows] * base + column[rows])
-    return np.divmod(distinct(*pairs, np.zeros(0, np.int64)), base)
+    rows, link = np.divmod(distinct(*pairs, np.zeros(0, np.int64)), base)
+    return np.split(link, np.searchsorted(rows, leaders[1:])) if len(leaders) else []
 
 
-def _marked(leaders: Ints, base: int, leader: Ints, links: Shorts, own: Ints, up: Shorts) -> tuple[Ints, Ints]:
+def _marked(leaders: Ints, base: int, leader: Ints, links: Shorts, own: Ints, up: Shorts) -> list[Ints]:
     """The same for few leaders. Rows without a leader and padding mark the last row and column, which are dropped."""
     marks = np.zeros((len(leaders) + 1, base + 1), np.bool_)
     number = np.full(len(leader) + 1, -1)
@@ -58,8 +54,7 @@ def _marked(leaders: Ints, base: int, leader: Ints, links: Shorts, own: Ints, up
         marks[operation, column] = True
     for column in up.T:
         marks[operation[own], column] = True
-    rows, link = np.nonzero(marks[:-1, :-1])
-    return leaders[rows], link
+    return [np.flatnonzero(row) for row in marks[:-1, :-1]]
 
 
 def joint_costs(

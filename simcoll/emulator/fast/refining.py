@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simcoll.arrays import Ints, Shorts, Words
+from simcoll.arrays import Array, Ints, Shorts, Words
 from simcoll.core.hashing import SALTS, mix
 from simcoll.emulator.fast.compiled import COMPILED, SOURCES, entry
 from simcoll.emulator.fast.hashing import mixed
 from simcoll.emulator.fast.timed import Shape
 
-__all__ = ["Colours", "spread"]
+__all__ = ["Colours", "spread", "tied"]
 
 
 SPREAD_ROWS = 1 << 16
@@ -108,3 +108,40 @@ def _add(
         for hop in range(width):
             if links[here, hop] >= 0:
                 to_links[links[here, hop]] += word
+
+
+def tied(messages: Words, leader: Ints, later: Array, earlier: Array) -> Words:
+    """Hashes of messages, mixed with those of the messages that they are tied to (:class:`simcoll.emulator.quotient_partition.Ties`)."""
+    operations = np.zeros_like(messages)
+    if COMPILED:
+        found = np.empty_like(messages)
+        _tie(messages, leader, _plain(later), _plain(earlier), operations, found)
+        return found
+    found, rows = messages.copy(), np.flatnonzero(leader >= 0)
+    leads = leader[rows]
+    np.add.at(operations, leads, mix(messages[rows] + SALTS[0]))
+    found[rows] += mix(operations[leads] + (leads == rows).astype(np.uint64))
+    np.add.at(found, later, mix(messages[earlier] + SALTS[1]))
+    return mix(found)
+
+
+def _plain(column: Array) -> Ints:
+    return np.require(column, np.int64, ["C", "W"])
+
+
+@entry
+def _tie(
+    messages: Words, leader: Ints, later: Ints, earlier: Ints, operations: Words, found: Words, _sources: int = SOURCES
+) -> None:
+    """See :func:`tied`; ``operations`` is all 0."""
+    for row in range(len(leader)):
+        if leader[row] >= 0:
+            operations[leader[row]] += mixed(messages[row] + SALTS[0])
+    for row in range(len(leader)):
+        found[row] = messages[row]
+        if leader[row] >= 0:
+            found[row] += mixed(operations[leader[row]] + np.uint64(leader[row] == row))
+    for pair in range(len(later)):
+        found[later[pair]] += mixed(messages[earlier[pair]] + SALTS[1])
+    for row in range(len(found)):
+        found[row] = mixed(found[row])
