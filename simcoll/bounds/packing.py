@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
@@ -79,9 +80,13 @@ def pack_trees(topology: Topology, *, backwards: bool = False) -> Packing:
     n = topology.nranks
     if n == 1:
         return Packing((Tree(0, 1, ()),), (1,), Fraction(0))
-    if n > MAX_RANKS:
-        return _composed(topology, backwards=backwards)
-    pairs = pairs_of(topology)
+    return (_composed if n > MAX_RANKS else _alike)(topology, backwards=backwards)
+
+
+@lru_cache(maxsize=64)
+def _alike(topology: Topology, *, backwards: bool) -> Packing:
+    """As many trees for every rank; remembered, since schedules of other pieces, in or out of place, need the same."""
+    n, pairs = topology.nranks, pairs_of(topology)
     if backwards and alike_both_ways(topology):
         # Reversed trees load the reversed links equally, unless the routes in the two directions differ.
         found = pack_trees(topology)
@@ -118,7 +123,13 @@ def pack_all_reduce(topology: Topology) -> tuple[Packing, Packing]:
         return pack_trees(topology), pack_trees(topology)
     if n > MAX_RANKS:
         return _composed(topology, backwards=True), _composed(topology, backwards=False)
-    pairs = pairs_of(topology)
+    return _weighted(topology)
+
+
+@lru_cache(maxsize=64)
+def _weighted(topology: Topology) -> tuple[Packing, Packing]:
+    """Trees into and out of every rank, more for ranks with few links; remembered."""
+    n, pairs = topology.nranks, pairs_of(topology)
     outward, inward = (_equal(topology, pairs, backwards=backwards)[0] for backwards in (False, True))
     # The best rates for equal ranks need not be the best for weighted roots; fair shares are sometimes better.
     (time, weights), outward, inward = min(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -25,6 +26,7 @@ TRIED = {"channels": (None, 3), "pieces": (None, 1, 3), "box": (None, 1, 2, 4), 
          "topology": (None, "crossbar", "torus", "fat_tree")}  # fmt: skip
 
 
+@cache
 def topology_of(name, n):
     """A machine of n ranks by name; None where there is none."""
     if name == "crossbar":
