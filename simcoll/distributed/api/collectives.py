@@ -68,9 +68,9 @@ def all_reduce(
     """Reduce the tensors of all ranks; every rank gets the same bits."""
     array = as_array(tensor)
     reduction = check_op(op, array.dtype, "all_reduce")
-    found = member_of(group, "all_reduce")
-    call = Call("all_reduce", "all_reduce", array.size, array.dtype, shapes_of([array]), reduction, algorithm=algorithm)
-    return play(found, call, [array], [array], [tensor], async_op=async_op)
+    found, both = member_of(group, "all_reduce"), [array]
+    call = Call("all_reduce", "all_reduce", array.size, array.dtype, shapes_of(both), reduction, algorithm=algorithm)
+    return play(found, call, both, both, [tensor], async_op=async_op)
 
 
 @members_only

@@ -41,15 +41,17 @@ def begin(group: Communicator, me: Rank, name: str, buffers: Buffers, *, p2p: bo
             raise RuntimeError(f"{name}: an output tensor is read-only")
     made = group.messages if p2p else group.calls
     here, now = group.group_rank[me.number], group.world.now
-    inputs, outputs = buffers_of(buffers[0]), buffers_of(buffers[1])
+    inputs = buffers_of(buffers[0])
+    outputs = inputs if buffers[1] is buffers[0] else buffers_of(buffers[1])
     entry = Entry(
         (group.name, group.desc), name, made[here], p2p, inputs, outputs, group.timeout_fs, now, calling_site()
     )
     made[here] += 1
     entry.number = me.flight[-1].number + 1 if me.flight else 0
     me.flight.append(entry)
-    for arrays in buffers:
-        me.memory.given(arrays)
+    me.memory.given(buffers[0])
+    if buffers[1] is not buffers[0]:
+        me.memory.given(buffers[1])
     timeline = group.world.history.timeline
     if timeline is not None:
         timeline.operations.append((me.number, entry))

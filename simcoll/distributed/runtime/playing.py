@@ -226,7 +226,7 @@ class Playing:
     def _follows(self, event: Event) -> bool:
         """Whether an entry matches the next event of the take, or of another take with the same history."""
         count = len(self._log)
-        if self._take is not None and self._take.log[count : count + 1] == (event,):
+        if self._take is not None and count < len(self._take.log) and self._take.log[count] == event:
             return True
         before = (*self._log, event)
         for take in self.emulator.takes.of(self.plan):
@@ -300,7 +300,8 @@ class Playing:
         now = self.emulator.calendar.now
         self._log.append((now - self.begin_fs, rank, True))
         self._left += 1
-        self._close_when_over()
+        if self._left == len(self._stage.inputs):
+            self._close_when_over()
         values, pool = self._stage.outputs[rank], self._stage.pool
         if self._take is not None and self._stale and values is not None and pool is not None:
             pool.play()

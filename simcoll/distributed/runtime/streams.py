@@ -11,6 +11,7 @@ import functools
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from simcoll.arrays import Array
 from simcoll.core.plan import Plan
@@ -87,6 +88,7 @@ class _Matched(Operation):
     """An operation of emulated ranks, from the first call to the last departure."""
 
     streams: Streams
+    aspects: tuple[Any, ...] | None = None
     mismatch: bool = False
     failed: bool = False
     playing: Playing | None = None
@@ -95,7 +97,10 @@ class _Matched(Operation):
 
     def match(self, rank: int, call: Call, work: Work) -> None:
         """Compare the call of a rank with the first one."""
-        if self.calls and call.differences(next(iter(self.calls.values()))):
+        aspects = call.aspects()
+        if self.aspects is None:
+            self.aspects = aspects
+        elif aspects != self.aspects:
             self.mismatch = True
             self.streams.emulator.unsettled[self.settle] = None
         for number in self.streams.entering(rank):
@@ -136,14 +141,14 @@ class _Matched(Operation):
 
     def enter(self, rank: int) -> None:
         """Let a rank enter whose stream has reached the operation, once its device stream has too."""
-        gate = self.works[rank].gate
-        if gate is not None and not gate.done:
-            gate.when_done(functools.partial(self.enter, rank))
+        work = self.works[rank]
+        if work.gate is not None and not work.gate.done:
+            work.gate.when_done(functools.partial(self.enter, rank))
             return
-        if gate is not None and gate.error is not None:
-            self.works[rank].over(gate.error)
+        if work.gate is not None and work.gate.error is not None:
+            work.over(work.gate.error)
             return
-        self.works[rank].entry.started_fs = self.streams.emulator.calendar.now
+        work.entry.started_fs = self.streams.emulator.calendar.now
         if self.mismatch:
             return
         if self.plan is None:
@@ -154,9 +159,10 @@ class _Matched(Operation):
     def _enter(self, rank: int, plan: Plan) -> None:
         if self.playing is None:
             self.playing = self._begin(self.calls[rank], plan)
+        work, op = self.works[rank], self.calls[rank].op
         for number in self.streams.entering(rank):
-            self.playing.enter(number, self.works[rank].sources, self.calls[rank].op)
-        self.works[rank].sources = []  # copied: what was kept of inputs that are outputs, too, can go
+            self.playing.enter(number, work.sources, op)
+        work.sources = []  # copied: what was kept of inputs that are outputs, too, can go
         if self.followers is not None:
             self.followers.enter(rank)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ __all__ = ["Arrival", "Clock", "Meeting", "Owner", "Task", "Tasks", "Waitable", 
 ]  # fmt: skip
 
 SHOWN_RANKS = 16
+_order = operator.attrgetter("order")
 
 
 class Waitable:
@@ -193,7 +195,7 @@ class Tasks:
     def run_ready(self) -> None:
         """Run all ready tasks, lowest rank first."""
         ready, self.ready = self.ready, []
-        for task in sorted(ready, key=lambda task: task.order):
+        for task in sorted(ready, key=_order):
             if not task.dead:
                 task.waiting = None
                 task.switch()
@@ -243,19 +245,18 @@ def wait_until(waitable: Waitable, timeout_fs: int | None = None, *, explicit: b
     ValueError
         When no rank program runs here.
     """
+    task = current_task()
     if not waitable.done:
-        _block(waitable, timeout_fs, explicit=explicit)
+        if task is None:
+            raise ValueError("only a rank program can wait: start one with spawn")
+        _block(task, waitable, timeout_fs, explicit=explicit)
     if waitable.error is not None:
         raise waitable.raises(waitable.error)
-    task = current_task()
     if task is not None and task.owner.world.tasks.on_passed is not None:
         task.owner.world.tasks.on_passed(task, waitable)
 
 
-def _block(waitable: Waitable, timeout_fs: int | None, *, explicit: bool) -> None:
-    task = current_task()
-    if task is None:
-        raise ValueError("only a rank program can wait: start one with spawn")
+def _block(task: Task, waitable: Waitable, timeout_fs: int | None, *, explicit: bool) -> None:
     tasks = task.owner.world.tasks
     tasks.block(task, timeout_fs, task.owner.world.now, explicit=explicit)
     wake = functools.partial(tasks.wake, task)

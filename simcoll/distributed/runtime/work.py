@@ -114,7 +114,7 @@ class Work(Waitable):
         self.name = name
         self.sources = sources
         self.targets = targets
-        self.results: list[Any] = list(targets)
+        self.results: list[Any] = []
         self.entry = entry
         self.sender: int | None = None
         self.gate: Waitable | None = None
@@ -162,14 +162,15 @@ class Work(Waitable):
 
     def fill(self, values: Array) -> None:
         """Fill the outputs in order from a flat array, which may be shorter than a receive's."""
-        begin = 0
+        begin, whole = 0, values.size
         for target in self.targets:
-            part = values[begin : begin + target.size]
-            if part.size == target.size:
+            size = target.size
+            part = values if size == whole else values[begin : begin + size]
+            if part.size == size:
                 target[...] = part.reshape(target.shape)
             else:
                 target.reshape(-1)[: part.size] = part
-            begin += target.size
+            begin += size
 
     def over(self, error: str | None = None) -> None:
         """Finish the work, successfully or with an error."""

@@ -118,6 +118,8 @@ class Communicator:
         Global ranks by group rank.
     explicit
         Whether the program gave the timeout.
+    raises
+        The class of its errors, as in torch's backends.
     destroyed
         Global ranks that have left.
     failure
@@ -138,6 +140,7 @@ class Communicator:
     backend: str
     algorithm: Choice = None
     group_rank: dict[int, int] = field(init=False)
+    raises: type[RuntimeError] = field(init=False)
     destroyed: dict[int, None] = field(default_factory=dict)
     failure: str | None = None
     turn: Waitable | None = None
@@ -148,16 +151,12 @@ class Communicator:
     def __post_init__(self) -> None:
         """Number the members."""
         self.group_rank = {member: rank for rank, member in enumerate(self.members)}
+        self.raises = DistBackendError if self.is_nccl else RuntimeError
 
     @property
     def is_nccl(self) -> bool:
         """Whether its backend is named nccl."""
         return "nccl" in self.backend
-
-    @property
-    def raises(self) -> type[RuntimeError]:
-        """The class of its errors, as in torch's backends."""
-        return DistBackendError if self.is_nccl else RuntimeError
 
     def __str__(self) -> str:
         return f"group {self.name} ({self.desc})"
@@ -257,7 +256,7 @@ def current_rank_or_none() -> Rank | None:
 
 def current_rank() -> Rank:
     """The rank whose program runs this code; a ValueError outside of rank programs."""
-    rank = current_rank_or_none()
-    if rank is None:
+    task = current_task()
+    if task is None:
         raise ValueError(f"{NOT_INITIALIZED} (This code is not in a rank program: start those with spawn.)")
-    return rank
+    return task.owner  # type: ignore[return-value]
