@@ -99,6 +99,19 @@ REASONS = """
   128, 16 up to 256, and 32 beyond; B200 took 792, 799 and 808 us at these three sizes. Over nodes it has 2, from some ranks on 1: ten
   H100 nodes reach 25 GB/s of NICs of 50. That 10 nodes of 8 reach only 15 is not explained.
 * **20 racks of GB200**: the measured rate is half of that of two racks.
+* **Trees over two nodes.** Two tables found on 24 November 2026 (NREL Kestrel, AWS p4d) were predicted 36 and 16 % too slow from
+  64 MiB, as nine older ones were by a median of 27 %. On four NICs of 12.5 or 25 GB/s, or eight, trees carry 0.81 to 0.91 of the sum of
+  the NICs, and NCCL's formula says 0.70: its factors for trees describe kernels. These now decide the choice alone, but for V100, where
+  two tables measured 0.51 and 0.70. Without any new number the nine are off by a median of 5 %, and the two by 16 and 7. Two runs
+  kept to rings on such NICs, one with TCPX and one of an old NCCL, and are predicted worse.
+
+Where events take longer than the formula, shared links are the reason, and the formula is below the lower bound or the measurements:
+
+* **PCIe boxes with two sockets** (RTX PRO 6000): rings take 18 to 36 % longer, all_to_all 2.7 times as long, because they share the
+  40 GB/s between the sockets. all_to_all of 1 GiB: 53.7 ms, bound 53.7, formula 19.9. Eight such GPUs measured 5.8 to 24 GB/s each with
+  all pairs at once (github.com/voipmonitor/rtx6kpro), 17.5 by events; all_reduce is below.
+* **DGX-1V, all_to_all**: 1.93 times as long. Three of seven peers have no direct link, so blocks cross 10 links, not 7, and single links
+  carry three of them. 256 MiB: 4.04 ms, bound 3.44, formula 2.10.
 
 Plateaus that nothing was fitted to, all_reduce unless named, in GB/s of bus bandwidth:
 
@@ -108,6 +121,7 @@ Plateaus that nothing was fitted to, all_reduce unless named, in GB/s of bus ban
 | 8 H100, 8 GiB | about 480 | 470 | a maintainer in github.com/NVIDIA/nccl-tests, issue 212 |
 | 8 H100, 8 GiB, others than all_reduce | 370 | 355 (all_gather) to 369 (broadcast) | as above |
 | 8 A100, 8 GiB | about 230 | 227 | a maintainer in github.com/NVIDIA/nccl-tests, issue 149 |
+| 8 RTX PRO 6000, up to 2 GiB, three systems | 37.6, 39.4, 41.1 | 40.0 | github.com/voipmonitor/rtx6kpro, hardware/pcie-bandwidth.md |
 | 8 GB200 of two trays, 8 GiB | 811 | 845 | lixueduan.com, posts/ai/13-gb200-mnnvl-nccl-test |
 
 Not mapped to a machine, so neither predicted nor fitted: T4 and RTX PRO 6000 on EFA without GPUDirect, H20, A800, H200 NVL, H100 NVL and

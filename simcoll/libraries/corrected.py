@@ -109,7 +109,7 @@ def costs(
         return [_started(_grouped(machine, collective, size_bytes, library, environment), machine, library)]
     found, s, fabric = measured(machine, library, environment), shape(machine), fabric_of(machine, library)
     found_costs = []
-    for each in stated_terms(machine, collective, library, found):
+    for each in _paired(stated_terms(machine, collective, library, found), machine, collective, library, found):
         if not _offered(each, machine, collective, library, fabric, environment):
             continue
         if each.algorithm.startswith("nvls"):
@@ -117,6 +117,25 @@ def costs(
         else:
             found_costs.append(_linked(each, machine, collective, size_bytes, library, found, s))
     return [_started(cost, machine, library) for cost in found_costs]
+
+
+def _paired(terms: list[Terms], machine: Machine, collective: str, library: Library, found: Buses) -> list[Terms]:
+    """Trees over two nodes at the rate of the NICs, where NCCL expects more of them than of rings.
+
+    Every NIC then sends the data once, half up one tree and half down the other. NCCL's factor for their pattern and its rate of a
+    channel, of which twice as many run, decide its choice only; on V100 they hold.
+    """
+    if machine.domains != 2 or machine.generation == "volta" or collective != "all_reduce":
+        return terms
+    simple = ("tree", "Simple")
+    own = {
+        (each.algorithm, each.protocol): each.rate_GBps
+        for each in stated_terms(machine, collective, library, searched(machine, library))
+    }
+    if own[simple] <= own["ring", "Simple"]:
+        return terms
+    rate = found.tree_GBps / 2 * library.numbers("share.tree")[0]
+    return [replace(each, rate_GBps=rate) if (each.algorithm, each.protocol) == simple else each for each in terms]
 
 
 def _started(cost: Cost, machine: Machine, library: Library) -> Cost:
