@@ -120,6 +120,17 @@ STACKS = (
 """Tables of PyTorch FSDP, and the constants for their predictions."""
 STACK_FITTED = ("1b", "7b", "30b")
 """Models that gave those constants, on H100 with 16-bit products and on A100 with 80 GB."""
+TITAN = """
+## torchtitan: PyTorch FSDP2
+
+Found on 24 November 2026; nothing is fitted to these rows. *Blind*: no constant. *FSDP*: `fsdp-h100` and `fsdp-a100`, from MPT's rows of
+eager PyTorch. The H100 ran at 500 W and have 2.4 TB/s of memory; predictions are for 700 W and 3.35 TB/s. Compiled kernels on H200 at
+700 W are between the two. Asynchronous tensor parallelism gained 5 to 16 % there, 23 to 35 % here: slower kernels for parts of a product
+are not modelled. Pipelines whose micro-batches are not published are left out.
+
+| model | GPUs | type | measured s | blind | FSDP |
+|---|---|---|---|---|---|
+"""
 BLIND = """
 ## NeMo, Megatron Bridge, DGX Cloud and Llama 3: no calibration
 
@@ -183,7 +194,7 @@ def megatron_a100() -> Calibration:
 
 def step_page() -> str:
     """The page, in Markdown; made from scratch it takes some ten minutes."""
-    parts = (_vtrain, _korthikanti, _mlperf, _gpt3, _megatron, _fsdp, _blind, _exchange, _shared)
+    parts = (_vtrain, _korthikanti, _mlperf, _gpt3, _megatron, _fsdp, _titan, _blind, _exchange, _shared)
     return "".join(line for part in parts for line in part())
 
 
@@ -291,6 +302,24 @@ def _fsdp() -> Iterator[str]:
             f"| {table.title.removeprefix('MPT with PyTorch FSDP on ')} | {len(table.rows)} | {100 * np.abs(blind).mean():.0f} % "
             f"| {100 * blind.mean():+.0f} % | {seen} | {len(other)} | {' | '.join(values)} |\n"
         )
+
+
+def _titan() -> Iterator[str]:
+    table = published_steps("torchtitan")
+    yield TITAN
+    blind = _errors(table, UNCALIBRATED)[1]
+    eager = {name: _errors(table, shipped_calibration(f"fsdp-{name}"))[1] for name in ("h100", "a100")}
+    groups: dict[str, list[float]] = {}
+    for place, row in enumerate(table.rows):
+        gpu = row.design.gpu.name
+        error = float(eager["a100" if gpu.startswith("a100") else "h100"][place])
+        kind = "asynchronous" if row.design.parallel.overlap_tp and row.design.parallel.pp == 1 else gpu.upper()
+        groups.setdefault(kind, []).append(abs(error))
+        yield (
+            f"| {row.fold} | {row.design.mesh.nranks} {gpu.upper()} | {row.design.dtype} | {row.seconds:.2f} "
+            f"| {100 * blind[place]:+.1f} % | {100 * error:+.1f} % |\n"
+        )
+    yield f"\nMean error, FSDP: {_means(groups)}; blind: {100 * np.abs(blind).mean():.1f} %.\n"
 
 
 def _blind() -> Iterator[str]:

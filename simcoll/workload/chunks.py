@@ -128,7 +128,7 @@ class Costs:
 
     def _launches(self, kind: str) -> int:
         """Kernel launches relative to a forward pass: a backward pass has two products for each one."""
-        again = 1 if self.design.parallel.recompute == "full" else 0
+        again = 1 if self.design.parallel.recompute in {"operators", "full"} else 0
         return {"F": 1, "B": 1 + again, "W": 1, "BW": 2 + again}[kind]
 
     def flops(self) -> tuple[float, float]:

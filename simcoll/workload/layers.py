@@ -98,7 +98,13 @@ def layer_of(design: Design, *, moe: bool) -> Layer:
     inside = _collectives(design, (forward, to_input), core[0].seconds, moe=moe)
     done_forward = Pass(forward + core[0].seconds + seconds[0], flops + core[0].flops, inside[0])
     done_input = Pass(to_input + core[1].seconds + seconds[1], flops + core[1].flops, inside[1])
-    again = {"none": Pass(0.0, 0.0), "selective": core[0], "full": done_forward}[design.parallel.recompute]
+    gathers = tuple(inner for inner in inside[0] if inner.kind == "all_gather")
+    again = {
+        "none": Pass(0.0, 0.0),
+        "selective": core[0],
+        "operators": Pass(forward / 2 + seconds[0], flops / 2, gathers),  # outputs of other collectives are kept
+        "full": done_forward,
+    }[design.parallel.recompute]
     if design.parallel.attention == "fused" and design.parallel.recompute == "selective":
         again = Pass(0.0, 0.0)  # fused attention does so by itself
     return Layer(done_forward, done_input, Pass(to_weights, flops), again)

@@ -116,13 +116,20 @@ def activation_bytes(design: Design, *, moe: bool, recompute: str | None = None)
         repeated += 2 * x  # masks of the two residuals, a byte an element
     queries, keys = rows * model.heads * model.key_width, rows * model.groups * model.key_width
     values, context = rows * model.groups * model.value_width, rows * model.heads * model.value_width
+    inner = _inner_elements(design, rows, moe=moe)
+    if (
+        how == "operators"
+    ):  # input, attention, and half of the outputs of products: two of hidden size, queries to values, inner ones
+        ways = 3 if model.gated else 2
+        kept = (queries + keys + values + inner * (ways - 1) // ways) // 2 + context
+        return 2 * two * x // whole + (two * kept + 4 * rows * model.heads) // t
     split = two * (queries + keys + values + context)
     if parallel.attention == "plain" and how == "none":
         scores = b * model.heads * s * design.sequence
         split += scores * (two + (1 + two if model.dropout else 0))
     elif parallel.attention == "fused":
         split += 4 * rows * model.heads  # the logarithms of the sums of each row
-    return repeated // whole + (split + two * _inner_elements(design, rows, moe=moe)) // t
+    return repeated // whole + (split + two * inner) // t
 
 
 def _inner_elements(design: Design, rows: int, *, moe: bool) -> int:

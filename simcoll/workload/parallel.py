@@ -17,7 +17,7 @@ __all__ = ["CHOICES", "Parallel", "layers_of_chunks"]
 CHOICES = {
     "schedule": ("1f1b", "zero-bubble"),
     "shard": ("none", "optimizer", "gradients", "parameters"),
-    "recompute": ("none", "selective", "full"),
+    "recompute": ("none", "selective", "operators", "full"),
     "context": ("ring", "all_gather", "ulysses"),
     "attention": ("fused", "plain"),
     "gradients": ("fp32", "bf16", "fp16"),
@@ -52,7 +52,8 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     sequence_parallel
         Whether norms, dropout and residuals are split along the sequence over the tensor-parallel ranks.
     recompute
-        Activations recomputed in the backward pass: none, the attention core, or whole layers.
+        Activations recomputed in the backward pass: none; the attention core; ``"operators"``, every second matrix product of weights
+        and all that is neither a product nor attention, as in torchtitan; or whole layers.
     context
         Exchange of context parallelism: keys and values around a ring, gathered, or sequence traded for heads (Ulysses).
     attention

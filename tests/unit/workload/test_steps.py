@@ -119,6 +119,8 @@ def test_operations_of_a_step_are_counted_by_hand():
     matrices = layers * 16 * h * h + v * h  # attention 4, gated MLP of 4 h: 12
     assert made.model_flops == pytest.approx(batch * s * (6 * matrices + 6 * layers * h * s))
     assert made.hardware_flops == pytest.approx(batch * s * (6 * matrices + 7 * layers * h * s))  # scores again
+    half = Parts(design(tp=2, pp=2, recompute="operators")).workload()  # every second product
+    assert half.hardware_flops == pytest.approx(batch * s * (6 * matrices + layers * 16 * h * h + 7 * layers * h * s))
     full = Parts(design(tp=2, pp=2, recompute="full")).workload()
     assert full.hardware_flops == pytest.approx(
         batch * s * (6 * matrices + 2 * layers * 16 * h * h + 9 * layers * h * s)

@@ -314,6 +314,17 @@ def test_activations_are_those_of_korthikanti(micro_batch, options, formula):
     assert activation_bytes(design, moe=False) == formula(s * micro_batch * h, t, a * s / h)
 
 
+def test_activations_with_recomputed_operators_are_counted_by_hand():
+    # 16-bit inputs of the layer, attention output and half of the products' outputs: 3 h, h, 4 h and h wide; 32-bit sums of each head.
+    options = {"recompute": "operators", "tp": 8, "sequence_parallel": True}
+    model = {"name": "gpt", **GPT, "sequence": 2048, "global_batch": 16, "dtype": "bf16"}
+    s, h, a = 2048, 12288, 96
+    design = design_from(document(model=model, parallel=options))
+    assert activation_bytes(design, moe=False) == s * (2 * h + 2 * h + (3 + 1 + 4 + 1) * h + 4 * a) / 8
+    stored, some, whole = (activation_bytes(design, moe=False, recompute=how) for how in ("none", "operators", "full"))
+    assert stored > some > whole
+
+
 def test_activations_of_an_interleaved_pipeline_are_those_of_korthikanti():
     # Equation 5's extension: the first stage keeps s b h L (1 + (p - 1) / (p m)) (34 / t), with m chunks a stage, and the mask
     # of the embedding's dropout, s b h p / t.
