@@ -68,14 +68,15 @@ class Known:
     """Derived facts about a schedule, each computed once.
 
     ``digests``: of the blocks that the source has yielded so far; ``complete``: these are all. ``keeps``: whether a short pass is
-    ``kept``. ``expected_protocols``: number of protocols under which each size is expected to run. ``switched``: whether a step
-    reduces in a switch.
+    ``kept``, and then, without repeats, ``lowered``. ``expected_protocols``: number of protocols under which each size is expected to
+    run. ``switched``: whether a step reduces in a switch.
     """
 
     digests: list[int] = field(default_factory=list)
     complete: bool = False
     keeps: bool = False
     kept: tuple[Step | Repeat, ...] | None = None
+    lowered: tuple[Step, ...] | None = None
     checked: bool = False
     content_hash: str = ""
     folds: bool | None = None
@@ -338,11 +339,22 @@ def lowered(schedule: Schedule, *, as_given: bool = False) -> Iterator[tuple[int
     The transfers of a fold come in the order in which they are applied, unless ``as_given``.
     """
     known, number = schedule.known, 0
+    as_given = as_given and known.folds is not False
+    if known.lowered is not None and not as_given:
+        yield from enumerate(known.lowered)
+        return
+    done: list[Step] | None = [] if known.kept is not None and not as_given else None
     for block in schedule.blocks():
         if not known.checked:
             schedule.check_block(number, block)
         for step in block.unrolled() if isinstance(block, Repeat) else (block,):
             one = schedule.layout.one_address(step)
-            yield number, one if as_given or known.folds is False else in_fold_order(one, schedule.layout.size)
+            if not as_given and known.folds is not False:
+                one = in_fold_order(one, schedule.layout.size)
+            if done is not None:
+                done.append(one)
+            yield number, one
             number += 1
     known.checked = True
+    if done is not None and known.kept is not None and number == len(known.kept):
+        known.lowered = tuple(done)

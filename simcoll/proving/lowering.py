@@ -101,7 +101,10 @@ class _Parts(NamedTuple):
 
 def _parts(row: Ints, rank: Ints, *, role: Ints | int, peer: Ints, op: Ints | int, phase: int = 1,
            src: Ints | int = -1, dst: Ints | int = -1, recv_from: Ints | int = -1, send_to: Ints | int = -1) -> Ints:  # fmt: skip
-    return np.stack(np.broadcast_arrays(row, rank, role, peer, phase, op, src, dst, recv_from, send_to))
+    made = np.empty((len(_Parts._fields), len(row)), np.int64)
+    for place, values in enumerate((row, rank, role, peer, phase, op, src, dst, recv_from, send_to)):
+        made[place] = values
+    return made
 
 
 def _ranked(key: Ints) -> Ints:
@@ -253,6 +256,8 @@ def _row_waits(plan: Plan, rows: _Rows, parts: _Parts) -> Iterator[tuple[Ints, I
     before, after, _ = _operands(rows, folds=plan.schedule.known.folds is not False)
     yield written[after], written[before]
     pairs = [(later, earlier) for later, each in plan.waits.items() for earlier in each]
+    if not pairs:
+        return
     both = np.array(pairs, np.int64).reshape(-1, 2).T
     both = both[:, np.isin(both[0], rows.number) & np.isin(both[1], rows.number)]
     a, b = np.searchsorted(rows.number, both)

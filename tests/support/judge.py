@@ -63,7 +63,7 @@ class Game:
     """The transfers of a plan as plain lists, and memory as one list of numbers."""
 
     def __init__(self, plan: Plan) -> None:
-        self.waits = plan.waits
+        self.waits, self.needs = plan.waits, {}
         self.base, self.cells = [], 0
         for per_buffer in plan.buffer_elements().tolist():
             self.base.append([])
@@ -116,17 +116,15 @@ class Game:
                 for copy in found:
                     self.added[copy].append(number)
 
-    def play(self, memory: list[int], rng: random.Random, *, eager: bool) -> bool:
-        """Do all transfers in a random legal order; False for a deadlock.
-
-        A transfer reads, then writes. One whose source its own step overwrites is first copied aside: when its lane has entered the
-        step and what it must wait for in earlier steps is done, but before that lane writes anything in the step.
-        """
-        moves, lanes, leader = self.moves, self.lanes, self.leader
-        waits, waiters, early = self.waits, {}, {}
+    def _needs(self, eager: bool) -> tuple[list[list[int]], dict, dict]:
+        """How much every transfer waits for in each phase, and those that wait for it; the same for all plays of a kind."""
+        if eager in self.needs:
+            return self.needs[eager]
+        moves, leader = self.moves, self.leader
+        waiters, early = {}, {}
         to_stage, to_read, to_write = needs = [1] * len(moves), [1] * len(moves), [0] * len(moves)
         for number, (sender, receiver, *_, staged) in enumerate(moves):
-            earlier = waits.get(number, ())
+            earlier = self.waits.get(number, ())
             to_read[number] += len(earlier)
             to_write[leader[number]] += 1 + len(self.beside[number]) + self.copied[number]
             if sender != receiver and eager:
@@ -138,6 +136,18 @@ class Game:
                 if staged and self.step_of[one] < self.step_of[number]:
                     to_stage[number] += 1
                     early.setdefault(one, []).append(number)
+        self.needs[eager] = needs, waiters, early
+        return self.needs[eager]
+
+    def play(self, memory: list[int], rng: random.Random, *, eager: bool) -> bool:
+        """Do all transfers in a random legal order; False for a deadlock.
+
+        A transfer reads, then writes. One whose source its own step overwrites is first copied aside: when its lane has entered the
+        step and what it must wait for in earlier steps is done, but before that lane writes anything in the step.
+        """
+        moves, lanes, leader = self.moves, self.lanes, self.leader
+        needs, waiters, early = self._needs(eager)
+        needs = [list(each) for each in needs]
         held, ready, position, pending = {}, [], dict.fromkeys(lanes, -1), dict.fromkeys(lanes, 0)
 
         def need(phase, number):
