@@ -20,7 +20,7 @@ from simcoll.emulator.fast.turns import EVEN, Moves, Summary, cache_key, turns
 from simcoll.emulator.model import message_costs
 from simcoll.emulator.placement import Placement
 from simcoll.emulator.quotient import Quotient, fold
-from simcoll.emulator.quotient_partition import alike, first_of
+from simcoll.emulator.quotient_partition import alike, first_of, in_one
 from simcoll.topology import Routes, Topology
 
 __all__ = ["CostTerms", "Folding", "folded_first", "folding", "folding_key", "worth_folding"]
@@ -38,11 +38,22 @@ class CostTerms(StepTimer):
         self.routes: dict[Timed, Routes] = {}
 
     def _timed(self, steps: list[Moves], first_message: int) -> list[Timed]:  # noqa: ARG002 - there is no jitter
-        found = []
-        for step, (routes, shape) in zip(steps, self._remembered(steps), strict=True):
-            local = step.src_rank == step.dst_rank
-            label: Any = alike(local, routes.latency_fs, routes.kind, step.size_bytes, step.operands, step.op)
-            label = label.astype(np.int32)  # not used as a number
+        found, first, ways = [], 0, self._remembered(steps)
+        labels: Any = alike(
+            *in_one(
+                (
+                    step.src_rank == step.dst_rank,
+                    routes.latency_fs,
+                    routes.kind,
+                    step.size_bytes,
+                    step.operands,
+                    step.op,
+                )
+                for step, (routes, _) in zip(steps, ways, strict=True)
+            )
+        ).astype(np.int32)  # not used as numbers
+        for step, (routes, shape) in zip(steps, ways, strict=True):
+            label, first = labels[first : first + step.rows], first + step.rows
             none = np.broadcast_to(np.int64(0), label.shape)
             timed = Timed(shape, label, none, none, none, step.size_bytes, (0,) * 5, self.protocol.fifo_depth)
             self.moves[timed] = step

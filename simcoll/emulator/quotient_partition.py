@@ -21,8 +21,9 @@ Refinement uses 64-bit hashes, and a partition may come from any source; :func:`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,9 +35,13 @@ from simcoll.emulator.fast.timed import Shape, Timed
 
 Hashes = NDArray[np.uint64]
 
-__all__ = ["Partition", "Ties", "alike", "certify", "connections_in_order", "dense", "first_of", "refine"]
+__all__ = ["Partition", "Ties", "alike", "certify", "connections_in_order", "dense", "first_of", "in_one", "refine"]
 
 NONE = np.zeros(0, np.int64)
+SHORT_ROWS = 1 << 13
+"""Number of rows below which steps are joined to runs: each step costs microseconds a dozen times."""
+JOINED_ROWS = 1 << 19
+"""Up to this number of rows steps are joined, since runs are copies."""
 COMPARED_ROWS = 1 << 20
 """Number of message links compared at a time, which bounds memory; every comparison has a cost proportional to all links."""
 NOT_ALIKE = (
@@ -132,6 +137,8 @@ def connections_in_order(patterns: Sequence[Timed]) -> tuple[list[Ints], list[In
     """
     from simcoll.emulator.fast.grouping import numbered, positions  # imports numba
 
+    if not any(step.connected for step in patterns):
+        return [NONE] * len(patterns), [NONE] * len(patterns), 0
     lanes = 1 + max((int(step.shape.receiver.max(initial=-1)) for step in patterns), default=-1)
     pairs = [_connections(step, lanes) for step in patterns]
     every = np.concatenate([*pairs, np.zeros(0, np.int64)])
@@ -148,6 +155,40 @@ def _connections(step: Timed, lanes: int) -> Ints:
         return np.zeros(0, np.int64)
     given = step.shape.connection
     return step.shape.sender * lanes + step.shape.receiver if given is None else given
+
+
+def in_one(tables: Iterable[Sequence[Array]]) -> list[Array]:
+    """The columns of several tables, one table after the other; columns of one value that take no memory still take none."""
+    return [_joined(parts) for parts in zip(*tables, strict=True)]
+
+
+def _joined(parts: Sequence[Array]) -> Array:
+    if len(parts) > 1 and all(part.strides == (0,) and part[0] == parts[0][0] for part in parts):
+        return np.broadcast_to(parts[0][0], sum(map(len, parts)))
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _runs(patterns: Sequence[Timed]) -> list[tuple[range, Timed]]:
+    """The steps, with runs of short ones that have nothing but links and costs joined to one step, and their numbers."""
+    rows = sum(map(len, patterns))
+
+    def kind(number: int) -> tuple[int, ...]:
+        step, shape = patterns[number], patterns[number].shape
+        plain = len(step) < SHORT_ROWS and not step.connected and shape.leader is None and shape.linked is None
+        return (shape.links.shape[1],) if plain and rows <= JOINED_ROWS else (-1, number)
+
+    found = []
+    for _, some in groupby(range(len(patterns)), kind):
+        numbers = [*some]
+        steps = [patterns[number] for number in numbers]
+        if len(steps) > 1:
+            shapes = [step.shape for step in steps]
+            sender, receiver = in_one((shape.sender, shape.receiver) for shape in shapes)
+            shape = Shape(sender, receiver, sender, receiver, np.concatenate([shape.links for shape in shapes]), NONE)
+            delay, busy, wire, post = in_one((step.delay_fs, step.busy_fs, step.wire, step.post_fs) for step in steps)
+            steps = [Timed(shape, delay, busy, wire, post, sender, ())]
+        found.append((range(numbers[0], numbers[-1] + 1), steps[0]))
+    return found
 
 
 def _colour(hashes: Hashes) -> tuple[Ints, int]:
@@ -178,22 +219,24 @@ def refine(
     counts = (1, int(links.max(initial=-1)) + 1, min(count, 1))
     begins = np.cumsum([0, *map(len, patterns)])
     marks, kinds = np.zeros(begins[-1] if ties else 0, np.uint64), 0
+    runs = _runs(patterns)
     # Equal numbers mean equal costs only within a step, and a step is compared only with itself.
     fixed = [
         _hashed(
-            alike(step.delay_fs, step.busy_fs, step.wire, step.post_fs, *places[number : number + step.connected]),
-            np.uint64(number),
+            alike(step.delay_fs, step.busy_fs, step.wire, step.post_fs, *places[some[0] : some[0] + step.connected]),
+            SALTS[0],
         )
-        for number, step in enumerate(patterns)
+        + _hashed(np.repeat(some, np.diff(begins[some[0] : some[-1] + 2])), SALTS[1])
+        for some, step in runs
     ]
     # Every round except the last increases the number of classes.
     for _ in range(nlanes + len(links) + count + len(marks) + 2 if most_rounds is None else most_rounds):
         old = Colours(_hashed(lanes, SALTS[0]), _hashed(links, SALTS[1]), _hashed(ways, SALTS[2]))
         new = Colours(*(hashes.copy() for hashes in old))
         messages = []
-        for number, (step, cost) in enumerate(zip(patterns, fixed, strict=True)):
-            connected = numbers[number] if step.connected else NONE
-            tied = marks[begins[number] : begins[number + 1]]
+        for (some, step), cost in zip(runs, fixed, strict=True):
+            connected = numbers[some[0]] if step.connected else NONE
+            tied = marks[begins[some[0]] : begins[some[-1] + 1]]
             message = spread(step.shape, cost, connected, tied, old, new)
             if ties:
                 messages.append(message)
@@ -256,34 +299,36 @@ def certify(
         return "links of one class have different capacities"
     found: list[Shorts] = []
     lists, held = _Lists([], [], []), 0
-    first, row, padded = 0, 0, np.append(links, -1)
+    first, begins, padded = 0, np.cumsum([0, *map(len, patterns)]).tolist(), np.append(links, -1)
     padded = padded.astype(np.int16 if padded.max() < 1 << 15 else np.int32)
-    for number, step in enumerate(patterns):
-        shape = step.shape
-        here = slice(row, row := row + len(step))
-        ordered = (places[number], ways[numbers[number]]) if step.connected and ways is not None else ()
-        marks = () if partition.marks is None else (partition.marks[here],)
-        names = (dense if ordered else alike)(
-            *ordered,
-            step.delay_fs,
-            step.busy_fs,
-            step.wire,
-            step.post_fs,
-            lanes[shape.sender],
-            lanes[shape.receiver],
-            *_crossed(shape, padded),
-            *marks,
+    for some, run in _runs(patterns):
+        here = slice(begins[some[0]], begins[some[-1] + 1])
+        ordered = (places[some[0]], ways[numbers[some[0]]]) if run.connected and ways is not None else ()
+        every = (dense if ordered else alike)(
+            *((np.repeat(some, np.diff(begins[some[0] : some[-1] + 2])),) if len(some) > 1 else ordered),
+            run.delay_fs,
+            run.busy_fs,
+            run.wire,
+            run.post_fs,
+            lanes[run.shape.sender],
+            lanes[run.shape.receiver],
+            *_crossed(run.shape, padded),
+            *(() if partition.marks is None else (partition.marks[here],)),
         )
-        if shape.leader is not None:
-            names = _leaders_first(names, shape.leader)
-        found.append(names.astype(np.int32))
-        lists.add(step, first + found[-1], numbers[number])
-        first += int(names.max(initial=-1)) + 1
-        held += shape.links.size
-        if held >= COMPARED_ROWS or number + 1 == len(patterns):
+        if run.shape.leader is not None:
+            every = _leaders_first(every, run.shape.leader)
+        lists.add(run, (first + every).astype(np.int32), numbers[some[0]])
+        held += run.shape.links.size
+        if held >= COMPARED_ROWS or some[-1] + 1 == len(patterns):
             if refused := lists.unlike(partition):
                 return refused
             lists, held = _Lists([], [], []), 0
+        before = 0
+        for number in some:  # the numbers of a run ascend from step to step
+            names = every[begins[number] - here.start : begins[number + 1] - here.start] - before
+            before += int(names.max(initial=-1)) + 1
+            found.append(names.astype(np.int32))
+        first += before
     if ties is not None:
         begins = np.cumsum([0, *(int(names.max()) + 1 for names in found)]).tolist()
         if refused := ties.broken(np.concatenate([names + begin for names, begin in zip(found, begins, strict=False)])):
