@@ -139,7 +139,8 @@ that of B200 and GB200 from the dense rows of Megatron Bridge 25.11, and that of
 were predicted with these shares fixed. The recipes of the containers determine which rows overlap exchanges of tokens, on how many
 multiprocessors, and which kernels CUDA graphs launch. Megatron Bridge 26 means containers 26.02 to 26.08, each configuration in its
 newest container; two are printed there without chunks or sharding, which they may have had: 70B on GB300 at +28 % and -20 %. The
-Llama 3 paper does not give the chunks of a stage; 8 are assumed.
+Llama 3 paper does not give the chunks of a stage; 8 are assumed. The 63 rows of NeMo 24.12, from recipes of DGX Cloud, were found on
+24 November 2026 and predicted as they are.
 
 | software | model | GPUs | type | measured s | predicted s | error |
 |---|---|---|---|---|---|---|
@@ -157,6 +158,7 @@ BLIND_TABLES = {
     "megatron-bridge-2025": "Megatron Bridge 25.11",
     "megatron-bridge-2026": "Megatron Bridge 26",
     "automodel-2025": "NeMo AutoModel",
+    "dgxc-2502": "NeMo 24.12",
     "dgxc-2025": "DGX Cloud",
     "llama3-paper": "Llama 3 paper",
     "deepseek-v3-paper": "DeepSeek paper",
