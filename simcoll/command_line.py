@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from cyclopts import App, CycloptsError, Parameter, Token
+from cyclopts import App, CycloptsError, Parameter, Token, UnusedCliTokensError
 
 from simcoll.errors import ConfigError, InternalError, ScheduleError, SimcollError, nearest
 
@@ -92,7 +92,9 @@ def _is_full(error: BaseException) -> bool:
 
 def _message(name: str, error: BaseException) -> str:
     if isinstance(error, CycloptsError):
-        return f"{error}\n{name}: try {' '.join([name, *(error.command_chain or ())])} --help"
+        unused = isinstance(error, UnusedCliTokensError) and error.unused_tokens
+        said = f"unexpected argument {unused[0]!r}" if unused else str(error)
+        return f"{said}\n{name}: try {' '.join([name, *(error.command_chain or ())])} --help"
     if isinstance(error, ScheduleError):
         return f"wrong schedule: {error}"
     if isinstance(error, SimcollError):

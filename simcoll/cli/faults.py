@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from simcoll.command_line import WHOLE
 from simcoll.errors import ConfigError, blamed_on, nearest
 
 if TYPE_CHECKING:
@@ -25,10 +26,10 @@ def play_faults(
     scenario: str,
     /,
     *,
-    seeds: int = 200,
-    first: int = 0,
+    seeds: Annotated[int, WHOLE] = 200,
+    first: Annotated[int, WHOLE] = 0,
     kind: Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)] = (),
-    seed: int | None = None,
+    seed: Annotated[int | None, WHOLE] = None,
     algorithm: Annotated[str | None, Parameter(name=["--algorithm", "-a"])] = None,
     size: str | None = None,
     policy: str = "stall",

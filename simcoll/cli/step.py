@@ -19,7 +19,7 @@ def time_step(
     design: Annotated[Path, Parameter(name="FILE")],
     /,
     *,
-    tier: int = 2,
+    tier: Annotated[int, WHOLE] = 2,
     topology: Annotated[str | None, Parameter(name=["--topology", "-t"])] = None,
     nodes: Annotated[int | None, WHOLE] = None,
     gpu: str | None = None,

@@ -45,6 +45,8 @@ _FOLDERS = {
     "goodput": "scenarios/goodput",
 }
 _COMMANDS = {"scenario": "run", "sweep": "sweep", "plan": "plan", "goodput": "goodput", "design": "step"}
+_UNSURE = ("toml", "json", "text", "empty")
+"""Formats that a broken file of any command may look like; its reader finds the error."""
 RESULT_FILES = ("results.json", "results.csv", "busbw.svg", "trace.json.gz")
 
 
@@ -107,9 +109,9 @@ def file_of(kind: str, name: str | Path) -> Path:
     if exists(path):
         found = recognise(read_file(path, MAX_BYTES))
         # A design is a plan without lists.
-        if found in _COMMANDS and found not in {kind, "design" if kind == "plan" else kind}:
-            what = f"this is {TITLES[found]}; expected a {kind} file; simcoll {_COMMANDS[found]} plays it"
-            raise ConfigError(what, file=str(path))
+        if found not in {kind, "design" if kind == "plan" else kind, *_UNSURE}:
+            player = f"; simcoll {_COMMANDS[found]} plays it" if found in _COMMANDS else ""
+            raise ConfigError(f"this is {TITLES[found]}; expected a {kind} file{player}", file=str(path))
         return path
     if path.stem not in shipped or path.suffix not in ("", ".toml") or str(path.parent) not in {".", folder}:
         raise ConfigError(

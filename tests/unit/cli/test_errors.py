@@ -158,7 +158,10 @@ CASES: list[tuple[Sequence[str], int, Sequence[str]]] = [
         2,
         ("kind.toml: this is a simcoll scenario file; expected a plan file; simcoll run plays it",),
     ),
+    (("plan", "cycle.xml"), 2, ("cycle.xml: this is an MSCCL XML file; expected a plan file",)),
     (("run", "nosuch.toml"), 2, ("no scenario file 'nosuch.toml'",)),
+    (("perf", "all_reduce", "all_gather"), 2, ("unexpected argument 'all_gather'",)),
+    (("faults", "first-look", "--seeds", "2.5"), 2, ("--seeds '2.5': expected a whole number",)),
     (("run", "."), 2, ("Is a directory",)),
     # numbers with too many digits
     (("perf", "all_reduce", "--seed", "9" * 30), 2, ("--seed", "out of range")),
