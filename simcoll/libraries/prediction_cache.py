@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache, lru_cache
@@ -19,8 +20,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simcoll import __version__
-from simcoll.errors import ConfigError
-from simcoll.formats.output import write_file
 
 if TYPE_CHECKING:
     from simcoll.topology import Topology
@@ -99,7 +98,13 @@ def remember(key: str, fields: Mapping[str, object]) -> None:
     folder = cache_folder()
     if folder is None:
         return
-    place = folder / key[:2]
-    with suppress(OSError, ConfigError):
-        place.mkdir(parents=True, exist_ok=True)
-        write_file(place / f"{key}.json", json.dumps({"key": key, **fields}).encode())
+    target = folder / key[:2] / f"{key}.json"
+    part = target.with_name(f".{key}.{secrets.token_hex(8)}.part")
+    with suppress(OSError):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            # Not synced, which would take longer than most predictions: a file that a crash damages counts as absent.
+            part.write_bytes(json.dumps({"key": key, **fields}).encode())
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
