@@ -22,7 +22,7 @@ SHARP = "Graham et al.: Scalable hierarchical aggregation protocol (SHArP), COMH
 
 def everyone(nranks: int) -> Ints:
     """The members of each rank's switch if these are all ranks: ``[rank, member]``."""
-    return np.tile(np.arange(nranks), (nranks, 1))
+    return np.broadcast_to(np.arange(nranks), (nranks, nranks))
 
 
 def fetched(members: Ints, operand: Ints, result: Ints | int, channel: int = 0) -> Step:

@@ -102,8 +102,12 @@ class Placement:
         columns = self.caps.links(*own, channel)
         if not columns:
             return route
-        linked = route[:, :1] >= 0 if route.shape[1] else np.zeros((len(src), 1), np.bool_)
-        return np.concatenate([np.where(linked, np.stack(columns, axis=1), -1), route], axis=1).astype(np.int32)
+        found = np.full((len(src), len(columns) + route.shape[1]), -1, np.int32)
+        if route.shape[1]:
+            for place, column in enumerate(columns):
+                found[:, place] = np.where(route[:, 0] >= 0, column, -1)
+            found[:, len(columns) :] = route
+        return found
 
 
 def placement_of(plan: Plan, first_cap: int) -> Placement:

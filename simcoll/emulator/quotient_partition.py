@@ -220,6 +220,7 @@ def refine(
     begins = np.cumsum([0, *map(len, patterns)])
     marks, kinds = np.zeros(begins[-1] if ties else 0, np.uint64), 0
     runs = _runs(patterns)
+    messages = np.empty(begins[-1] if ties else max((len(step) for _, step in runs), default=0), np.uint64)
     # Equal numbers mean equal costs only within a step, and a step is compared only with itself.
     fixed = [
         _hashed(
@@ -233,13 +234,12 @@ def refine(
     for _ in range(nlanes + len(links) + count + len(marks) + 2 if most_rounds is None else most_rounds):
         old = Colours(_hashed(lanes, SALTS[0]), _hashed(links, SALTS[1]), _hashed(ways, SALTS[2]))
         new = Colours(*(hashes.copy() for hashes in old))
-        messages = []
         for (some, step), cost in zip(runs, fixed, strict=True):
             connected = numbers[some[0]] if step.connected else NONE
-            tied = marks[begins[some[0]] : begins[some[-1] + 1]]
-            message = spread(step.shape, cost, connected, tied, old, new)
-            if ties:
-                messages.append(message)
+            here = slice(begins[some[0]], begins[some[-1] + 1])
+            spread(
+                step.shape, cost, connected, marks[here], old, new, messages[here] if ties else messages[: len(step)]
+            )
         lanes, lane_count = _colour(new.lanes)
         links, link_count = _colour(new.links)
         ways, way_count = _colour(new.ways)
@@ -248,7 +248,7 @@ def refine(
         same = (lane_count, link_count, way_count) == counts
         counts = lane_count, link_count, way_count
         if ties:
-            marks = ties.marked(np.concatenate(messages))
+            marks = ties.marked(messages)
             names, before = np.zeros(0, np.int64), kinds
             if same:  # otherwise another round follows anyway
                 names, kinds = _colour(marks)

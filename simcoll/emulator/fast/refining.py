@@ -27,14 +27,14 @@ class Colours(NamedTuple):
     ways: Words
 
 
-def spread(shape: Shape, cost: Words, ways: Ints, marks: Words, old: Colours, new: Colours) -> Words:
-    """Add the hashes of a step's messages, computed from old colours, to the new colours; return the hashes.
+def spread(shape: Shape, cost: Words, ways: Ints, marks: Words, old: Colours, new: Colours, message: Words) -> None:
+    """Add the hashes of a step's messages, computed from old colours, to the new colours; fill in the hashes.
 
     ``ways`` is the connection of each message, and ``marks`` a hash of the messages tied to it; both are empty where there are none.
     """
     if not COMPILED:
-        return _spread(shape, cost, ways, marks, old, new)
-    message = np.empty(len(cost), np.uint64)
+        message[:] = _spread(shape, cost, ways, marks, old, new)
+        return
     sender, receiver, way = (np.require(each, np.int64, ["C", "W"]) for each in (shape.sender, shape.receiver, ways))
     own, tied = (np.require(each, np.uint64, ["C", "W"]) for each in (cost, marks))
     linked = np.require(np.zeros(0) if shape.linked is None else shape.linked, np.int64, ["C", "W"])
@@ -43,7 +43,6 @@ def spread(shape: Shape, cost: Words, ways: Ints, marks: Words, old: Colours, ne
         here = slice(first, first + size)
         links = np.require(shape.links if shape.linked is not None else shape.links[here], np.int32, ["C", "W"])
         _add(sender[here], receiver[here], way[here], links, linked, own[here], tied[here], *old, *new, message[here])
-    return message
 
 
 def _spread(shape: Shape, cost: Words, ways: Ints, marks: Words, old: Colours, new: Colours) -> Words:
