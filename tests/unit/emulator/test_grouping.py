@@ -1,10 +1,13 @@
 """Rows and lists compared in one pass: the numbers and answers of sorting."""
 
+import itertools
+
 import numpy as np
 import pytest
 
 pytest.importorskip("numba")
 
+from simcoll.emulator.fast import grouping, refining
 from simcoll.emulator.fast.grouping import (
     _equal_sorted,
     _sorted,
@@ -14,7 +17,7 @@ from simcoll.emulator.fast.grouping import (
     numbered,
     positions,
 )
-from simcoll.emulator.fast.refining import Colours, _spread, spread
+from simcoll.emulator.fast.refining import Colours, _spread, spread, tied
 from simcoll.emulator.fast.timed import Shape
 from simcoll.emulator.quotient_partition import dense
 
@@ -104,7 +107,34 @@ def test_a_round_gives_the_hashes_that_numpy_gives(connected, tied):
     cost, ways, marks = words(rows), random.integers(0, 7, connected * rows), words(tied * rows)
     old = Colours(words(16), words(9), words(7))
     new = [Colours(*(hashes.copy() for hashes in old)) for _ in range(2)]
-    messages = [add(shape, cost, ways, marks, old, mine) for add, mine in zip((spread, _spread), new, strict=True)]
-    assert np.array_equal(*messages)
+    messages = words(rows)
+    spread(shape, cost, ways, marks, old, new[0], messages)
+    assert np.array_equal(messages, _spread(shape, cost, ways, marks, old, new[1]))
     assert all(np.array_equal(*pair) for pair in zip(*new, strict=True))
     assert (new[0].ways == old.ways).all() != connected
+
+
+def test_ties_give_the_hashes_that_numpy_gives(monkeypatch):
+    random, rows = np.random.default_rng(3), 200
+    messages = random.integers(0, 1 << 63, rows).astype(np.uint64)
+    group = random.integers(0, 9, rows)
+    leader = np.where(group < 5, [int(np.flatnonzero(group == each)[0]) for each in group], -1)
+    later, earlier = random.integers(0, rows, (2, 90)).astype(np.int32)
+    found = tied(messages, leader, later, earlier)
+    monkeypatch.setattr(refining, "COMPILED", False)
+    assert np.array_equal(found, tied(messages, leader, later, earlier))
+    assert len(np.unique(found)) == rows
+
+
+@pytest.mark.parametrize("changed", [False, True])
+@pytest.mark.parametrize("bulk", [0, 40, 1 << 13])
+def test_lists_are_equal_in_however_many_columns_they_come(bulk, changed, monkeypatch):
+    monkeypatch.setattr(grouping, "BULK", bulk)
+    random = np.random.default_rng(4)
+    values = random.integers(0, 9, 300)
+    owner, value = np.repeat([0, 1, -1], 300), np.concatenate([values, random.permutation(values), values + 1])
+    value[450] += changed
+    order = random.permutation(900)
+    edges = [0, 3, 60, 80, 500, 510, 900]
+    pairs = [(owner[order][a:b], value[order][a:b]) for a, b in itertools.pairwise(edges)]
+    assert lists_equal(pairs, np.array([0, 0])) == _equal_sorted(pairs, np.array([0, 0])) != changed
