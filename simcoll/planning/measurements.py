@@ -19,8 +19,8 @@ class Table:
     Attributes
     ----------
     name, part, system
-        The table; whether it is a ``"development"`` table, or was ``"added"`` after a blind prediction; and its system: the
-        publisher and machine.
+        The table; whether it is a ``"development"`` table, was ``"added"`` after a blind prediction, or came ``"later"``, so that nothing
+        was fitted to it; and its system: the publisher and machine.
     collective, topology, nodes, ranks
         The collective, the shipped topology with its number of nodes, and the number of ranks, counted from the first.
     environment
@@ -55,15 +55,16 @@ class Table:
         return parse_environment(self.environment)
 
 
-def published_tables(*, added: bool = False) -> tuple[Table, ...]:
-    """The development tables; ``added``: also those added later.
+def published_tables(*, added: bool = False, later: bool = False) -> tuple[Table, ...]:
+    """The development tables; ``added``: also those to which the library was fitted then; ``later``: only those that came later.
 
     >>> tables = published_tables()
     >>> len(tables), sum(len(table.rows) for table in tables)
     (77, 979)
-    >>> len(published_tables(added=True))
-    228
+    >>> len(published_tables(added=True)), len(published_tables(later=True))
+    (228, 17)
     """
+    parts = {"later"} if later else {"development", "added"} if added else {"development"}
     folder = data_folder("measurements")
     rows: dict[str, list[tuple[int, int]]] = {}
     with (folder / "rows.csv").open(encoding="utf-8", newline="") as stream:
@@ -77,5 +78,5 @@ def published_tables(*, added: bool = False) -> tuple[Table, ...]:
                 tuple(sorted(rows[about["table"]])),
             )
             for about in csv.DictReader(stream)
-            if added or about["set"] == "development"
+            if about["set"] in parts
         )  # fmt: skip

@@ -28,7 +28,7 @@ GENERATIONS = {
     "volta": "V100; NCCL counts Turing, such as RTX 2080 Ti, here too",
     "ampere": "A100; also Ada, such as L40S",
     "hopper": "H100, H200, GH200",
-    "blackwell": "B200, B300, GB200, GB300, RTX PRO 6000",
+    "blackwell": "B200, B300, GB200, GB300, RTX PRO 6000, GB10",
     "mi300": "MI300X, MI325X",
     "mi355": "MI350X, MI355X",
 }

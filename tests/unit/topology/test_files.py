@@ -112,6 +112,8 @@ FACTS = {
     "oci-mi300x": (1, 8, 8 * 896, 3200),
     "oci-mi355x": (1, 8, 8 * 1075.2, 3200),
     "rtx-pro-6000": (1, 8, 0, 3200),
+    "dgx-spark": (1, 1, 0, 200),
+    "leonardo-a100": (1, 4, 4 * 600, 400),
 }
 NO_MACHINE = {"crossbar", "fat-tree", "tpu-v4", "tpu-v5e", "rtx-2080ti-pair", "azure-nc-a100-v4"}
 
