@@ -26,6 +26,7 @@ TABLE = (*HEAVY, *FILES, "rich.markdown", "markdown_it", "urllib.request", "simc
             TABLE,
             id="a small table",
         ),
+        pytest.param("import realcoll", (*HEAVY, "simpy", "simcoll.emulator"), id="a process of a job"),
         pytest.param("from simcoll.topology import crossbar; crossbar(4, '50 GB/s')", HEAVY, id="a topology"),
     ],
 )
