@@ -81,7 +81,7 @@ def entry(function: Function) -> Function:
         ready: Any = _jit(function, nogil=True, cache=True)
     except RuntimeError:  # numba found no place for the cache
         return _jit(function, nogil=True)
-    if COMPILED:
+    if COMPILED and hasattr(ready._cache, "_load_overload"):  # noqa: SLF001  # absent: slower, and as correct
         # As numba does it, but without all that it prepares for compiling (0.3 s), which a compilation prepares itself.
         ready._cache.load_overload = ready._cache._load_overload  # noqa: SLF001
     return cast("Function", ready)
