@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -15,6 +16,7 @@ from simcoll.topology import crossbar, load_topology
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 
 
+@cache
 def reducing(nranks, latency="0"):
     return replace(crossbar(nranks, "1 GB/s", latency), traits={"switch_reduce": "yes"})
 
@@ -27,8 +29,9 @@ def test_right_for_every_size_order_and_depth(kind, in_place):
         for root in (0, n - 1) if kind == "broadcast" else (None,):
             schedule = simcoll.schedule(kind, "switch", nranks=n, root=root, in_place=in_place)
             assert simcoll.verify(schedule).order in ("", "rank-consistent")
-            for count in (0, 1, n - 1, n + 1, 100):
-                for depth in (0, 1, 2):
+            for place, count in enumerate((0, 1, n - 1, n + 1, 100)):
+                # Every count at every depth with three ranks; else every count and every depth.
+                for depth in (0, 1, 2) if n == 3 else ((place + n) % 3,):
                     plan = simcoll.bind(schedule, count, "int32", protocol=Protocol("ideal", fifo_depth=depth))
                     assert simcoll.emulate(plan, reducing(n)).wrong == 0
 
