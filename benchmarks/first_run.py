@@ -1,7 +1,7 @@
 """Commands, the first compiled run after installation, and those that follow: CPU time and memory of whole processes.
 
 ``python benchmarks/first_run.py`` prints the machine, two commands (the best of seven), a run with an empty cache of machine code, and the
-best of three that find it filled.
+best of three that find it filled; then the first runs of two large schedules in a process (the best of four, after imports).
 """
 
 import json
@@ -25,6 +25,26 @@ json.dump([used.ru_utime + used.ru_stime, used.ru_maxrss / 1024], sys.stdout)
 """
 
 
+LARGE = """
+import json, resource, sys
+from time import process_time
+import simcoll
+from simcoll.emulator import emulate
+from simcoll.tuning import costs
+algorithm, nranks, params = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
+machine = simcoll.load_topology("dgx-h100", nodes=nranks // 8)
+times = [process_time()]
+schedule = simcoll.schedule("all_reduce", algorithm, nranks=nranks, **params)
+plan = simcoll.bind(schedule, 1 << 22, protocol=costs("Simple", machine, schedule))
+times.append(process_time())
+for _ in range(3):
+    emulate(plan, machine, data="none", bound=False)
+    times.append(process_time())
+    plan = simcoll.bind(schedule, 2 * plan.sizes, protocol=plan.protocol)
+took = [after - before for before, after in zip(times, times[1:])]
+json.dump([took[0] + took[1], *took, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024], sys.stdout)
+"""
+SCHEDULES = (("switch", 1024, {}), ("hierarchical", 512, {"box": 8, "pieces": 4}))
 COMMANDS = (("--help", 0.2), ("perf all_reduce -e 1K -a ring -p ideal", 0.4))
 
 
@@ -46,6 +66,19 @@ def run(folder: str, channels: int) -> tuple[float, float]:
     return seconds, peak
 
 
+def large() -> None:
+    """The first run of large schedules, each in a process of its own with its machine code at hand."""
+    for algorithm, nranks, params in SCHEDULES:
+        argv = [sys.executable, "-c", LARGE, algorithm, str(nranks), json.dumps(params)]
+        runs = [json.loads(subprocess.run(argv, capture_output=True, check=True, text=True).stdout) for _ in range(5)]
+        whole, proof, first, second, third, peak = min(runs[1:])  # the first one may have compiled
+        print(
+            f"{algorithm}, {nranks:,} ranks: {whole:.2f} s CPU: proof {proof:.2f} s, first run {first:.2f} s; next sizes "
+            f"{second * 1e3:.0f} and {third * 1e3:.0f} ms; {peak:.0f} MB",
+            flush=True,
+        )
+
+
 def main() -> None:
     """Run and print."""
     print(f"{os.cpu_count()} cores, {cpu_name()}")
@@ -61,6 +94,7 @@ def main() -> None:
                 print(
                     f"{way}, {name} run: {seconds:.2f} s CPU, {peak:.0f} MB, {share:.2f} of {target:.0f} s", flush=True
                 )
+    large()
 
 
 if __name__ == "__main__":

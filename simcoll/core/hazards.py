@@ -29,8 +29,8 @@ MOST = 2**20
 """Number of accesses sorted at a time."""
 LONG = 4
 """With more chunks than this per transfer, runs of chunks with equal accesses become one cell."""
-KEPT_ROWS = 2**20
-"""Up to this number, transfers are kept between passes, at some 80 bytes each."""
+KEPT_ROWS = 2**21
+"""Up to this number, transfers are kept between passes, at some 68 bytes each: every group of ranks takes a pass."""
 BLOCK_ROWS = 2**17
 """Number of transfers of consecutive steps that are handled together."""
 
@@ -70,8 +70,8 @@ def _blocks(steps: Steps) -> Iterator[_Block]:
 
 
 def _block(some: list[tuple[int, Step]]) -> _Block:
-    length = np.array([len(step) for _, step in some])
-    columns = (np.array([number for number, _ in some]), length, np.cumsum(length) - length)
+    length = np.array([len(step) for _, step in some], np.int32)
+    columns = (np.array([number for number, _ in some], np.int32), length, np.cumsum(length, dtype=np.int32) - length)
     return _Block(joined([step for _, step in some]), *(np.repeat(column, length) for column in columns))
 
 
@@ -210,7 +210,7 @@ def wait_pairs(steps: Steps, nranks: int, size: int) -> tuple[Array, Array]:
     blocks, none = _kept(steps), np.zeros(0, np.int64)
     columns = [
         (none, none),
-        *((block.step.channel.astype(np.int32), block.number.astype(np.int32)) for block in blocks()),
+        *((block.step.channel.astype(np.int32), block.number) for block in blocks()),
     ]
     channel, number = (np.concatenate(column) for column in zip(*columns, strict=True))
     count = max(len(channel), 1)
