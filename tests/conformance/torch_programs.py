@@ -2,7 +2,8 @@
 
 ``python -m tests.conformance.torch_programs --ranks 2 4`` plays every script of ``programs/`` on both, and prints a table of the largest
 relative differences. Other scripts can be named instead; on each rank they print its number, then numbers. They find GPUs on simcoll.
-With ``--algorithm tests.conformance.gloo_order:all_reduce`` all_reduces add in gloo's order.
+With ``--algorithm tests.conformance.gloo_order:all_reduce`` all_reduces add in gloo's order: all of them, or only those of the scripts
+named by ``--ordered``.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def _numbers(text, ranks):
     return [found[rank] for rank in range(ranks)]
 
 
-def play(player, scripts, ranks, algorithm=None):
+def play(player, scripts, ranks, algorithm=None, ordered=()):
     """For every script, the numbers of every rank, in this process."""
     for name in ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.optim"):  # once, before ranks are forked
         importlib.import_module(name)
@@ -88,16 +89,17 @@ def play(player, scripts, ranks, algorithm=None):
     for script in scripts:
         with tempfile.TemporaryDirectory() as made:
             (work := Path(made) / "work").mkdir()
-            options = [] if algorithm is None else ["--algorithm", algorithm]
+            options = ["--algorithm", algorithm] if algorithm and script in (ordered or scripts) else []
             run = _gloo if player == "gloo" else functools.partial(_simcoll, options=options)
             found.append(_numbers(run(script, [str(work)], ranks, Path(made)), ranks))
     return found
 
 
-def run(player, scripts, ranks, algorithm=None):
-    """The same in a process of its own."""
+def run(player, scripts, ranks, algorithm=None, ordered=()):
+    """The same in a process of its own, which imports PyTorch once for all of them."""
     words = [sys.executable, "-W", "ignore", "-m", "tests.conformance.torch_programs", "--play", player]
     words += [] if algorithm is None else ["--algorithm", algorithm]
+    words += ["--ordered", *map(str, ordered)] if ordered else []
     words += ["--ranks", str(ranks), "--", *map(str, scripts)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(words, env=environment, cwd=ROOT, stdout=subprocess.PIPE, check=True)
@@ -118,11 +120,12 @@ def main():
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8, 16])
     parser.add_argument("--play", choices=["gloo", "simcoll"], help="only play, here, and print the numbers")
     parser.add_argument("--algorithm", help="what collectives run on simcoll, where it serves")
+    parser.add_argument("--ordered", type=Path, nargs="+", default=[], help="the scripts that use it; default all")
     parser.add_argument("scripts", nargs="*", type=Path, help="instead of those of the project")
     options = parser.parse_args()
-    scripts = [each.resolve() for each in options.scripts or PROGRAMS]
+    scripts, ordered = ([each.resolve() for each in some] for some in (options.scripts or PROGRAMS, options.ordered))
     if options.play:
-        sys.stdout.write(json.dumps(play(options.play, scripts, options.ranks[0], options.algorithm)) + "\n")
+        sys.stdout.write(json.dumps(play(options.play, scripts, options.ranks[0], options.algorithm, ordered)) + "\n")
         return
     print("| ranks |", " | ".join(each.stem for each in scripts), "|")
     print("|---:|" + "---:|" * len(scripts))
