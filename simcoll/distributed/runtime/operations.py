@@ -40,29 +40,28 @@ def begin(group: Communicator, me: Rank, name: str, buffers: Buffers, *, p2p: bo
         if not target.flags.writeable:
             raise RuntimeError(f"{name}: an output tensor is read-only")
     made = group.messages if p2p else group.calls
-    here, now = group.group_rank[me.number], group.world.now
+    here, world = group.group_rank[me.number], group.world
+    now, history = world.now, world.history
     inputs = buffers_of(buffers[0])
     outputs = inputs if buffers[1] is buffers[0] else buffers_of(buffers[1])
-    entry = Entry(
-        (group.name, group.desc), name, made[here], p2p, inputs, outputs, group.timeout_fs, now, calling_site()
-    )
+    # Frames above the function of a collective: this one, that of its stream, the world's issue, and play.
+    site = calling_site(above=1 if p2p else 4)
+    entry = Entry((group.name, group.desc), name, made[here], p2p, inputs, outputs, group.timeout_fs, now, site)
     made[here] += 1
     entry.number = me.flight[-1].number + 1 if me.flight else 0
     me.flight.append(entry)
     me.memory.given(buffers[0])
     if buffers[1] is not buffers[0]:
         me.memory.given(buffers[1])
-    timeline = group.world.history.timeline
-    if timeline is not None:
-        timeline.operations.append((me.number, entry))
+    if history.timeline is not None:
+        history.timeline.operations.append((me.number, entry))
     work = Work(me, name, *buffers, entry)
     work.deadline_fs = now + group.timeout_fs
     work.explicit = group.explicit
     work.raises = group.raises
     work.gate = start_of_calls()
-    recording = group.world.history.recording
-    if recording is not None:
-        recording.begin(work)
+    if history.recording is not None:
+        history.recording.begin(work)
     return work
 
 

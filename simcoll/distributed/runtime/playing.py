@@ -260,7 +260,7 @@ class Playing:
                 self._expect(take)
                 return
             self._early.add(rank)
-            self._leave(rank)
+            self._leave(rank, after_fs)
 
     def _look(self, _event: object) -> None:
         """Abandon the take if an expected rank has not entered by now."""
@@ -294,11 +294,10 @@ class Playing:
         elif self._behind and not self.stopped:
             raise InternalError(f"{self.label}: rank {rank} left its player, but not the take that was followed")
         elif not self.stopped:
-            self._leave(rank)
+            self._leave(rank, self.emulator.calendar.now - self.begin_fs)
 
-    def _leave(self, rank: int) -> None:
-        now = self.emulator.calendar.now
-        self._log.append((now - self.begin_fs, rank, True))
+    def _leave(self, rank: int, after_fs: int) -> None:
+        self._log.append((after_fs, rank, True))
         self._left += 1
         if self._left == len(self._stage.inputs):
             self._close_when_over()

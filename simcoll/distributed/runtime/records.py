@@ -51,13 +51,13 @@ def _site(function: str, file: str, line: int) -> Site:
     return Site(function, file, line)
 
 
-def calling_site(*folders: str) -> Site:
-    """The innermost stack frame outside these folders (default: outside this package)."""
+def calling_site(*folders: str, above: int = 1) -> Site:
+    """The innermost stack frame outside these folders (default: outside this package); the first ``above`` frames are inside."""
     known = asked_from.get()
     if known is not None:
         return known
     inside = folders or _HERE
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  # inspect.stack() reads source files; this is on every call
+    frame: FrameType | None = sys._getframe(above)  # noqa: SLF001  # inspect.stack() reads source files; this is on every call
     while frame is not None and frame.f_code.co_filename.startswith(inside):
         frame = frame.f_back
     if frame is None:

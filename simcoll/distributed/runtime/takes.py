@@ -7,7 +7,7 @@ reaches the links, the time since the first entry is simulated after all, which 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -87,7 +87,7 @@ class Links:
 
     def take(self, user: Hashable, links: Iterable[int]) -> bool:
         """Register a user of some links; returns whether it shares none of them."""
-        others = dict.fromkeys(self.users[link] for link in links if link in self.users)
+        others = dict.fromkeys(self.users[link] for link in links if link in self.users) if self.users else {}
         if others or self.crowd:
             self.crowd.update(others)
             self.crowd[user] = None
@@ -99,9 +99,12 @@ class Links:
         self.crowd.update(dict.fromkeys(self.users.values()))
         self.crowd[user] = None
 
-    def give_back(self, user: Hashable, links: Iterable[int]) -> bool:
+    def give_back(self, user: Hashable, links: Collection[int]) -> bool:
         """Release the links of a user; returns whether it never shared any of them."""
-        for link in links:
-            if self.users.get(link) == user:
-                del self.users[link]
+        if len(self.users) == len(links) and user not in self.crowd:  # there is no other user
+            self.users.clear()
+        else:
+            for link in links:
+                if self.users.get(link) == user:
+                    del self.users[link]
         return self.crowd.pop(user, user) is not None
