@@ -32,9 +32,12 @@ def check_trip(schedule, protocol, *, data=False):
 @pytest.mark.parametrize("protocol", ["Simple", "LL"])
 @pytest.mark.parametrize(("nranks", "in_place"), [(3, False), (4, True)])
 def test_algorithms_there_and_back(nranks, in_place, protocol):
-    """What is refused is named: other collectives, and operations of switches."""
+    """What is refused is named: other collectives, and operations of switches.
+
+    Every algorithm with both protocols and both numbers of ranks, every second one the other way round.
+    """
     gone = 0
-    for found in ALGORITHMS:
+    for found in ALGORITHMS[(protocol == "LL") ^ in_place :: 2]:
         schedule = made(found, nranks, in_place=in_place)
         if schedule is None:
             continue
@@ -46,7 +49,7 @@ def test_algorithms_there_and_back(nranks, in_place, protocol):
             other = f"the executor has no {found.collective}"
             assert found.collective not in SPOKEN or switched
             assert other in str(error) or "switch" in str(error)  # noqa: PT017
-    assert gone > 30
+    assert gone > 15
 
 
 def test_a_few_there_and_back():
