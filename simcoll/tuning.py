@@ -5,6 +5,7 @@ Every front end uses it: ``simcoll perf`` and scenarios, rank programs, PyTorch,
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,6 +106,10 @@ def parse_choice(text: str, folder: Path | None = None) -> Choice:
     (Choice(algorithm='plans/mine.xml', params=()), 'mine.algorithms:star')
     """
     name, parts = split_choice(text.strip(), {found.name for found in ALGORITHMS})
+    if re.fullmatch(r"\w+=[0-9x]+", name):
+        raise ConfigError(
+            f"{name!r} is a parameter; it follows its algorithm after a colon, as in 'ring:channels=4:pieces=2'"
+        )
     if folder is not None and not parts and is_file(beside := str(folder / name)):
         name = beside
     params: list[tuple[str, int | tuple[int, ...]]] = []
@@ -112,7 +117,7 @@ def parse_choice(text: str, folder: Path | None = None) -> Choice:
         key, _, value = part.partition("=")
         numbers = value.split("x")
         if not all(number.isascii() and number.isdecimal() for number in numbers):
-            example = "write for example 'ring:channels=4' or 'torus:dims=4x4'"
+            example = "write for example 'ring:channels=4:pieces=2' or 'torus:dims=4x4'"
             raise ConfigError(f"cannot read {part!r} in algorithm {text!r}; {example}")
         if max(map(len, numbers)) > 9:
             raise ConfigError(f"{part!r} is out of range in algorithm {text!r}; numbers have at most 9 digits")

@@ -175,7 +175,7 @@ def checked_params(found: Algorithm, collective: Collective, params: Mapping[str
             ]
             raise ConfigError(
                 f"algorithm {found.name!r} of {collective.kind} has no parameter {name!r}; {nearest(name, found.params)}"
-                + (f"; {', '.join(others)} have it" if others else "")
+                + (f"; {', '.join(others)} {'has' if len(others) == 1 else 'have'} it" if others else "")
             )
     checked = {name: _checked_param(name, value) for name, value in given.items()}
     why = unserved(found, collective, checked.get("box", 1))

@@ -158,6 +158,13 @@ CASES: list[tuple[Sequence[str], int, Sequence[str]]] = [
         2,
         ("kind.toml: this is a simcoll scenario file; expected a plan file; simcoll run plays it",),
     ),
+    (
+        ("perf", "all_reduce", "-a", "ring:channels=2,pieces=3"),
+        2,
+        ("'pieces=3' is a parameter", "'ring:channels=4:pieces=2'"),
+    ),
+    (("verify", "ring:channels=2,pieces=3"), 2, ("cannot read 'channels=2,pieces=3'", "'ring:channels=4:pieces=2'")),
+    (("verify", "linear:channels=2", "-c", "scatter"), 2, ("no parameter 'channels'", "grouped has it")),
     (("plan", "cycle.xml"), 2, ("cycle.xml: this is an MSCCL XML file; expected a plan file",)),
     (("run", "nosuch.toml"), 2, ("no scenario file 'nosuch.toml'",)),
     (("perf", "all_reduce", "all_gather"), 2, ("unexpected argument 'all_gather'",)),
