@@ -176,13 +176,17 @@ def _linked(
             "correction.net_hop_factor"
         )[protocol]
     if each.protocol == "LL":
-        grown = _ramp(size_bytes, library)
-        hop = hop + number("correction.ll_growth") * grown
+        grown, own = _ramp(size_bytes, library), number(f"{kind}.ll_growth", 0.0)
         if s.domains > 1:
             net = net + number(f"{fabric}.ll_growth", 0.0) * grown
             rate = rate * number("correction.net_ll_share", 1.0)
         else:
             rate = rate * number(f"{kind}.ll_factor", 1.0)
+            if (
+                own
+            ):  # a channel's first bytes take this long, and all channels the size over their rate: the longer counts
+                grown = np.maximum(grown - size_bytes / (1000 * rate * each.hops * own), 0.0)
+        hop = hop + (own or number("correction.ll_growth")) * grown
     elif each.protocol == "LL128":
         rate, hop = rate * number(f"{kind}.ll128_factor", 1.0), hop * number(f"{kind}.ll128_hop_factor", 1.0)
         if s.domains > 1 and each.algorithm == "ring":

@@ -60,6 +60,7 @@ _KEYS = {
     "fabric.*.latency": "time",
     "fabric.*.launch": "time",
     "fabric.*.p2p_peer": "time",
+    "class.*.ll_growth": "time",
     "fabric.*.ll_growth": "time",
     "fabric.*_start": "time",
     "correction.net_post": "times",

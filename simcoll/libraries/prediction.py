@@ -244,7 +244,7 @@ def calibrated(library: Library, machine: Machine, calibration: Calibration | No
             changes[place] = library.number(place) * (1.0 if key == "tree_share" else rate)
         if place in {f"{kind}.p2p_channel_rate", "correction.p2p_net_rate"}:
             changes[place] = library.number(place) * rate
-        if place in {"correction.ll_growth", f"{fabric}.ll_growth"}:
+        if place in {"correction.ll_growth", f"{kind}.ll_growth", f"{fabric}.ll_growth"}:
             changes[place] = library.number(place) * growth
         if place == f"{fabric}.steps":
             changes[place] = tuple(step * growth for step in library.numbers(place))
