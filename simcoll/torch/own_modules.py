@@ -21,6 +21,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from simcoll.torch.rank_threads import Process, current_thread_or_none
@@ -96,6 +97,20 @@ class OwnModules:
             last.modules = {name: sys.modules.pop(name, None) for name in last.modules}
         sys.modules.update({name: module for name, module in process.modules.items() if module is not None})
 
+    def registering(self, registry: tuple[str, ...]) -> bool:
+        """Whether a shared module registers something: PyTorch itself, or one that is being imported.
+
+        ``registry`` are the modules of the registry, whose callers count.
+        """
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and _name_of(frame).startswith(registry):
+            frame = frame.f_back
+        if frame is not None and _name_of(frame).partition(".")[0] == "torch":
+            return True
+        while frame is not None and frame.f_code.co_name != "<module>":
+            frame = frame.f_back
+        return frame is not None and _name_of(frame).partition(".")[0] not in {"__main__", *self._own}
+
     def _is_own(self, package: str) -> bool:
         if package in self._own:
             return True
@@ -114,6 +129,10 @@ class OwnModules:
         elif reason is not None:
             self.shared[package] = reason
         return reason == ""
+
+
+def _name_of(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__"))
 
 
 def _obstacle(package: str) -> str | None:

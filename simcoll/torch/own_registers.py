@@ -1,12 +1,13 @@
 """Per-rank registrations with PyTorch, whose registry is per process.
 
 Each rank's copy of a module defines the same operators. The first definition counts, and dispatches (also for fake tensors and backward)
-to the functions that the running rank has registered. The registry is restored when the run ends.
+to the functions that the running rank has registered. When the run ends, the registry forgets what ranks have registered, but not what
+PyTorch and other shared modules have, which stay loaded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from typing import Any
 
@@ -14,24 +15,34 @@ import torch
 from torch._library import custom_ops
 from torch.utils import _pytree
 
+from simcoll.torch.own_modules import OwnModules
 from simcoll.torch.rank_threads import current_thread_or_none
 
 __all__ = ["register_replacements"]
+
+_REGISTRY = ("torch.library", "torch._library", "torch._custom_op", "torch.utils._pytree", __name__)
 
 
 class _Operators:
     """The operators defined by ranks, with each rank's functions."""
 
-    def __init__(self) -> None:
+    def __init__(self, modules: OwnModules) -> None:
         self.libraries: list[torch.library.Library] = []
         self.defined: set[str] = set()
         self.functions: dict[tuple[str, ...], dict[int, Callable[..., Any]]] = {}
+        self.classes: set[type] = set()
+        self._modules = modules
 
-    def of_rank(self, key: tuple[str, ...], function: Callable[..., Any]) -> Callable[..., Any] | None:
+    def rank(self) -> int:
+        """The rank that registers something now; -1 outside of ranks, and while a shared module does."""
+        thread = current_thread_or_none()
+        return -1 if thread is None or self._modules.registering(_REGISTRY) else thread.number
+
+    def of_rank(self, key: tuple[str, ...], rank: int, function: Callable[..., Any]) -> Callable[..., Any] | None:
         """Store a rank's function; the first time, returns a dispatcher to the running rank's function."""
         first = key not in self.functions
         functions = self.functions.setdefault(key, {})
-        functions[_number()] = function
+        functions[rank] = function
 
         def call(*args: Any, **kwargs: Any) -> Any:
             thread = current_thread_or_none()
@@ -41,56 +52,55 @@ class _Operators:
         return call if first else None
 
 
-def _number() -> int:
-    thread = current_thread_or_none()
-    return -1 if thread is None else thread.number
-
-
-def register_replacements(undo: ExitStack) -> list[tuple[Any, str, Any]]:
+def register_replacements(undo: ExitStack, modules: OwnModules) -> list[tuple[Any, str, Any]]:
     """Owner, name and replacement of functions that register operators and classes; ``undo`` removes ranks' registrations."""
-    operators, library = _Operators(), torch.library.Library
+    operators, library = _Operators(modules), torch.library.Library
     start, define, implement, fake = library.__init__, library.define, library.impl, library._register_fake
     one_library, add_class = custom_ops.get_library_allowing_overwrite, _pytree.register_pytree_node
 
     def initialize(self: Any, ns: str, kind: str, dispatch_key: str = "") -> None:
-        ranks = _number() >= 0
+        ranks = operators.rank() >= 0
         start(self, ns, "FRAGMENT" if ranks and kind == "DEF" else kind, dispatch_key)
         if ranks:
             operators.libraries.append(self)
 
     def define_once(self: Any, schema: str, alias_analysis: str = "", *, tags: Any = ()) -> Any:
         name = f"{self.ns}::{schema.partition('(')[0]}"
-        if _number() >= 0 and name in operators.defined:
-            return schema.partition("(")[0]
-        if _number() >= 0:
+        if operators.rank() >= 0:
+            if name in operators.defined:
+                return schema.partition("(")[0]
             operators.defined.add(name)
         return define(self, schema, alias_analysis, tags=tags)
 
     def implement_for_rank(self: Any, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> None:
         name = self._resolve_op_name(op_name, "impl").rpartition("::")[2]
         key = (self.ns, name, dispatch_key or self.dispatch_key)
-        call = fn if _number() < 0 else operators.of_rank(key, fn)
+        rank = operators.rank()
+        call = fn if rank < 0 else operators.of_rank(key, rank, fn)
         if call is not None:
             implement(self, op_name, call, dispatch_key, **options)
 
     def fake_for_rank(self: Any, op_name: str, fn: Any, _stacklevel: int = 1, **options: Any) -> None:
-        call = fn if _number() < 0 else operators.of_rank((self.ns, op_name, "fake"), fn)
+        rank = operators.rank()
+        call = fn if rank < 0 else operators.of_rank((self.ns, op_name, "fake"), rank, fn)
         if call is not None:
             fake(self, op_name, call, _stacklevel + 1, **options)
 
     def library_of(namespace: str, name: str) -> Any:
-        if _number() >= 0 and f"{namespace}::{name}" in operators.defined:
+        if operators.rank() >= 0 and f"{namespace}::{name}" in operators.defined:
             return torch.library.Library(namespace, "FRAGMENT")
         return one_library(namespace, name)
 
     def register_class(cls: Any, *args: Any, **kwargs: Any) -> None:
-        if _number() < 0 or cls not in _pytree.SUPPORTED_NODES or cls in before:
-            add_class(cls, *args, **kwargs)
+        rank = operators.rank()
+        if rank >= 0 and cls not in before:
+            if cls in operators.classes:
+                return
+            operators.classes.add(cls)
+        add_class(cls, *args, **kwargs)
 
-    before = dict(_pytree.SUPPORTED_NODES)
-    for table in (_pytree.SUPPORTED_NODES, _pytree.SUPPORTED_SERIALIZED_TYPES, _pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE):
-        undo.callback(_restore, table, dict(table))
-    undo.callback(_forget, operators)
+    before, names = set(_pytree.SUPPORTED_NODES), set(_pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE)
+    undo.callback(_forget, operators, names)
     return [
         (library, "__init__", initialize),
         (library, "define", define_once),
@@ -101,13 +111,15 @@ def register_replacements(undo: ExitStack) -> list[tuple[Any, str, Any]]:
     ]
 
 
-def _restore(table: dict[Any, Any], before: dict[Any, Any]) -> None:
-    for key in [key for key in table if key not in before]:
-        del table[key]
-
-
-def _forget(operators: _Operators) -> None:
+def _forget(operators: _Operators, names: Collection[str]) -> None:
+    """Remove what ranks have registered; ``names`` are those of serialized types that were there before."""
     for name in operators.defined:
         custom_ops.OPDEF_TO_LIB.pop(name, None)
     for library in reversed(operators.libraries):
         library._destroy()
+    for cls in operators.classes:
+        _pytree.SUPPORTED_NODES.pop(cls, None)
+        _pytree.SUPPORTED_SERIALIZED_TYPES.pop(cls, None)
+    kept = _pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE
+    for name in [name for name, cls in kept.items() if cls in operators.classes and name not in names]:
+        del kept[name]

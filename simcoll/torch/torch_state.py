@@ -176,7 +176,7 @@ def prepared(modules: OwnModules | None = None, *, cuda: str | None = None) -> I
         if modules is not None:
             undo.callback(sys.modules.update, modules.hidden())
             _replace_all(undo, modules.replacements())
-            _replace_all(undo, register_replacements(undo))
+            _replace_all(undo, register_replacements(undo, modules))
         _change_torch(undo)
         ranks = Ranks(undo, modules, around=contextlib.nullcontext if cuda is None else CudaIsCpu)
         undo.callback(ranks.leave)

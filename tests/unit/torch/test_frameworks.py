@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 
 import pytest
@@ -189,6 +190,30 @@ def test_operators_of_a_module_are_each_ranks_own(played):
     import torch
 
     assert not hasattr(torch.ops.shape_of_a_framework, "twice")
+
+
+def test_operators_of_a_shared_module_outlive_the_run(played, monkeypatch):
+    """The module stays loaded, and a later run or program uses them."""
+    script = """
+        import torch
+        import torch.distributed as dist
+
+        import shared_registers
+
+        dist.init_process_group()
+        print(dist.get_rank(), torch.ops.shared_framework.twice(torch.ones(1)).item())
+    """
+    source = REGISTERS.replace("shape_of_a_framework", "shared_framework").replace(" + RANK", " + 1")
+    monkeypatch.setitem(sys.modules, "shared_registers", None)  # absent again after the test
+    del sys.modules["shared_registers"]
+    for _ in range(2):
+        lines, _ = played(script, shared_registers=f"{source}\n    # torch.ops.load_library")
+        assert lines == [f"{rank} 3.0" for rank in range(4)]
+    import torch
+
+    assert torch.ops.shared_framework.twice(torch.ones(1)).item() == 3
+    assert torch.ops.shared_framework.add_rank(torch.ones(1)).item() == 2
+    assert sys.modules["shared_registers"].Pair in torch.utils._pytree.SUPPORTED_NODES
 
 
 def test_a_cached_property_of_a_shared_class_may_call_collectives(played, monkeypatch, tmp_path):
