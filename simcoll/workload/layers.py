@@ -111,13 +111,14 @@ def layer_of(design: Design, *, moe: bool) -> Layer:
 
 
 def _linear(design: Design, roof: Roofline, linear: Linear) -> tuple[tuple[float, float, float], float]:
-    """Seconds of the forward and both backward products of a weight matrix, and the FLOPs of one."""
+    """Seconds on the busiest rank of the forward and both backward products of a weight matrix, and the FLOPs of one on the mean rank."""
     parallel, sizes = design.parallel, _sizes(design)
-    rows, batch = float(sizes.rows), 1
+    rows, batch, busiest = float(sizes.rows), 1, 1.0
     inputs, outputs = linear.inputs, linear.outputs
     if linear.part == "expert":
+        busiest = parallel.imbalance
         batch = design.model.experts // parallel.ep
-        rows = sizes.rows / sizes.split * design.model.top_k * parallel.ep * parallel.imbalance / design.model.experts
+        rows = sizes.rows / sizes.split * design.model.top_k * parallel.ep * busiest / design.model.experts
         if parallel.ep == 1 and sizes.split == 1:
             rows /= parallel.tp  # every rank has the experts, and computes a part of the tokens
     elif linear.split == "outputs":
@@ -132,7 +133,7 @@ def _linear(design: Design, roof: Roofline, linear: Linear) -> tuple[tuple[float
         roof.gemm(rows, inputs, outputs, batch=batch) + cast[1],
         roof.gemm(inputs, outputs, rows, batch=batch) + _accumulation(design, roof, batch * inputs * outputs),
     )
-    return times, 2.0 * batch * rows * inputs * outputs
+    return times, 2.0 * batch * rows / busiest * inputs * outputs
 
 
 def _casts(

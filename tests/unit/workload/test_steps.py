@@ -125,6 +125,13 @@ def test_operations_of_a_step_are_counted_by_hand():
     assert full.hardware_flops == pytest.approx(
         batch * s * (6 * matrices + 2 * layers * 16 * h * h + 9 * layers * h * s)
     )
+    # Two of sixteen experts of 3 h x 1024, and the router; how tokens are spread over the experts changes no count.
+    matrices = layers * (4 * h * h + 2 * 3 * h * 1024 + 16 * h) + v * h
+    for imbalance in (1.0, 1.3):
+        experts = Parts(
+            design(ep=8, imbalance=imbalance, model={"experts": 16, "top_k": 2, "expert_ffn": 1024})
+        ).workload()
+        assert experts.model_flops == pytest.approx(batch * s * (6 * matrices + 6 * layers * h * s))
 
 
 def test_a_layer_says_what_megatron_says():
