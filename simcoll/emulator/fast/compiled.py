@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
@@ -94,7 +95,7 @@ def loaded() -> bool:
 
 @contextmanager
 def announced(function: Callable[..., Any]) -> Iterator[None]:
-    """Print a note on stderr if a function has to be compiled within this context."""
+    """Print a note on stderr, once in a process, if a function has to be compiled within this context."""
     if not COMPILED:
         yield
         return
@@ -102,9 +103,14 @@ def announced(function: Callable[..., Any]) -> Iterator[None]:
 
     def tell(_listener: Any, begun: Any) -> None:
         if begun.data["dispatcher"] is function:
-            sys.stderr.write("simcoll: compiling the fast engine, which takes some seconds the first time\n")
-            sys.stderr.flush()
+            _tell()
 
     listener = type("Announcement", (event.Listener,), {"on_start": tell, "on_end": lambda _listener, _done: None})
     with event.install_listener("numba:compile", listener()):
         yield
+
+
+@cache
+def _tell() -> None:
+    sys.stderr.write("simcoll: compiling the fast engine, which takes some seconds the first time\n")
+    sys.stderr.flush()

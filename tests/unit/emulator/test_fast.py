@@ -13,7 +13,7 @@ import simcoll
 from simcoll.core.protocol import IDEAL, Protocol
 from simcoll.emulator import emulate
 from simcoll.emulator.fast import calendar, changes, filling, kernel, loading
-from simcoll.emulator.fast.compiled import COMPILED, SOURCES, _jit, announced
+from simcoll.emulator.fast.compiled import COMPILED, SOURCES, _jit, _tell, announced
 from simcoll.emulator.fast.timed import timed_steps
 from simcoll.emulator.fast.turns import summary
 from simcoll.emulator.model import jitter_fs
@@ -143,12 +143,14 @@ def test_compiling_is_announced_once(capsys):
     import numba
 
     function, other = numba.njit(lambda number: number + 1), numba.njit(lambda number: number + 2)
+    _tell.cache_clear()
     with announced(function):
         other(1)
     assert capsys.readouterr().err == ""
     with announced(function):
         function(1)
         function(2)
+        function(1.5)  # compiled again, for another type
     told = capsys.readouterr()
     assert (told.out, told.err.splitlines()) == (
         "",
