@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from simcoll.arrays import Array, Ints
 from simcoll.core.collective import Collective
 from simcoll.core.hazards import by_transfer, overwritten, wait_pairs
-from simcoll.core.schedule import MULTICAST, SWITCH_REDUCE, SYNC, Schedule, Step, lowered
+from simcoll.core.schedule import SYNC, Schedule, Step, lowered
 from simcoll.core.schedule import Known as ScheduleKnown
-from simcoll.core.step import first_alike, operands
+from simcoll.core.step import operands
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,11 +26,13 @@ if TYPE_CHECKING:
     from simcoll.core.reduction import Reduction
 
 
-__all__ = ["INPUT", "OUTPUT", "SCRATCH", "Plan", "PlanStep", "switch_groups"]
+__all__ = ["INPUT", "OUTPUT", "SCRATCH", "Plan", "PlanStep"]
 
 INPUT, OUTPUT, SCRATCH = 0, 1, 2
 MOST_POSITIONS = 1 << 18
 """Chunk positions are tabulated up to this number of chunks per rank."""
+MOST_KEPT = 1 << 10
+"""Up to this number of transfers, the steps of a plan are kept."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,8 +90,9 @@ def _starts(held: Ints) -> Ints:
 
 @dataclass(slots=True, eq=False)
 class Known:
-    """Derived facts about a plan, each computed once."""
+    """Derived facts about a plan, each computed once; ``steps`` are kept if they have few transfers."""
 
+    steps: tuple[PlanStep, ...] | None = None
     starts: list[Ints | int] | None = None
     positions: Ints | None = None
     waits: Mapping[int, tuple[int, ...]] | None = None
@@ -241,7 +244,12 @@ class Plan:
 
         Without ``staged``, that column is all False and not computed.
         """
-        layout, itemsize = self.schedule.layout, self.dtype.itemsize
+        layout, itemsize, known = self.schedule.layout, self.dtype.itemsize, self.known
+        if known.steps is not None:
+            yield from known.steps
+            return
+        done: list[PlanStep] = []
+        room = MOST_KEPT if staged and self.schedule.known.kept is not None else -1
         for number, step in lowered(self.schedule):
             src_region, dst_region = layout.region(step.src_chunk), layout.region(step.dst_chunk)
             src_offset, dst_offset, elements = self._ranges(step, src_region, dst_region)
@@ -255,7 +263,13 @@ class Plan:
             )  # fmt: skip
             if not keep.all():
                 columns = tuple(column[keep] for column in columns)
-            yield PlanStep(number, *columns)
+            one = PlanStep(number, *columns)
+            room -= len(one)
+            if room >= 0:
+                done.append(one)
+            yield one
+        if room >= 0:
+            known.steps = tuple(done)
 
     def operands(self, step: Step | PlanStep) -> Ints | int:
         """Length of the fold that each transfer of a step belongs to; a fold's reductions are sequential."""
@@ -379,28 +393,3 @@ class Plan:
     def __str__(self) -> str:
         shown = "unproved" if self.proof is None else f"proved ({self.proof.kind})"
         return f"{self.schedule} count={self.count} {self.dtype.name} {self.protocol.name}, {shown}"
-
-
-def switch_leaders(step: Step | PlanStep) -> Ints:
-    """For each transfer, the row of the first transfer in the same switch operation; -1 if no switch is involved.
-
-    A multicast has one source chunk, a switch reduction one destination chunk; each has one channel.
-    """
-    leaders = np.full(len(step), -1)
-    rows = np.flatnonzero((step.op == MULTICAST) | (step.op == SWITCH_REDUCE))
-    if len(rows):
-        down = step.op == MULTICAST
-        rank, chunk = (
-            np.where(down, *ends) for ends in ((step.src_rank, step.dst_rank), (step.src_chunk, step.dst_chunk))
-        )
-        leaders[rows] = rows[first_alike(down[rows], chunk[rows], rank[rows], step.channel[rows])]
-    return leaders
-
-
-def switch_groups(step: PlanStep) -> list[list[int]]:
-    """The transfers of a step, grouped by switch operation, as lists of rows."""
-    leaders = switch_leaders(step)
-    groups: dict[int, list[int]] = {}
-    for row in np.flatnonzero(leaders >= 0).tolist():
-        groups.setdefault(int(leaders[row]), []).append(row)
-    return list(groups.values())

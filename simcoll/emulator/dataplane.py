@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from simcoll.arrays import Array
-from simcoll.core.plan import INPUT, OUTPUT, Plan, PlanStep, switch_groups
+from simcoll.core.plan import INPUT, OUTPUT, Plan, PlanStep
 from simcoll.core.reduction import combine
 from simcoll.core.schedule import COPY, REDUCE, SWITCH_REDUCE, SYNC
+from simcoll.core.switches import switch_groups
 from simcoll.errors import ConfigError
 
 __all__ = ["Place", "Storage", "unwritten"]

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from simcoll.core.plan import Plan, PlanStep, switch_groups
+from simcoll.core.plan import Plan, PlanStep
 from simcoll.core.schedule import SWITCH_REDUCE
+from simcoll.core.switches import switch_groups
 from simcoll.emulator.dataplane import Storage
 from simcoll.emulator.fast.timed import StepTimer
 from simcoll.emulator.fast.turns import moves_of

@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from simcoll.arrays import Array, Ints
-from simcoll.core.plan import INPUT, OUTPUT, Plan, PlanStep, switch_groups
+from simcoll.core.plan import INPUT, OUTPUT, Plan, PlanStep
 from simcoll.core.reduction import combine
 from simcoll.core.reference import count_wrong, exact_inputs, expected_outputs
 from simcoll.core.schedule import REDUCE, SWITCH_REDUCE, SYNC
 from simcoll.core.step import distinct
+from simcoll.core.switches import switch_groups
 from simcoll.emulator.dataplane import unwritten
 
 __all__ = ["Pool", "data_errors", "moved"]

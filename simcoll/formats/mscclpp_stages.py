@@ -9,8 +9,9 @@ from typing import NoReturn
 
 import numpy as np
 
-from simcoll.core.plan import Plan, PlanStep, switch_groups
+from simcoll.core.plan import Plan, PlanStep
 from simcoll.core.schedule import COPY, REDUCE, SWITCH_REDUCE, Schedule
+from simcoll.core.switches import switch_groups
 from simcoll.errors import ConfigError
 from simcoll.formats.mscclpp_blocks import MAX_PEERS
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from simcoll.cli import main
 from simcoll.errors import ConfigError, InternalError
 from simcoll.planning.executors import Pool, open_pool
 from simcoll.planning.grid import Grid, read_rows, run_grid, shard_of
@@ -307,6 +308,12 @@ def finished(arguments):
     return done
 
 
+def one(arguments):
+    """The folder of a command, played in this process, as one worker does."""
+    assert main([*arguments[2:], "-j", "1"]) == 0
+    return Path(arguments[arguments.index("-o") + 1])
+
+
 def same_results(folder, *others):
     assert len(sorted_lines(folder)) == len(set(sorted_lines(folder))) > 0
     for other in others:
@@ -316,10 +323,11 @@ def same_results(folder, *others):
 
 @pytest.mark.slow
 def test_processes_give_the_bytes_of_one(sweep, tmp_path):
-    for jobs in ("1", "2", "5"):
+    for jobs in ("2", "5"):
         finished(sweep(jobs, "-j", jobs))
-    same_results(tmp_path / "1", tmp_path / "2", tmp_path / "5")
-    rows = [json.loads(line) for line in sorted_lines(tmp_path / "1")]
+    alone = one(sweep("1"))
+    same_results(alone, tmp_path / "2", tmp_path / "5")
+    rows = [json.loads(line) for line in sorted_lines(alone)]
     assert len(rows) == 36
     assert all("result" in row for row in rows)
     # Seeds move the times of what jitters, and only those.
@@ -329,7 +337,6 @@ def test_processes_give_the_bytes_of_one(sweep, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGINT"])
 def test_a_stopped_sweep_goes_on(sweep, tmp_path, how):
-    finished(sweep("whole", "-j", "1", seeds=20))
     process = subprocess.Popen(
         [sys.executable, *sweep("cut", "-j", "2", seeds=20)],
         stdout=subprocess.PIPE,
@@ -348,7 +355,7 @@ def test_a_stopped_sweep_goes_on(sweep, tmp_path, how):
         assert (process.returncode, err.removesuffix("simcoll: stopped\n")) == (130, "")
         assert "--resume continues" in out
     finished(sweep("cut", "-j", "2", "--resume", seeds=20))
-    same_results(tmp_path / "whole", tmp_path / "cut")
+    same_results(one(sweep("whole", seeds=20)), tmp_path / "cut")
 
 
 MARKED = """
@@ -402,16 +409,14 @@ def ended_points(folder):
 @pytest.mark.slow
 @needs_mpi
 def test_mpi_gives_the_bytes_of_one(sweep, tmp_path):
-    finished(sweep("one", "-j", "1"))
     done = run_mpi(3, *sweep("mpi", "--executor", "mpi"))
     assert done.returncode == 0, done.stderr
-    same_results(tmp_path / "one", tmp_path / "mpi")
+    same_results(one(sweep("one")), tmp_path / "mpi")
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("distributed") is None, reason="needs dask.distributed: pip install '.[cluster]'")
 def test_dask_gives_the_bytes_of_one_though_a_worker_is_killed(sweep, tmp_path):
-    finished(sweep("one", "-j", "1", seeds=20))
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": environment(), "cwd": tmp_path}
     dask = [sys.executable, "-m", "dask"]
     started = [
@@ -438,7 +443,7 @@ def test_dask_gives_the_bytes_of_one_though_a_worker_is_killed(sweep, tmp_path):
         for each in reversed(started):
             each.kill()
             each.wait()
-    same_results(tmp_path / "one", tmp_path / "dask")
+    same_results(one(sweep("one", seeds=20)), tmp_path / "dask")
 
 
 def until(done):
