@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 from typing import Any
 from zlib import crc32
@@ -122,7 +123,7 @@ def transfers(
     ConfigError
         For columns that are not whole numbers or do not broadcast, and for unknown operations.
     """
-    given = {
+    given: dict[str, Any] = {
         "src_rank": src_rank, "src_chunk": src_chunk, "dst_rank": dst_rank, "dst_chunk": dst_chunk,
         "count": count, "channel": channel, "op": op,
     }  # fmt: skip
@@ -130,30 +131,39 @@ def transfers(
         if op.lower() not in OP_NAMES:
             raise ConfigError(f"unknown op {op!r}; {nearest(op.lower(), OP_NAMES)}")
         given["op"] = OP_NAMES.index(op.lower())
-    arrays = [whole_numbers(name, values) for name, values in given.items()]
-    ops = arrays[-1]
-    if ops.size and int(ops.view(np.uint64).max()) >= len(OP_NAMES):  # negative ones are huge there
-        raise ConfigError(
-            f"op {ops[(ops < 0) | (ops >= len(OP_NAMES))][0]} is unknown; use {', '.join(OP_NAMES).upper()}"
-        )
-    arrays[-1] = ops.astype(np.int8)
+    columns: list[Any] = [  # whole numbers, or arrays of them
+        values if type(values) is int and 0 <= values < LARGEST else whole_numbers(name, values)
+        for name, values in given.items()
+    ]
+    ops = columns[-1]
+    most = ops if isinstance(ops, int) else int(ops.view(np.uint64).max(initial=0))  # negative ones are huge there
+    if most >= len(OP_NAMES):
+        wrong = next(number for number in np.ravel(ops).tolist() if not 0 <= number < len(OP_NAMES))
+        raise ConfigError(f"op {wrong} is unknown; use {', '.join(OP_NAMES).upper()}")
     try:
-        shape = np.broadcast(*arrays).shape
+        shape = np.broadcast(*columns).shape
     except ValueError:
-        shapes = ", ".join(f"{name} {array.shape}" for name, array in zip(given, arrays, strict=True) if array.ndim)
-        raise ConfigError(f"the columns of a step must broadcast together; got shapes {shapes}") from None
-    src, src_c, dst, dst_c, cnt, ch, op_codes = (_flat(array, shape) for array in arrays)
-    return Step(src, src_c, dst, dst_c, cnt, op_codes, ch)
+        shapes = [f"{name} {np.shape(column)}" for name, column in zip(given, columns, strict=True) if np.ndim(column)]
+        raise ConfigError(f"the columns of a step must broadcast together; got shapes {', '.join(shapes)}") from None
+    src, src_c, dst, dst_c, cnt, ch = (_flat(column, shape) for column in columns[:-1])
+    return Step(src, src_c, dst, dst_c, cnt, _flat(ops, shape, "int8"), ch)
 
 
-def _flat(array: Array, shape: tuple[int, ...]) -> Array:
+def _flat(column: Array | int, shape: tuple[int, ...], dtype: str = "int64") -> Array:
     """A column flattened from its broadcast shape."""
     size = prod(shape)
-    if array.size == size:
-        return array.reshape(-1)
-    if array.size > 1:
-        return np.broadcast_to(array, shape).reshape(-1)
-    return np.broadcast_to(array.reshape(()), size) if size > SLIM_ROWS else np.full(size, array.item(), array.dtype)
+    if isinstance(column, int):
+        return _equal(column, size, dtype)
+    if column.size == 1 < size:
+        return _equal(column.item(), size, dtype)
+    whole = column if column.size == size else np.broadcast_to(column, shape)
+    return whole.reshape(-1).astype(dtype, copy=False)
+
+
+@lru_cache(maxsize=32)
+def _equal(value: int, size: int, dtype: str) -> Array:
+    """A column of one value, which many steps may share, since none writes to it."""
+    return np.broadcast_to(np.full((), value, dtype), size) if size > SLIM_ROWS else np.full(size, value, dtype)
 
 
 def joined(steps: Sequence[Step]) -> Step:

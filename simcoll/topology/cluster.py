@@ -162,12 +162,16 @@ def _network(
         network.names.extend(_switch_names(tier, group, box_of_card, rail))
         latency = halves_fs(duration_fs(tier.latency, f"latency of the {tier.name} tier"))
         share = factor(tier.oversubscription, f"oversubscription of the {tier.name} tier") if depth else Fraction(1)
+        rates: dict[int, int] = {}
         link_of: dict[int, tuple[int, int]] = {}
         arriving: dict[int, int] = {}
         for below, above in zip(at.tolist(), switch.tolist(), strict=True):
             if below in link_of:
                 continue
-            capacity = checked_capacity(inflow[below] / share, f"uplink to the {tier.name} tier of topology {name!r}")
+            if inflow[below] not in rates:
+                uplink = f"uplink to the {tier.name} tier of topology {name!r}"
+                rates[inflow[below]] = checked_capacity(inflow[below] / share, uplink)
+            capacity = rates[inflow[below]]
             up, down = network.links.add_pair(below, above, capacity, latency, "net")
             link_of[below] = (first_link + up, first_link + down)
             arriving[above] = arriving.get(above, 0) + capacity
