@@ -7,7 +7,7 @@ import pytest
 
 import realcoll
 from simcoll.algorithms import ALGORITHMS
-from tests.support.conformance_cases import COUNTS, DTYPES, OPS, RANKS, check_alone, select
+from tests.support.conformance_cases import COUNTS, DTYPES, OPS, RANKS, check_alone, select, turns_of
 from tests.support.fake_cupy import alone, install
 
 ALL = sorted({(found.collective, found.name) for found in ALGORITHMS})
@@ -38,6 +38,7 @@ def on_the_stand_in(*, streams):
 def test_results_are_those_of_the_definition_and_of_the_emulator(algorithm, monkeypatch):
     """Copied in this process, and by the calls of NCCL that a stand-in plays, on one stream and on one for each channel."""
     alone(monkeypatch)
+    monkeypatch.setattr("realcoll.executor.part", turns_of)
     library, *_ = install(monkeypatch)
     nccl = {streams: realcoll.NcclTransport(channel_streams=streams) for streams in (False, True)}
     for case in select():

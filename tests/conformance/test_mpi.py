@@ -10,7 +10,7 @@ import pytest
 
 import realcoll
 from realcoll.executor import checked_hosts
-from tests.support.conformance_cases import answers, order_faults, select
+from tests.support.conformance_cases import answers, order_faults, select, sendable
 from tests.support.mpi import PROGRAMS, environment, needs_mpi, run_mpi
 from tests.support.mpi_program import shared
 
@@ -46,7 +46,7 @@ def test_turns_keep_the_order_of_the_plan(processes, split, which, cases):
 def test_results_are_those_of_the_definition_the_emulator_and_mpi(processes, split, which, cases, tmp_path):
     # The answers are found once and not by every process.
     answered, some = tmp_path / "cases", cases[which]
-    answered.write_bytes(pickle.dumps([(case, answers(case)) for case in some]))
+    answered.write_bytes(pickle.dumps([(case, sendable(case.plan()), answers(case)) for case in some]))
     done = run_mpi(processes, PROGRAMS / "mpi_program.py", split, answered)
     assert done.returncode == 0, done.stderr
     *faults, summary = done.stdout.strip().splitlines()

@@ -6,7 +6,7 @@ import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -139,13 +139,17 @@ def same_bits(got: np.ndarray, want: np.ndarray) -> bool:
     return got.dtype == want.dtype and got.shape == want.shape and got.tobytes() == want.tobytes()
 
 
+turns_of = lru_cache(maxsize=16)(part)
+"""In place of ``realcoll.executor.part``, so that executors play the very turns that are read back here."""
+
+
 def order_faults(case: Case, hosts: tuple[int, ...], *, apart: bool) -> list[str]:
     """What is wrong with the lowering of a plan, and with the turns of all processes read back."""
     plan = case.plan()
     try:
         _check_lowering(case)
         proof, _ = check_ordered(
-            wire(program_of(plan, [part(plan, hosts, p, apart=apart) for p in range(max(hosts) + 1)]))
+            wire(program_of(plan, [turns_of(plan, hosts, p, apart=apart) for p in range(max(hosts) + 1)]))
         )
     except simcoll.ScheduleError as error:
         return [str(error)]
@@ -160,6 +164,21 @@ def _check_lowering(case: Case) -> None:
 Outputs = Sequence["np.ndarray | None"]
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A source of steps that can be sent to another process."""
+
+    blocks: tuple[Any, ...]
+
+    def __call__(self) -> tuple[Any, ...]:
+        return self.blocks
+
+
+def sendable(plan: simcoll.types.Plan) -> simcoll.types.Plan:
+    """The plan with its steps in place of the algorithm that makes them, which takes longer and imports more."""
+    return replace(plan, schedule=replace(plan.schedule, source=Kept(tuple(plan.schedule.blocks()))))
+
+
 def answers(case: Case) -> list[Outputs]:
     """The outputs of all ranks: by the definition from exact data and, where there is data, by the emulator from data whose order shows."""
     plan = case.plan()
@@ -170,9 +189,8 @@ def answers(case: Case) -> list[Outputs]:
         return [expected, emulate(plan, machine(), data=ordered_inputs(plan), bound=False).outputs]
 
 
-def check(case: Case, transport: Any, wanted: Sequence[Outputs], **options: Any) -> list[str]:
+def check(case: Case, plan: simcoll.types.Plan, transport: Any, wanted: Sequence[Outputs], **options: Any) -> list[str]:
     """What is wrong with a case on a transport, as seen by this process; ``wanted`` are its :func:`answers`."""
-    plan = case.plan()
     prepared = realcoll.prepare(plan, transport, **options)
     oracles = (exact_inputs, np.array_equal, "the definition"), (ordered_inputs, same_bits, "the emulator")
     faults = []
@@ -191,5 +209,5 @@ def check_alone(case: Case, transports: Sequence[Any]) -> list[str]:
     for apart in sorted({len(transport.lanes(plan, 1)) > 1 for transport in transports}):
         faults += order_faults(case, (0,) * plan.nranks, apart=apart)
     for transport in transports:
-        faults += check(case, transport, wanted)
+        faults += check(case, plan, transport, wanted)
     return faults

@@ -1,7 +1,7 @@
 """What one MPI process of the suite does: ``mpi_program.py SPLIT CASES``; prints what is wrong, one line each, and how much was done.
 
-CASES is a file of cases with their answers, which take longer to find than all else. SPLIT ``own``: a rank a process, against MPI's own
-collectives too. ``shared``: as many ranks as the case wants on the processes there are.
+CASES is a file of cases with their plans and answers, which take longer to find than all else. SPLIT ``own``: a rank a process, against
+MPI's own collectives too. ``shared``: as many ranks as the case wants on the processes there are.
 """
 
 import pickle
@@ -27,8 +27,7 @@ def vendor_faults(cases, transport):
     mpi, faults, done = load_mpi(), [], 0
     world = transport.comm
     comms = {n: world.Create_group(world.group.Incl(range(n))) for n in RANKS if world.rank < n <= world.size}
-    for case, (expected, *_) in cases:
-        plan = case.plan()
+    for case, plan, (expected, *_) in cases:
         if case.in_place or plan.nranks > world.size or world.rank >= plan.nranks:
             continue
         rank, inputs = world.rank, exact_inputs(plan)
@@ -52,8 +51,10 @@ def main():
     transport = realcoll.MpiTransport(timeout_s=60)
     size = transport.control.size
     faults, vendor = [], 0
-    for case, wanted in cases:
-        faults += check(case, transport, wanted, placement=shared(case.nranks, size) if split == "shared" else None)
+    for case, plan, wanted in cases:
+        faults += check(
+            case, plan, transport, wanted, placement=shared(case.nranks, size) if split == "shared" else None
+        )
     if split == "own":
         more, vendor = vendor_faults(cases, transport)
         faults += more
