@@ -34,6 +34,7 @@ CROWDED_REST_S = 1e-5
 """Sleep between tests with more processes than cores: yielding alone would let waiting processes run before working ones."""
 LOOK_ROUND_S = 0.05
 REST_AFTER_S = 1.0
+"""Waiting time after which a process rests ``REST_S`` between tests: something has gone wrong, or others compute."""
 REST_S = 0.0005
 NEWS_S = 1.0
 
@@ -166,7 +167,9 @@ class MpiTransport(HostMemory):
         peers = [peer for _, members in groups for peer in members]
         while not any(self._testall(requests) for requests, _ in groups):
             now = time.monotonic()
-            if self._crowded:
+            if now - begin > REST_AFTER_S:
+                time.sleep(REST_S)
+            elif self._crowded:
                 time.sleep(CROWDED_REST_S)
             elif now - begin > PATIENCE_S:
                 os.sched_yield()
@@ -175,8 +178,6 @@ class MpiTransport(HostMemory):
                 late = now - begin > self.control.timeout_s
                 if late or (self.control.loss() if peers == [-1] else self.control.trouble()):
                     self._blame(groups)
-                if now - begin > REST_AFTER_S:
-                    time.sleep(REST_S)
 
     def _blame(self, groups: Sequence[_Group]) -> None:
         """Give up on groups, unless one completes while the other processes are queried."""
