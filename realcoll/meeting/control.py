@@ -15,12 +15,11 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from realcoll.errors import FaultError
-from realcoll.meeting.host import Host
 from realcoll.meeting.messages import (
     DIED,
     LIMITS,
@@ -49,6 +48,9 @@ from simcoll.distributed.server.frames import (
     is_ours,
 )
 from simcoll.errors import ConfigError
+
+if TYPE_CHECKING:
+    from realcoll.meeting.host import Host
 
 __all__ = ["Control", "join", "within"]
 

@@ -7,14 +7,17 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from realcoll.errors import FaultError
 from realcoll.meeting.control import Control, join
-from realcoll.meeting.host import Host
 from simcoll.distributed.server.secret import is_own_file, job_secret
 from simcoll.distributed.stores.errors import DistStoreError
 from simcoll.distributed.stores.file_store import FileStore
 from simcoll.errors import ConfigError, shown
+
+if TYPE_CHECKING:
+    from realcoll.meeting.host import Host
 
 __all__ = ["Job", "control_of", "job_from", "listening_at", "place_from"]
 
@@ -161,6 +164,8 @@ def control_of(job: Job, timeout_s: float) -> Control:
     if address[0].startswith("file://"):
         address, token, host = _through_file(address[0].removeprefix("file://"), job, timeout_s)
     elif job.process == 0:
+        from realcoll.meeting.host import Host
+
         host = Host(job.size, (listening_at(address[0]), address[1]), token)
     return join(address, job.process, job.size, token=token, timeout_s=timeout_s, host=host)
 
@@ -183,6 +188,8 @@ def _through_file(path: str, job: Job, timeout_s: float) -> tuple[tuple[str, int
         _check_own(path)
         store.set_timeout(timedelta(seconds=timeout_s))
         if job.process == 0:
+            from realcoll.meeting.host import Host
+
             host = Host(job.size, (listening_at(socket.gethostname()), 0), secrets.token_hex(16))
             store.set("realcoll", f"{socket.gethostname()} {host.address[1]} {host.token}")
         name, port, token = store.get("realcoll").decode().split()

@@ -19,7 +19,6 @@ from typing import Any
 
 from realcoll.errors import FaultError, MissingError
 from realcoll.meeting.control import Control, join, within
-from realcoll.meeting.host import Host
 from realcoll.start.environment import listening_at, place_from
 from realcoll.start.pmi import job_name
 from realcoll.start.watcher import ends_in_time, starts_in_time
@@ -128,7 +127,11 @@ def _met_before(environment: Mapping[str, str], timeout_s: float) -> _Before | N
     job, process, size = found
     address = f"\0realcoll {job}"
     secret = job_secret(environment)
-    host = Host(size, address, secret) if process == 0 else None
+    host = None
+    if process == 0:
+        from realcoll.meeting.host import Host  # its server is not loaded by the others
+
+        host = Host(size, address, secret)
     control = join(address, process, size, token=secret, timeout_s=timeout_s, host=host)
     try:
         told = control.gather("start of MPI", str(os.getpid()).encode())
@@ -190,6 +193,8 @@ def _met(comm: Any, timeout_s: float) -> Control:
     one_machine = len(set(comm.allgather(here))) == 1
     host, offer = None, None
     if process == 0:
+        from realcoll.meeting.host import Host
+
         token = secrets.token_hex(16)
         host = Host(size, (listening_at("127.0.0.1" if one_machine else here), 0), token)
         offer = ("127.0.0.1" if one_machine else here, host.address[1], token)

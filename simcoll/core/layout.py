@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,11 +12,8 @@ from numpy.typing import NDArray
 from simcoll.arrays import Ints
 from simcoll.core.collective import Collective
 from simcoll.core.numbers import whole_numbers
+from simcoll.core.step import Step
 from simcoll.errors import ConfigError
-
-if TYPE_CHECKING:
-    from simcoll.core.step import Step
-
 
 __all__ = ["Layout"]
 
@@ -193,13 +190,12 @@ class Layout:
         if not self.collective.in_place or alias is None:
             return chunk
         inputs, outputs = self.collective.input_slots, self.collective.output_slots
+        inner = outputs < inputs  # the outputs lie inside the inputs, or the other way round
+        here = (chunk >= self.output_base) & (chunk < self.scratch_base) if inner else chunk < self.output_base
+        if not here.any():  # the common case
+            return chunk
         slot, piece = chunk // self.chunks, chunk % self.chunks
-        if outputs >= inputs:
-            other = alias(rank, slot)[1] + inputs
-            here = slot < inputs
-        else:
-            other = alias(rank, slot - inputs)[0]
-            here = (slot >= inputs) & (slot < inputs + outputs)
+        other = alias(rank, slot - inputs)[0] if inner else alias(rank, slot)[1] + inputs
         return np.where(here & self._aliased(rank), other * self.chunks + piece, chunk)
 
     def wanted(self, rank: Ints, chunk: Ints) -> tuple[Ints, Ints]:
@@ -244,5 +240,5 @@ class Layout:
             return step
         src, dst = (self.canonical(*end) for end in step.ends)
         keep = (step.src_rank != step.dst_rank) | (src != dst) | (step.op != 0)
-        one = replace(step, src_chunk=src, dst_chunk=dst)
+        one = Step(step.src_rank, src, step.dst_rank, dst, step.count, step.op, step.channel)
         return one if keep.all() else one.rows(keep)
