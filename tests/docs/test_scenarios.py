@@ -14,7 +14,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -34,6 +33,7 @@ HASH_SEED = "4711"
 """Of the second process; this one has a seed of its own."""
 
 
+@cache
 def played(path: Path) -> dict[str, object]:
     """The record of a scenario."""
     content, path = load_scenario(str(path))
@@ -56,45 +56,32 @@ def played(path: Path) -> dict[str, object]:
     return {"scenario": path.stem, "runs": len(rows), "trace_hash": sweep_hash(rows), "sizes": best}
 
 
-@pytest.fixture(scope="module")
-def elsewhere() -> dict[str, object]:
-    """Every scenario by name, as another process plays it."""
-    process = subprocess.run(
+def test_there_are_scenarios():
+    assert "first-look" in {path.stem for path in SCENARIOS}
+
+
+@pytest.mark.slow
+def test_two_processes_agree():
+    elsewhere = subprocess.run(
         [sys.executable, __file__],
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": HASH_SEED},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert process.returncode == 0, process.stderr
-    return json.loads(process.stdout)
-
-
-@pytest.fixture(scope="module")
-def here() -> Callable[[str], dict[str, object]]:
-    """Every scenario by name, as this process plays it."""
-    return cache(lambda name: played(ROOT / "scenarios" / f"{name}.toml"))
-
-
-def test_there_are_scenarios():
-    assert "first-look" in {path.stem for path in SCENARIOS}
+    assert elsewhere.returncode == 0, elsewhere.stderr
+    assert json.loads(elsewhere.stdout) == {path.stem: played(path) for path in SCENARIOS}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [path.stem for path in SCENARIOS])
-def test_two_processes_agree(name, here, elsewhere):
-    assert here(name) == elsewhere[name]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [path.stem for path in SCENARIOS])
-def test_golden_times(name, here, request):
+def test_golden_times(name, request):
     path = GOLDEN / f"{name}.json"
     if request.config.getoption("--bless"):
         path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(here(name), indent=1) + "\n")
+        path.write_text(json.dumps(played(ROOT / "scenarios" / f"{name}.toml"), indent=1) + "\n")
     assert path.exists(), f"no golden times of {name}; python -m pytest tests/docs/test_scenarios.py --bless makes them"
-    assert here(name) == json.loads(path.read_text())
+    assert played(ROOT / "scenarios" / f"{name}.toml") == json.loads(path.read_text())
 
 
 def test_no_golden_times_without_a_scenario():
