@@ -157,9 +157,9 @@ class NcclTransport:
         part = memory[first_byte : first_byte + elements * dtype.itemsize]
         return part.view(kernels.device_dtype(dtype))
 
-    def wire(self, memory: Any, first_byte: int, size_bytes: int) -> tuple[int, int]:
-        """Address and bytes."""
-        return int(memory.data.ptr) + first_byte, size_bytes
+    def wire(self, memory: Any, first_byte: int, size_bytes: int) -> tuple[int, int, Any]:
+        """Address and bytes, with the memory, which no view may hold."""
+        return int(memory.data.ptr) + first_byte, size_bytes, memory
 
     def group(self, recvs: Sequence[Message], sends: Sequence[Message]) -> Callable[[], None]:
         """A function that launches the messages on the stream, which orders later work after them."""
@@ -168,7 +168,7 @@ class NcclTransport:
         def begin() -> None:
             nccl.groupStart()
             for call, messages in ((comm.recv, recvs), (comm.send, sends)):
-                for (address, size_bytes), process, _ in messages:
+                for (address, size_bytes, _), process, _ in messages:
                     call(address, size_bytes, nccl.NCCL_UINT8, process, self.stream.ptr)
             try:
                 nccl.groupEnd()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 
 __all__ = ["data_folder", "exists", "is_file", "shipped_files"]
 
@@ -39,10 +42,11 @@ def data_folder(name: str) -> Path:
     return inside if inside.is_dir() else package.parent / name
 
 
-def shipped_files(folder: str) -> dict[str, Path]:
+@cache
+def shipped_files(folder: str) -> Mapping[str, Path]:
     """The TOML files of a data folder by name.
 
     >>> list(shipped_files("libraries"))
     ['nccl-2.27', 'rccl-2.22']
     """
-    return {path.stem: path for path in sorted(data_folder(folder).glob("*.toml"))}
+    return MappingProxyType({path.stem: path for path in sorted(data_folder(folder).glob("*.toml"))})

