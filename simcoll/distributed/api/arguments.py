@@ -10,11 +10,14 @@ import numpy as np
 
 from simcoll.arrays import Array
 from simcoll.core.memory import array_on
+from simcoll.core.reduction import Reduction
 from simcoll.distributed.api.groups import ProcessGroup, rank_in_group
+from simcoll.distributed.runtime.calls import Call
 from simcoll.distributed.runtime.fake import FakeArray
+from simcoll.libraries.choices import Choice
 
 __all__ = [
-    "as_array", "as_arrays", "check_alike", "check_length", "check_list_of_root", "check_whole", "contiguous", "one_dtype", "one_per_rank",
+    "as_array", "as_arrays", "call_on", "check_alike", "check_length", "check_list_of_root", "check_whole", "contiguous", "one_dtype", "one_per_rank",
     "root_of", "shapes_of", "sizes_of", "split_sizes",
 ]  # fmt: skip
 
@@ -76,6 +79,34 @@ def shapes_of(arrays: Sequence[Array]) -> str:
 def _shown(shapes: tuple[tuple[int, ...], ...], count: int) -> str:
     shown = ", ".join(str(list(shape)) for shape in shapes)
     return f"{shown}, ... ({count} tensors)" if count > 4 else shown
+
+
+def call_on(
+    array: Array,
+    name: str,
+    kind: str,
+    algorithm: Choice,
+    op: Reduction | None = None,
+    root: int | None = None,
+    size: int | None = None,
+) -> Call:
+    """The call of a collective on one tensor per rank, with blocks of ``size`` elements (default: the whole tensor)."""
+    call = _call_on(array.shape, array.dtype, name, kind, op, root, array.size if size is None else size)
+    # Equal operators may differ in the sign of a factor 0, and algorithms cannot all be hashed.
+    return call if call.op is op and algorithm is None else call._replace(op=op, algorithm=algorithm)
+
+
+@functools.lru_cache(maxsize=1024)
+def _call_on(
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    name: str,
+    kind: str,
+    op: Reduction | None,
+    root: int | None,
+    size: int,
+) -> Call:
+    return Call(name, kind, size, dtype, _shown((shape,), 1), op, root)
 
 
 def one_dtype(arrays: Sequence[Array], function: str) -> np.dtype[Any]:

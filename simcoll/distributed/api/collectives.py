@@ -16,6 +16,7 @@ from simcoll.arrays import Array
 from simcoll.distributed.api.arguments import (
     as_array,
     as_arrays,
+    call_on,
     check_alike,
     check_length,
     check_list_of_root,
@@ -28,7 +29,7 @@ from simcoll.distributed.api.arguments import (
     sizes_of,
     split_sizes,
 )
-from simcoll.distributed.api.groups import member_of, members_only
+from simcoll.distributed.api.groups import member_of
 from simcoll.distributed.api.reductions import ReduceOp, check_op
 from simcoll.distributed.runtime.calls import Call
 from simcoll.distributed.runtime.operations import play
@@ -41,7 +42,6 @@ __all__ = [
 ]  # fmt: skip
 
 
-@members_only
 def broadcast(
     tensor: Any,
     src: int | None = None,
@@ -53,27 +53,28 @@ def broadcast(
 ) -> Work | None:
     """Copy the tensor of one rank (global rank ``src``, or group rank ``group_src``) to all others."""
     array = as_array(tensor)
-    found = member_of(group, "broadcast")
+    if (found := member_of(group, "broadcast")) is None:
+        return None
     root = root_of(found, src, group_src)
-    call = Call("broadcast", "broadcast", array.size, array.dtype, shapes_of([array]), root=root, algorithm=algorithm)
+    call = call_on(array, "broadcast", "broadcast", algorithm, root=root)
     sources = [array] if found.rank() == root else []
     targets = [] if found.rank() == root else [array]
     return play(found, call, sources, targets, [tensor], async_op=async_op)
 
 
-@members_only
 def all_reduce(
     tensor: Any, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False, *, algorithm: Choice = None
 ) -> Work | None:
     """Reduce the tensors of all ranks; every rank gets the same bits."""
     array = as_array(tensor)
     reduction = check_op(op, array.dtype, "all_reduce")
-    found, both = member_of(group, "all_reduce"), [array]
-    call = Call("all_reduce", "all_reduce", array.size, array.dtype, shapes_of(both), reduction, algorithm=algorithm)
+    if (found := member_of(group, "all_reduce")) is None:
+        return None
+    call = call_on(array, "all_reduce", "all_reduce", algorithm, reduction)
+    both = [array]
     return play(found, call, both, both, [tensor], async_op=async_op)
 
 
-@members_only
 def reduce(
     tensor: Any,
     dst: int | None = None,
@@ -87,19 +88,20 @@ def reduce(
     """Reduce the tensors of all ranks on one rank; the others keep theirs."""
     array = as_array(tensor)
     reduction = check_op(op, array.dtype, "reduce")
-    found = member_of(group, "reduce")
+    if (found := member_of(group, "reduce")) is None:
+        return None
     root = root_of(found, dst, group_dst)
-    call = Call("reduce", "reduce", array.size, array.dtype, shapes_of([array]), reduction, root, algorithm=algorithm)
+    call = call_on(array, "reduce", "reduce", algorithm, reduction, root)
     return play(found, call, [array], [array] if found.rank() == root else [], [tensor], async_op=async_op)
 
 
-@members_only
 def all_gather(
     tensor_list: Any, tensor: Any, group: Any = None, async_op: bool = False, *, algorithm: Choice = None
 ) -> Work | None:
     """Collect the tensors of all ranks, in group order, in a list on every rank. Sizes may differ between ranks."""
     outputs, array = as_arrays(tensor_list, "tensor_list"), as_array(tensor)
-    found = member_of(group, "all_gather")
+    if (found := member_of(group, "all_gather")) is None:
+        return None
     outputs = one_per_rank(tensor_list, "tensor_list", found)
     dtype = one_dtype([array, *outputs], "all_gather")
     own = outputs[found.rank()]
@@ -112,25 +114,22 @@ def all_gather(
     return play(found, call, [array], outputs, tensor_list, async_op=async_op)
 
 
-@members_only
 def all_gather_into_tensor(
     output_tensor: Any, input_tensor: Any, group: Any = None, async_op: bool = False, *, algorithm: Choice = None
 ) -> Work | None:
     """Collect the tensors of all ranks in one, concatenated along dimension 0 or stacked along a new dimension."""
     output, array = as_array(output_tensor, "output_tensor"), as_array(input_tensor, "input_tensor")
-    found = member_of(group, "all_gather_into_tensor")
+    if (found := member_of(group, "all_gather_into_tensor")) is None:
+        return None
     if output.dtype != array.dtype:
         raise RuntimeError(
             f"output tensor must have the same type as input tensor: {output.dtype.name}, {array.dtype.name}"
         )
     check_whole(output, array, found.size(), "output", "input")
-    call = Call(
-        "all_gather_into_tensor", "all_gather", array.size, array.dtype, shapes_of([array]), algorithm=algorithm
-    )
+    call = call_on(array, "all_gather_into_tensor", "all_gather", algorithm)
     return play(found, call, [array], [output], [output_tensor], async_op=async_op)
 
 
-@members_only
 def gather(
     tensor: Any,
     gather_list: Any = None,
@@ -143,17 +142,17 @@ def gather(
 ) -> Work | None:
     """Collect the tensors of all ranks, in group order, in a list on one rank (default: global rank 0)."""
     array = as_array(tensor)
-    found = member_of(group, "gather")
+    if (found := member_of(group, "gather")) is None:
+        return None
     root = root_of(found, dst, group_dst, default=0)
     outputs: list[Array] = []
     if check_list_of_root(gather_list, "gather_list", "destination", mine=found.rank() == root):
         outputs = one_per_rank(gather_list, "gather_list", found)
         check_alike(outputs, array, "gather_list", "gather")
-    call = Call("gather", "gather", array.size, array.dtype, shapes_of([array]), root=root, algorithm=algorithm)
+    call = call_on(array, "gather", "gather", algorithm, root=root)
     return play(found, call, [array], outputs, list(gather_list or []), async_op=async_op)
 
 
-@members_only
 def scatter(
     tensor: Any,
     scatter_list: Any = None,
@@ -166,18 +165,18 @@ def scatter(
 ) -> Work | None:
     """Give every rank one tensor of the list of one rank (default: global rank 0)."""
     array = as_array(tensor)
-    found = member_of(group, "scatter")
+    if (found := member_of(group, "scatter")) is None:
+        return None
     root = root_of(found, src, group_src, default=0)
     inputs: list[Array] = []
     if check_list_of_root(scatter_list, "scatter_list", "source", mine=found.rank() == root):
         inputs = as_arrays(scatter_list, "scatter_list")
         check_length(inputs, found)
         check_alike(inputs, array, "scatter_list", "scatter")
-    call = Call("scatter", "scatter", array.size, array.dtype, shapes_of([array]), root=root, algorithm=algorithm)
+    call = call_on(array, "scatter", "scatter", algorithm, root=root)
     return play(found, call, inputs, [array], [tensor], async_op=async_op)
 
 
-@members_only
 def reduce_scatter(
     output: Any,
     input_list: Any,
@@ -190,7 +189,8 @@ def reduce_scatter(
     """Reduce entry i of the lists of all ranks on rank i. Entries may differ in size."""
     array, inputs = as_array(output, "output"), as_arrays(input_list, "input_list")
     reduction = check_op(op, array.dtype, "reduce_scatter")
-    found = member_of(group, "reduce_scatter")
+    if (found := member_of(group, "reduce_scatter")) is None:
+        return None
     if len(inputs) != found.size():
         raise RuntimeError(
             f"invalid input tensor list size, must be world size: got {len(inputs)}, world size {found.size()}"
@@ -207,7 +207,6 @@ def reduce_scatter(
     return play(found, call, inputs, [array], [output], async_op=async_op)
 
 
-@members_only
 def reduce_scatter_tensor(
     output: Any,
     input: Any,  # noqa: A002  # torch's name
@@ -220,21 +219,14 @@ def reduce_scatter_tensor(
     """Reduce part i of the inputs of all ranks on rank i; parts are concatenated or stacked along dimension 0."""
     array, whole = as_array(output, "output"), as_array(input, "input")
     reduction = check_op(op, array.dtype, "reduce_scatter_tensor")
-    found = member_of(group, "reduce_scatter_tensor")
+    if (found := member_of(group, "reduce_scatter_tensor")) is None:
+        return None
     if array.dtype != whole.dtype:
         raise RuntimeError(
             f"input tensor must be the same type as the output tensor: {whole.dtype.name}, {array.dtype.name}"
         )
     check_whole(whole, array, found.size(), "input", "output")
-    call = Call(
-        "reduce_scatter_tensor",
-        "reduce_scatter",
-        array.size,
-        array.dtype,
-        shapes_of([whole]),
-        reduction,
-        algorithm=algorithm,
-    )
+    call = call_on(whole, "reduce_scatter_tensor", "reduce_scatter", algorithm, reduction, size=array.size)
     return play(found, call, [whole], [array], [output], async_op=async_op)
 
 
@@ -242,7 +234,6 @@ all_gather_single = all_gather_into_tensor
 reduce_scatter_single = reduce_scatter_tensor
 
 
-@members_only
 def all_to_all_single(
     output: Any,
     input: Any,  # noqa: A002  # torch's name
@@ -255,7 +246,8 @@ def all_to_all_single(
 ) -> Work | None:
     """Split the input along dimension 0, send part i to rank i, and concatenate the parts received."""
     target, source = as_array(output, "output"), as_array(input, "input")
-    found = member_of(group, "all_to_all_single")
+    if (found := member_of(group, "all_to_all_single")) is None:
+        return None
     dtype = one_dtype([target, source], "all_to_all_single")
     if not (contiguous(target) and contiguous(source)):
         raise ValueError("Tensors must be contiguous")
@@ -266,7 +258,6 @@ def all_to_all_single(
     return play(found, call, [source], [target], [output], async_op=async_op)
 
 
-@members_only
 def all_to_all(
     output_tensor_list: Any,
     input_tensor_list: Any,
@@ -278,7 +269,8 @@ def all_to_all(
     """Send entry i of the input list to rank i; entry i of the output list comes from rank i."""
     as_arrays(output_tensor_list, "output_tensor_list")
     as_arrays(input_tensor_list, "input_tensor_list")
-    found = member_of(group, "all_to_all")
+    if (found := member_of(group, "all_to_all")) is None:
+        return None
     outputs = one_per_rank(output_tensor_list, "output_tensor_list", found)
     inputs = one_per_rank(input_tensor_list, "input_tensor_list", found)
     dtype = one_dtype([*outputs, *inputs], "all_to_all")
@@ -287,7 +279,6 @@ def all_to_all(
     return play(found, call, inputs, outputs, output_tensor_list, async_op=async_op)
 
 
-@members_only
 def barrier(
     group: Any = None,
     async_op: bool = False,
@@ -297,6 +288,7 @@ def barrier(
     algorithm: Choice = None,
 ) -> Work | None:
     """Wait until every rank of the group has called. ``device_ids`` is ignored."""
-    found = member_of(group, "barrier")
+    if (found := member_of(group, "barrier")) is None:
+        return None
     call = Call("barrier", "barrier", 0, np.dtype(np.uint8), algorithm=algorithm)
     return play(found, call, [], [], [], async_op=async_op, timeout=timeout)

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 from simcoll.distributed.api.collectives import barrier
-from simcoll.distributed.api.groups import get_rank, member_of, members_only
+from simcoll.distributed.api.groups import get_rank, member_of
 from simcoll.distributed.api.making_groups import DEFAULT_TIMEOUT
 from simcoll.distributed.runtime.tasks import Arrival, wait_until
 from simcoll.distributed.runtime.work import timeout_fs
@@ -23,7 +23,6 @@ __all__ = [
 ]  # fmt: skip
 
 
-@members_only
 def monitored_barrier(
     group: Any = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
 ) -> None:
@@ -43,10 +42,11 @@ def monitored_barrier(
     TypeError
         For a timeout that is not a timedelta; a float counts as seconds, with a warning.
     """
-    found = member_of(group, "monitored_barrier")
+    if (found := member_of(group, "monitored_barrier")) is None:
+        return
     if isinstance(timeout, float):
         warnings.warn(
-            "Please specify timeout arg as a timedelta. Converting a float of seconds.", UserWarning, stacklevel=3
+            "Please specify timeout arg as a timedelta. Converting a float of seconds.", UserWarning, stacklevel=2
         )
         timeout = timedelta(seconds=timeout)
     span = DEFAULT_TIMEOUT if timeout is None else timeout

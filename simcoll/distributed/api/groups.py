@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from simcoll.distributed.api.backends import Backend
 from simcoll.distributed.runtime.world import NOT_INITIALIZED, ProcessGroup, current_rank, current_rank_or_none
@@ -14,9 +12,6 @@ __all__ = [
     "GroupMember", "ProcessGroup", "get_backend", "get_backend_config", "get_global_rank", "get_group_rank", "get_process_group_ranks",
     "get_rank", "get_world_size", "group", "is_initialized",
 ]  # fmt: skip
-
-Given = ParamSpec("Given")
-Result = TypeVar("Result")
 
 
 class _Outside:
@@ -52,23 +47,6 @@ class group(metaclass=_CurrentWorld):  # noqa: N801  # torch's name
     """``group.WORLD``: the default group."""
 
 
-class OutsideError(Exception):
-    """The calling rank is not a member of the group."""
-
-
-def members_only(call: Callable[Given, Result]) -> Callable[Given, Result | None]:
-    """Make a function do nothing on ranks outside its group."""
-
-    @functools.wraps(call)
-    def inside(*args: Given.args, **kwargs: Given.kwargs) -> Result | None:
-        try:
-            return call(*args, **kwargs)
-        except OutsideError:
-            return None
-
-    return inside
-
-
 def default_group() -> ProcessGroup:
     """The default group of this rank; a ValueError before init_process_group."""
     found = current_rank().default
@@ -100,10 +78,10 @@ def _named(given: Any) -> ProcessGroup | None:
     return given
 
 
-def member_of(given: Any, operation: str, depth: int = 4) -> ProcessGroup:
-    """The group passed to a call (None: the default); an OutsideError and a warning on a rank outside it.
+def member_of(given: Any, operation: str, depth: int = 3) -> ProcessGroup | None:
+    """The group passed to a call (None: the default); None, with a warning, on a rank outside it.
 
-    ``depth`` is the number of frames between this function and the program's line: two for `members_only` and the operation.
+    ``depth`` is the number of frames from this function to the program's line: 3 if the program calls the function that calls this.
     """
     found = _named(given)
     if found is None:
@@ -112,7 +90,6 @@ def member_of(given: Any, operation: str, depth: int = 4) -> ProcessGroup:
             UserWarning,
             stacklevel=depth,
         )
-        raise OutsideError
     return found
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from simcoll.arrays import Ints
 from simcoll.distributed.api.arguments import check_length, check_list_of_root, root_of
 from simcoll.distributed.api.collectives import all_gather, broadcast, gather, scatter
-from simcoll.distributed.api.groups import OutsideError, ProcessGroup, member_of, members_only
+from simcoll.distributed.api.groups import ProcessGroup, member_of
 from simcoll.distributed.api.point_to_point import recv, send
 from simcoll.distributed.runtime.fake import always_moved
 from simcoll.distributed.runtime.objects import decode, encode
@@ -75,7 +75,6 @@ def _gather(
         _decode(object_list, parts, sizes, trusted)
 
 
-@members_only
 def all_gather_object(object_list: list[Any], obj: Any, group: Any = None, *, trusted: bool | None = None) -> None:
     """Collect one object per rank, in group order, in every rank's list; further entries are kept.
 
@@ -84,10 +83,10 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Any = None, *, tr
     IndexError
         When the list is shorter than the group.
     """
-    _gather(object_list, obj, member_of(group, "all_gather_object"), None, trusted)
+    if (found := member_of(group, "all_gather_object")) is not None:
+        _gather(object_list, obj, found, None, trusted)
 
 
-@members_only
 def gather_object(
     obj: Any,
     object_gather_list: list[Any] | None = None,
@@ -104,13 +103,13 @@ def gather_object(
     ValueError
         When the destination passes no list, or another rank does.
     """
-    found = member_of(group, "gather_object")
+    if (found := member_of(group, "gather_object")) is None:
+        return
     root = root_of(found, dst, group_dst, default=0)
     check_list_of_root(object_gather_list, "gather_list", "destination", mine=found.rank() == root)
     _gather(object_gather_list, obj, found, root, trusted)
 
 
-@members_only
 def broadcast_object_list(
     object_list: list[Any],
     src: int | None = None,
@@ -124,7 +123,8 @@ def broadcast_object_list(
 
     All lists have the same length, or else there is a RuntimeError.
     """
-    found = member_of(group, "broadcast_object_list")
+    if (found := member_of(group, "broadcast_object_list")) is None:
+        return
     root = root_of(found, src, group_src, default=0)
     mine = found.rank() == root
     parts, sizes = _encoded(object_list, trusted) if mine else ([], np.zeros(len(object_list), np.int64))
@@ -136,7 +136,6 @@ def broadcast_object_list(
         _split(object_list, data, sizes, trusted)
 
 
-@members_only
 def scatter_object_list(
     scatter_object_output_list: Any,
     scatter_object_input_list: list[Any] | None = None,
@@ -153,7 +152,8 @@ def scatter_object_list(
     ValueError
         For an output that is not a list with at least one entry, or a source without input.
     """
-    found = member_of(group, "scatter_object_list")
+    if (found := member_of(group, "scatter_object_list")) is None:
+        return
     if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
         raise ValueError("Expected argument scatter_object_output_list to be a list of size at least 1.")
     root = root_of(found, src, group_src, default=0)
@@ -173,7 +173,6 @@ def scatter_object_list(
     _decode(scatter_object_output_list, [part], size, trusted)
 
 
-@members_only
 def send_object_list(
     object_list: list[Any],
     dst: int | None = None,
@@ -185,7 +184,8 @@ def send_object_list(
     trusted: bool | None = None,
 ) -> None:
     """Send objects to a rank, which passes a list of the same length."""
-    found = member_of(group, "send_object_list")
+    if (found := member_of(group, "send_object_list")) is None:
+        return
     peer = root_of(found, dst, group_dst)
     parts, sizes = _encoded(object_list, trusted)
     with always_moved():
@@ -204,9 +204,7 @@ def recv_object_list(
     trusted: bool | None = None,
 ) -> int:
     """Receive objects, from any rank unless one is named; returns the sender's global rank, -1 outside the group."""
-    try:
-        found = member_of(group, "recv_object_list", 3)
-    except OutsideError:
+    if (found := member_of(group, "recv_object_list")) is None:
         return -1
     sizes = np.zeros(len(object_list), np.int64)
     named = {} if src is None and group_src is None else {"group_src": root_of(found, src, group_src)}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from simcoll.distributed.api.arguments import as_array, contiguous, root_of
-from simcoll.distributed.api.groups import OutsideError, ProcessGroup, get_rank, member_of, members_only
+from simcoll.distributed.api.groups import ProcessGroup, get_rank, member_of
 from simcoll.distributed.runtime.calls import End
 from simcoll.distributed.runtime.fake import is_fake
 from simcoll.distributed.runtime.operations import begin
@@ -24,15 +24,16 @@ _ITSELF = {
 
 def _post(
     called: str, tensor: Any, ranks: tuple[int | None, int | None], group: Any, tag: int
-) -> tuple[ProcessGroup, Work]:
-    """Post a send or a receive; ``ranks`` gives the peer by its global rank or its group rank."""
+) -> tuple[ProcessGroup, Work] | None:
+    """Post a send or a receive, unless outside the group; ``ranks`` gives the peer by its global rank or its group rank."""
     array, sends, blocks = as_array(tensor), called in {"send", "isend"}, called in {"send", "recv"}
     fake = is_fake([array], timed=current_rank().world.timed)
     if not contiguous(array):
         raise RuntimeError("input tensor has to be contiguous")
     if not sends and not array.flags.writeable:
         raise RuntimeError("the tensor of a receive is read-only")
-    found = member_of(group, called, 4 if blocks else 5)
+    if (found := member_of(group, called, 4)) is None:
+        return None
     peer = None if ranks == (None, None) and not sends else root_of(found, *ranks)
     if blocks and peer == found.rank():
         raise ValueError(_ITSELF[called])
@@ -57,16 +58,20 @@ def _post(
     return found, work
 
 
-@members_only
-def isend(tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None) -> Work:
+def isend(
+    tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None
+) -> Work | None:
     """Start a send. A rank may send to itself."""
-    return _post("isend", tensor, (dst, group_dst), group, tag)[1]
+    posted = _post("isend", tensor, (dst, group_dst), group, tag)
+    return None if posted is None else posted[1]
 
 
-@members_only
-def irecv(tensor: Any, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None) -> Work:
+def irecv(
+    tensor: Any, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None
+) -> Work | None:
     """Start a receive, from any rank if neither ``src`` nor ``group_src`` is given."""
-    return _post("irecv", tensor, (src, group_src), group, tag)[1]
+    posted = _post("irecv", tensor, (src, group_src), group, tag)
+    return None if posted is None else posted[1]
 
 
 def send(tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None) -> None:
@@ -77,11 +82,10 @@ def send(tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0, g
     ValueError
         When a rank sends to itself, or to a rank outside the group.
     """
-    try:
-        _, work = _post("send", tensor, (dst, group_dst), group, tag)
-    except OutsideError:
-        raise ValueError("Invalid process group specified: this rank is not in the group that it sends on") from None
-    work.wait()
+    posted = _post("send", tensor, (dst, group_dst), group, tag)
+    if posted is None:
+        raise ValueError("Invalid process group specified: this rank is not in the group that it sends on")
+    posted[1].wait()
 
 
 def recv(tensor: Any, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None) -> int:
@@ -92,10 +96,10 @@ def recv(tensor: Any, src: int | None = None, group: Any = None, tag: int = 0, g
     ValueError
         When a rank receives from itself, or from a rank outside the group.
     """
-    try:
-        found, work = _post("recv", tensor, (src, group_src), group, tag)
-    except OutsideError:
+    posted = _post("recv", tensor, (src, group_src), group, tag)
+    if posted is None:
         return -1
+    found, work = posted
     work.wait()
     return found.communicator.members[work.source_rank()]
 
@@ -131,11 +135,8 @@ class P2POp:
         self.tensor = tensor
         self.group = group
         self.tag = tag
-        try:
-            found = member_of(group, "P2POp", 3)
-        except OutsideError:
-            text = "Invalid process group specified: this rank is not in the group of a P2POp"
-            raise ValueError(text) from None
+        if (found := member_of(group, "P2POp")) is None:
+            raise ValueError("Invalid process group specified: this rank is not in the group of a P2POp")
         self.group_peer = root_of(found, peer, group_peer)
         self.peer = found.communicator.members[self.group_peer]
 
