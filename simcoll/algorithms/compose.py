@@ -100,7 +100,9 @@ def pieces(schedule: Schedule, count: int) -> Schedule:
         for block in _blocks(schedule):
             new = _map(block, cut)
             if isinstance(block, Repeat):
-                yield Repeat(tuple(new), block.count, block.stride * count, block.base * count, block.modulus * count)
+                order = None if block.order is None else (block.order[:, None] * count + np.arange(count)).reshape(-1)
+                numbers = (count * number for number in (block.stride, block.base, block.modulus))
+                yield Repeat(tuple(new), block.count, *numbers, order)
             else:
                 yield from new
 
@@ -223,9 +225,16 @@ def _placed(step: Step, share: Ints | int, homes: tuple[Ints, Ints], lanes: int 
 
 
 def _beside(
-    schedules: Sequence[Schedule], change: Callable[[Step, Ints, Ints], Step], run: int | None, *, one_slot: bool
+    schedules: Sequence[Schedule],
+    change: Callable[[Step, Ints, Ints], Step],
+    run: int | None,
+    *,
+    one_slot: bool,
+    moved: Ints | None = None,
 ) -> Schedule:
     """Concurrent schedules, each on its share; ``change`` maps their transfers, given each transfer's schedule and place in it.
+
+    It maps the addresses of each schedule to those in ``moved``.
 
     In a step the transfers are ordered schedule by schedule, or alternating with ``run`` of each; a rank's copies to itself slot by slot.
     """
@@ -246,21 +255,37 @@ def _beside(
             return new
         return new.rows(np.lexsort((copy, row // every)))
 
-    def repeats(blocks: Sequence[Step | Repeat]) -> list[Repeat]:
-        """The blocks, if they are the same repeat, whose windows follow each other in a share."""
+    def repeat(blocks: Sequence[Step | Repeat]) -> Repeat | None:
+        """The blocks as one repeat, if they are the same one; its windows follow each other in a share, or are listed."""
         turns = [block for block in blocks if isinstance(block, Repeat)]
         heads = {(turn.count, turn.stride, turn.base, turn.modulus, len(turn.steps)) for turn in turns}
         if len(turns) < copies or len(heads) != 1:
-            return []
-        return turns if one_slot and old.chunks % turns[0].modulus == 0 and turns[0].base in old.bases() else []
+            return None
+        turn, starts, base, order = turns[0], old.bases().tolist(), 0, None
+        in_share = one_slot and all(turn.order is None for turn in turns)
+        if in_share and old.chunks % turn.modulus == 0 and turn.base in starts:
+            base = int(bases[starts.index(turn.base)])
+        elif alike and not any((step.count != 1).any() or _local(step) for step in turn.steps):
+            order = listed(turn)
+        else:
+            return None
+        steps = tuple(map(placed, zip(*(turn.steps for turn in turns), strict=True)))
+        return replace(turn, steps=steps, base=base, order=order)
+
+    def listed(turn: Repeat) -> Ints:
+        """The chunks of all windows of a repeat, in each share."""
+        first = turn.base % turn.modulus
+        chunk = np.arange(first, old.size - (old.size - first) % turn.modulus) if turn.order is None else turn.order
+        each = np.tile(chunk, (copies, 1)) if moved is None else moved[:, chunk]
+        home, width = homes
+        return (home[each] + np.arange(copies)[:, None] * width[each]).reshape(-1)
 
     def steps() -> Iterator[Step | Repeat]:
         every = ((block,) * copies for block in _blocks(first)) if alike else zip(*map(_blocks, schedules), strict=True)
         for blocks in every:
-            turns = repeats(blocks)
-            if turns:
-                new = tuple(map(placed, zip(*(turn.steps for turn in turns), strict=True)))
-                yield replace(turns[0], steps=new, base=int(bases[old.bases().tolist().index(turns[0].base)]))
+            turn = repeat(blocks)
+            if turn is not None:
+                yield turn
             else:
                 unrolled = (block.unrolled() if isinstance(block, Repeat) else (block,) for block in blocks)
                 yield from map(placed, zip(*unrolled, strict=True))
@@ -309,7 +334,7 @@ def channels(schedule: Schedule, orders: Sequence[ArrayLike] | Ints, *, by_rank:
             return new
         return new.rows(np.lexsort((np.where(natural[copy], row, src if by_rank else src_chunk), copy)))
 
-    return _beside([schedule] * len(ranks), change, None, one_slot=_one_slot(schedule.layout))
+    return _beside([schedule] * len(ranks), change, None, one_slot=_one_slot(schedule.layout), moved=moved)
 
 
 def relabelled(schedule: Schedule, order: ArrayLike, *, by_rank: bool = False) -> Schedule:

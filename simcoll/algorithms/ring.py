@@ -94,11 +94,12 @@ def all_gather(collective: Collective) -> Schedule:
     """In each of n-1 steps, every rank passes on the block received in the previous step."""
     layout, rank = Layout(collective), np.arange(collective.nranks)
 
-    def steps() -> Iterator[Step]:
-        yield transfers(rank, layout.input(), rank, layout.output(rank))
-        for step in range(len(rank) - 1):
-            block = layout.output(np.roll(rank, step))
-            yield transfers(rank, block, np.roll(rank, -1), block)
+    def steps() -> Iterator[Step | Repeat]:
+        block = layout.output(rank)
+        yield transfers(rank, layout.input(), rank, block)
+        yield Repeat(
+            (transfers(rank, block, np.roll(rank, -1), block),), len(rank) - 1, -1, layout.output_base, len(rank)
+        )
 
     return Schedule("ring", layout, steps)
 
@@ -123,13 +124,22 @@ def reduce_scatter(collective: Collective) -> Schedule:
         home = np.where(slot == rank, layout.output(), layout.scratch_at(slot))
         return transfers(rank, layout.input(slot), rank, home)
 
-    def steps() -> Iterator[Step]:
+    def passed(step: int) -> Step:
+        held = layout.scratch_at(np.roll(rank, 1 + step))
+        return transfers(rank, held, np.roll(rank, -1), layout.output() if step == n - 2 else held, op=REDUCE)
+
+    def turn(step: int) -> Step:
+        return joined([passed(step), own((rank - 3 - step) % n)])
+
+    def steps() -> Iterator[Step | Repeat]:
         yield own((rank - np.arange(1, min(n, 2) + 1)[:, None]) % n)
-        for step in range(n - 1):
-            held = layout.scratch_at(np.roll(rank, 1 + step))
-            target = layout.output() if step == n - 2 else held
-            passed = transfers(rank, held, np.roll(rank, -1), target, op=REDUCE)
-            yield passed if step == n - 2 else joined([passed, own((rank - 3 - step) % n)])
+        if n > 3:
+            slots = np.concatenate([layout.input(rank), layout.scratch_at(rank)])
+            yield Repeat((turn(0),), n - 3, -1, 0, n, slots)
+        if n > 2:
+            yield turn(n - 3)
+        if n > 1:
+            yield passed(n - 2)
 
     return Schedule("ring", layout, steps)
 

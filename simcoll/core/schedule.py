@@ -252,10 +252,15 @@ class Schedule:
 
     def _stays_inside(self, block: Repeat) -> bool:
         """Whether every iteration of a repeat stays inside its buffers: single chunks, in windows that all ranks have."""
+        room = self.layout.size
+        if block.order is not None:
+            if int(block.order.max(initial=-1)) >= room:
+                return False
+            room = len(block.order)
         for step in block.steps:
             for chunk in (step.src_chunk, step.dst_chunk):
-                start = chunk - (chunk - block.base) % block.modulus
-                outside = (start < 0) | (start + block.modulus > self.layout.size) | (step.count != 1)
+                start = block.window(chunk)[0]
+                outside = (start < 0) | (start + block.modulus > room) | (step.count != 1)
                 if (outside & (step.op != SYNC)).any():
                     return False
         return True

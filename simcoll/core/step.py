@@ -226,8 +226,8 @@ def expanded(step: Step) -> Step:
 class Repeat:
     """A block of steps done ``count`` times, with its chunks shifted by ``stride`` each time.
 
-    The chunks lie in windows of ``modulus`` chunks that start at ``base``; a shift wraps around within its window. A repeat means
-    exactly its unrolled steps.
+    The chunks lie in windows of ``modulus`` chunks that start at ``base``; a shift wraps around within its window. With ``order``, a list
+    of distinct chunks, windows are runs of that list, and ``base`` is a place in it. A repeat means exactly its unrolled steps.
     """
 
     steps: tuple[Step, ...]
@@ -235,6 +235,7 @@ class Repeat:
     stride: int
     base: int
     modulus: int
+    order: Ints | None = None
 
     def __post_init__(self) -> None:
         steps: Any = self.steps  # whatever was given
@@ -244,10 +245,23 @@ class Repeat:
         for name, least in (("count", 0), ("stride", -LARGEST), ("base", -LARGEST), ("modulus", 1)):
             number = whole_number(f"{name} of a Repeat", getattr(self, name), least)
             object.__setattr__(self, name, number)
+        if self.order is not None:
+            self._check_order(whole_numbers("order of a Repeat", self.order))
+
+    def _check_order(self, order: Ints) -> None:
+        """Check and convert the list of chunks."""
+        if order.ndim != 1 or not len(order) or len(order) % self.modulus or self.base % self.modulus:
+            got = f"got {len(np.ravel(order))} chunks and base {self.base}"
+            raise ConfigError(
+                f"order of a Repeat must list whole windows of {self.modulus} chunks, one of them at base; {got}"
+            )
+        if len(np.unique(order)) < len(order) or int(order.min(initial=0)) < 0:
+            raise ConfigError("order of a Repeat must list distinct chunks from 0 on")
+        object.__setattr__(self, "order", order)
 
     def unrolled(self) -> Iterator[Step]:
         """Yield the steps that the repeat stands for."""
-        places = [[self._window(chunk) for chunk in (step.src_chunk, step.dst_chunk)] for step in self.steps]
+        places = [[self.window(chunk) for chunk in (step.src_chunk, step.dst_chunk)] for step in self.steps]
         for turn in range(self.count):
             shift = turn * self.stride % self.modulus
             for step, ends in zip(self.steps, places, strict=True):
@@ -256,15 +270,32 @@ class Repeat:
                     continue
                 # Sums below twice the modulus need no division, which would take longer than all the rest.
                 src, dst = (
-                    first + place + shift - (place >= self.modulus - shift) * self.modulus for first, place in ends
+                    self.chunk_at(first + place + shift - (place >= self.modulus - shift) * self.modulus)
+                    for first, place in ends
                 )
                 yield Step(step.src_rank, src, step.dst_rank, dst, step.count, step.op, step.channel)
 
-    def _window(self, chunk: Ints) -> tuple[Ints, Ints]:
-        """Start of each chunk's window, and the chunk's place in it."""
+    def window(self, chunk: Ints) -> tuple[Ints, Ints]:
+        """Start of each chunk's window, and the chunk's place in it.
+
+        Raises
+        ------
+        ConfigError
+            For a chunk that is not in ``order``.
+        """
         whole = chunk.astype(np.int64)
+        if self.order is not None:
+            ascending = np.argsort(self.order)
+            found = ascending[np.searchsorted(self.order, whole, sorter=ascending) % len(ascending)]
+            if (self.order[found] != whole).any():
+                raise ConfigError(f"chunk {whole[self.order[found] != whole][0]} of a Repeat is not in its order")
+            whole = found
         place = (whole - self.base) % self.modulus
         return whole - place, place
+
+    def chunk_at(self, place: Ints) -> Ints:
+        """Chunk at a place counted like the starts of windows."""
+        return place if self.order is None else self.order[place]
 
 
 def _moves(step: Step) -> bool:
@@ -321,7 +352,8 @@ def digest(block: Step | Repeat) -> int:
     False
     """
     if isinstance(block, Repeat):
-        return hash((block.count, block.stride, block.base, block.modulus, *map(digest, block.steps)))
+        order = () if block.order is None else (len(block.order), *_checksums(block.order))
+        return hash((block.count, block.stride, block.base, block.modulus, *order, *map(digest, block.steps)))
     if len(block) <= FEW:
         return hash(tuple(column.tobytes() for column in block.columns))
     return hash((len(block), *(part for column in block.columns for part in _checksums(column))))

@@ -110,7 +110,9 @@ def dump_schedule(schedule: Schedule, path: str | Path | None = None) -> bytes:
     collective, layout = schedule.collective, schedule.layout
     blocks = []
     for item in schedule.blocks():
-        if isinstance(item, Repeat):
+        if isinstance(item, Repeat) and item.order is not None:  # the file has no such windows
+            blocks += [_Block([_step_record(step)]) for step in item.unrolled()]
+        elif isinstance(item, Repeat):
             steps = [_step_record(step) for step in item.steps]
             # Shifts wrap around, so a window may begin at its first chunk that is not negative.
             base = item.base % item.modulus if item.base < 0 else item.base

@@ -129,7 +129,7 @@ def _alike(plan: Plan, block: Step | Repeat) -> bool:
     """Whether all iterations of a repeat take the same time: equal chunks, and no transfer that an alias can remove."""
     if not isinstance(block, Repeat) or not _even(plan):
         return False
-    return not any((step.src_rank == step.dst_rank).any() for step in block.steps)
+    return not (plan.collective.in_place and any((step.src_rank == step.dst_rank).any() for step in block.steps))
 
 
 def moves_of(plan: Plan, step: PlanStep) -> Moves:
@@ -210,9 +210,10 @@ def _moving_turns(plan: Plan, block: Repeat, lengths: Ints) -> Iterator[Moves]:
 
 def _turning(block: Repeat, chunk: Ints, lengths: Ints) -> tuple[Ints, Ints]:
     """Elements of chunks, and each transfer's place there for a shift of 0; every window is stored twice in a row."""
-    place = (chunk - block.base) % block.modulus
-    windows, which = np.unique(chunk - place, return_inverse=True)
-    table = np.concatenate([np.tile(lengths[start : start + block.modulus], 2) for start in windows.tolist()])
+    first, place = block.window(chunk)
+    starts, which = np.unique(first, return_inverse=True)
+    windows = block.chunk_at(starts[:, None] + np.arange(block.modulus))
+    table = np.tile(lengths[windows], 2).reshape(-1)
     return table, 2 * block.modulus * which + place
 
 
@@ -275,7 +276,8 @@ def _merged(plan: Plan, blocks: Iterable[Step | Repeat]) -> Iterator[Group]:
 def _spins(plan: Plan, block: Repeat) -> Spinning | None:
     """A repeat whose single chunks have one of two non-zero sizes; ``None`` for others."""
     layout = plan.schedule.layout
-    if not isinstance(plan.sizes, int) or layout.scratch_pieces is not None or plan.sizes < layout.chunks:
+    known = isinstance(plan.sizes, int) and plan.sizes >= layout.chunks and layout.scratch_pieces is None
+    if not isinstance(plan.sizes, int) or not known or block.order is not None:
         return None
     least, piece = plan.sizes // layout.chunks, np.arange(layout.chunks)
     larger = (piece + 1) * plan.sizes // layout.chunks - piece * plan.sizes // layout.chunks - least
