@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from simcoll.planning.step_examples import CONTENTION, DEEPEP, PLACED, contention, exchange_us, placed
 from simcoll.planning.step_fitting import fit_steps, predicted
 from simcoll.planning.step_rows import StepTable, published_steps
 from simcoll.workload.calibration import UNCALIBRATED, Calibration, shipped_calibration
 from simcoll.workload.design import Design
+from simcoll.workload.steps import Step
 
 __all__ = ["megatron_a100", "step_page"]
 
@@ -68,27 +69,29 @@ beside collectives of data parallelism, the most that arXiv 2507.03114 measured 
 |---|---|---|---|---|
 """
 INTERCEPT = """
-A line through the times over micro-batches and bubble has its intercept, what data parallelism and the optimizer cost a step, at
-{line:.3f} s measured, {weighted:.3f} s when each row weighs by its time. Exposed bytes, those of the first and the last layers,
-are a small part; the rest is computation slowed down by overlapped bytes. It is **not predicted within a quarter**:
+A line through the times over micro-batches and bubble has its intercept, the cost of data parallelism and the optimizer in a step, at
+{line:.3f} s measured, {weighted:.3f} s when each row weighs by its time. Played together (tier 2), where data parallelism, stages and
+context share NICs, and with a slow-down of {slower:.1g} as above, steps have it at {together}. Exposed bytes, those of the first and
+the last layers, are a small part; the rest is computation slowed down by overlapped bytes. In tier 1, without weights:
 
-| slow-down beside collectives | intercept s | layer by layer |
-|---|---|---|
+| slow-down beside collectives | intercept s | all stages at the same time | layer by layer |
+|---|---|---|---|
 """
 BUCKETS = """
-The runs reduced the gradients of a chunk of layers at once, on all stages at the same time, which is NeMo's default, so that
-stages are slow together. *Layer by layer*, each stage would reduce when it is done, and delay the next: closer to the measurements,
-but not what ran. Tier 1 leaves out that data parallelism, stages and context share NICs. Three operations of some 5 ms per step are
-not modelled: setting gradients to 0, checking them for NaN, and transposing 8-bit weights. The submission's files (`config_common.sh`,
-`custom_communicator_cta.yaml` and `pretrain.py` of `eos-dfw_n64_ngc25.01_nemo`) confirm that both collectives overlap, with parameters
-in 8 bits, and show further causes without a published figure: the host waits for the result of the NaN check before every reduction,
-and NCCL gets at most 8 multiprocessors for data parallelism and 1 for context. The host's work between two steps and differences
-between GPUs are not modelled either.
+The runs reduced the gradients of a chunk of layers at once, when its stage had finished it, so that a slowed stage delays the next.
+NeMo 2.2.0, the version in the submission's `Dockerfile`, makes a chunk one bucket (`init_ddp` in `nemo/lightning/megatron_parallel.py`),
+and has no option that its `extract_ddp_funcs` would need to reduce on *all stages at the same time*, as earlier versions do; then stages
+are slow together. The submission's files (`config_common.sh`, `custom_communicator_cta.yaml` and `pretrain.py` of
+`eos-dfw_n64_ngc25.01_nemo`) confirm that both collectives overlap, with parameters in 8 bits. Not modelled: three operations of some
+5 ms per step (setting gradients to 0, checking them for NaN, transposing 8-bit weights), the host's wait for the result of that check
+before every reduction and its work between two steps, NCCL's limits of 8 multiprocessors for data parallelism and 1 for context, and
+differences between GPUs.
 """
 GPT3 = """
 ## MLPerf Training v4.1: GPT-3 175B on H100
 
-The same cluster; nothing fitted. *Slowed*: {slower} % slower beside collectives, as above.
+The same cluster; nothing fitted. *Slowed*: {slower} % slower beside collectives, as above. These runs used NeMo's older classes, which
+reduce a chunk's gradients on all stages at the same time (`megatron_gpt_model.py`, `align_grad_reduce`).
 
 | GPUs | micro-batches | measured s | blind | slowed |
 |---|---|---|---|---|
@@ -251,12 +254,15 @@ def _mlperf() -> Iterator[str]:
     parallel = table.rows[0].design.parallel
     passes = [row.design.micro_batches + (parallel.pp - 1) / parallel.virtual for row in table.rows]
     measured = np.array([row.seconds for row in table.rows])
-    said = _intercept(passes, measured)
-    yield INTERCEPT.format(line=said, weighted=float(np.polyfit(passes, measured, 1, w=1 / measured)[1]))
+    said, weighed = _intercept(passes, measured), _intercept(passes, measured, 1 / measured)
+    played = [Step(replace(row.design, calibration=fit.calibration)).time_fs(tier=2) / 1e15 for row in table.rows]
+    lines = (_intercept(passes, played), said), (_intercept(passes, played, 1 / measured), weighed)
+    together = " and ".join(f"{one:.3f} s ({100 * (one / other - 1):+.0f} %)" for one, other in lines)
+    yield INTERCEPT.format(line=said, weighted=weighed, slower=SLOWER, together=together)
     for slower, words in SLOWDOWNS.items():
         constants = msgspec.structs.replace(fit.calibration, overlap=slower)
         told = []
-        for buckets in ("chunk", "layer"):
+        for buckets in ("chunk", "aligned", "layer"):
             rows = [replace(row, design=_with(row.design, buckets=buckets)) for row in table.rows]
             found = _intercept(passes, predicted(rows, constants))
             told.append(f"{found:.3f} ({100 * (found / said - 1):+.0f} %)")
@@ -268,8 +274,8 @@ def _with(design: Design, **changes: str) -> Design:
     return replace(design, parallel=msgspec.structs.replace(design.parallel, **changes))
 
 
-def _intercept(passes: Sequence[float], seconds: NDArray[np.float64]) -> float:
-    return float(np.polyfit(passes, seconds, 1)[1])
+def _intercept(passes: Sequence[float], seconds: ArrayLike, weights: NDArray[np.float64] | None = None) -> float:
+    return float(np.polyfit(passes, np.asarray(seconds), 1, w=weights)[1])
 
 
 def _gpt3() -> Iterator[str]:

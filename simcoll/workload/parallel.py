@@ -24,7 +24,7 @@ CHOICES = {
     "gathered": ("bf16", "fp8"),
     "dispatch": ("copies", "once"),
     "graphs": ("none", "layer", "step"),
-    "buckets": ("layer", "chunk"),
+    "buckets": ("layer", "chunk", "aligned"),
 }
 OFFLOADS = ("weights", "activations", "optimizer")
 
@@ -73,11 +73,12 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     imbalance
         Load of the most loaded expert rank, over the mean.
     buckets
-        Bucket of gradient collectives that overlap computation: ``"layer"``, or ``"chunk"`` as in Megatron-LM with a pipeline, which
-        reduces a whole chunk of layers at once, at the same time on all stages.
+        Gradient collectives that overlap computation: ``"layer"`` by layer; a whole ``"chunk"`` of layers once its stage has finished it
+        (NeMo 2 with a pipeline); or ``"aligned"``, whole chunks at the same time on all stages (Megatron-LM's ``--align-grad-reduce``).
     overlap_dp, overlap_pp, overlap_ep, overlap_tp
         Whether collectives of data parallelism, sends between stages, exchanges of tokens, and collectives of tensor parallelism with
-        ``sequence_parallel`` (part by part beside the products) overlap computation. Default: only sends, when interleaved.
+        ``sequence_parallel`` (part by part beside the products) overlap computation. Default: only sends, when interleaved, and only
+        while forward and backward passes alternate, as in Megatron-LM; ``overlap_pp`` true includes the pipeline's fill and drain.
     scatter_gather
         Whether each tensor-parallel rank sends its part of the activations to the next stage, which gathers them (Megatron-LM); with
         sequence parallelism they are split anyway.
@@ -147,9 +148,11 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             )
 
     @property
-    def sends_overlap(self) -> bool:
-        """Whether sends between stages overlap computation."""
-        return self.virtual > 1 if self.overlap_pp is None else self.overlap_pp
+    def sends_overlap(self) -> str:
+        """When sends between stages overlap computation: ``"always"``, ``"never"``, or while passes ``"alternate"``."""
+        if self.overlap_pp is None:
+            return "alternate" if self.virtual > 1 else "never"
+        return "always" if self.overlap_pp else "never"
 
 
 def layers_of_chunks(model: Model, parallel: Parallel) -> tuple[tuple[tuple[int, ...], ...], ...]:

@@ -44,7 +44,7 @@ class Shape:
     layers: tuple[tuple[tuple[int, ...], ...], ...]
     micro_batches: int
     schedule: str
-    sends_overlap: bool
+    sends_overlap: str
     overlap_dp: bool
     shard: str
     copies: bool
@@ -76,9 +76,9 @@ class Shape:
         return self.overlap_dp and (self.copies or self.expert_copies)
 
     @property
-    def aligned(self) -> bool:
-        """Whether gradients of a whole chunk are reduced at once, simultaneously on all stages."""
-        return self.beside and self.buckets == "chunk" and not self.gathers
+    def by_chunk(self) -> bool:
+        """Whether gradients of a whole chunk are reduced at once."""
+        return self.beside and self.buckets != "layer" and not self.gathers
 
 
 def shape_of(design: Design) -> Shape:
@@ -165,7 +165,7 @@ def script_of(shape: Shape) -> Script:
     Examples
     --------
     >>> from simcoll.workload.script import Shape
-    >>> two = Shape((((0,),), ((1,),)), 1, "1f1b", False, False, "none", False, False, frozenset(), False, False)
+    >>> two = Shape((((0,),), ((1,),)), 1, "1f1b", "never", False, "none", False, False, frozenset(), False, False)
     >>> made = script_of(two)
     >>> [made.slots[row.slot].does for row in made.rows]
     ['turn', 'send', 'turn', 'turn', 'send', 'turn', 'update', 'update']
@@ -236,12 +236,12 @@ class _Writer:
         split = shape.schedule == "zero-bubble"
         work = "BW" if kind == "B" and not split else kind
         final = micro == shape.micro_batches - 1 and kind == ("W" if split else "B")
-        if (shape.gathers or (final and shape.beside and not shape.aligned)) and shape.layers[stage][chunk]:
+        if (shape.gathers or (final and shape.beside and not shape.by_chunk)) and shape.layers[stage][chunk]:
             done = self._layer_by_layer(stage, turn, work, after, final=final)
         else:
             done = self.add(Slot("turn", stage, work, chunk), after, micro)
-        if shape.aligned and "W" in work:
-            self._reduce_aligned(stage, chunk, done, final=final)
+        if shape.by_chunk and "W" in work:
+            self._reduce_chunks(stage, chunk, done, final=final)
         self.before[stage] = self.computed.get(stage, ())
         self.computed[stage] = (done,)
         if "activations" in shape.offload and kind == "F" and then != ("B", micro, chunk):
@@ -249,7 +249,7 @@ class _Writer:
             self.moved[stage, micro, chunk] = self.add(out, (done,), micro)
         ends = self._final if kind == "F" else self._first
         if kind != "W" and not ends(stage, chunk):
-            self._send(stage, turn, done)
+            self._send(stage, turn, done, alternates=then is not None and then.kind != kind)
 
     def _layer_by_layer(self, stage: int, turn: Turn, work: str, after: tuple[int, ...], *, final: bool) -> int:
         """Add a pass layer by layer: parameters are gathered before each layer, gradients reduced after it."""
@@ -264,10 +264,10 @@ class _Writer:
                 self.synchronised[stage] += self._reduce(stage, layer, (done[-1],), turn.micro)
         return done[-1]
 
-    def _reduce_aligned(self, stage: int, chunk: int, done: int, *, final: bool) -> None:
-        """Reduce a whole chunk once the first stage has finished it; the first stage lags by one pass per stage in between."""
+    def _reduce_chunks(self, stage: int, chunk: int, done: int, *, final: bool) -> None:
+        """Reduce a finished chunk: at once, or when the first stage, which lags by one pass per stage in between, has finished it."""
         if final:
-            self.waiting[stage].append((chunk, stage))
+            self.waiting[stage].append((chunk, stage if self.shape.buckets == "aligned" else 0))
         left = [(each, turns - 1) for each, turns in self.waiting[stage] if turns]
         for each, turns in self.waiting[stage]:
             if not turns:
@@ -283,8 +283,8 @@ class _Writer:
         after = (*self.before.get(stage, ()), *(() if out is None else (out,)))
         return (self.add(Slot("offload", stage, work, turn.chunk, stream="offload in"), after, turn.micro),)
 
-    def _send(self, stage: int, turn: Turn, done: int) -> None:
-        """Send activations to the next stage, or their gradients to the previous one."""
+    def _send(self, stage: int, turn: Turn, done: int, *, alternates: bool) -> None:
+        """Send activations to the next stage, or their gradients to the previous one; whether the next pass has the other direction."""
         p, forward = self.shape.stages, turn.kind == "F"
         target = (stage + 1) % p if forward else (stage - 1) % p
         wraps = stage == p - 1 if forward else stage == 0
@@ -294,7 +294,8 @@ class _Writer:
             Slot("send", stage, turn.kind, target, stream=f"send {turn.kind} {parity}"), (done,), turn.micro
         )
         self.arrived[turn.kind, turn.micro, chunk, target] = made
-        if not self.shape.sends_overlap:
+        overlap = self.shape.sends_overlap
+        if overlap == "never" or (overlap == "alternate" and not alternates):
             self.last[stage] = (*self.last.get(stage, ()), made)
 
     def _reduce(
@@ -340,7 +341,7 @@ class _Writer:
         for stage in range(shape.stages):
             for chunk, _ in self.waiting[stage]:
                 self.synchronised[stage] += self._reduce(stage, EVERY, self.computed[stage], chunk=chunk)
-            if shape.aligned:
+            if shape.by_chunk:
                 continue
             if not one_by_one or self._has_ends(stage):
                 which = BESIDE_LAYERS if one_by_one else EVERY

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import Counter
 from dataclasses import astuple, replace
 from fractions import Fraction
 
@@ -181,7 +182,7 @@ SHARED = {
         "pp": 2,
         "shard": "optimizer",
         "overlap_dp": True,
-        "buckets": "chunk",
+        "buckets": "aligned",
     },
     "experts overlapped": {
         "nodes": 2,
@@ -256,8 +257,9 @@ def test_what_runs_beside_computation_is_hidden():
             assert found == pytest.approx(expected * MS, rel=1e-4)
 
 
-def test_whole_chunks_are_reduced_on_all_stages_at_once():
-    """Stage s is s turns ahead of the first, and reduces as many turns later; the same bytes move as layer by layer."""
+@pytest.mark.parametrize("buckets", ["chunk", "aligned"])
+def test_whole_chunks_are_reduced_at_once(buckets):
+    """Aligned, stage s, which is s turns ahead of the first, reduces s turns later; the same bytes move as layer by layer."""
     model = {"layers": 24, "global_batch": 24}
     asked = {
         "nodes": 6,
@@ -270,8 +272,8 @@ def test_whole_chunks_are_reduced_on_all_stages_at_once():
         "model": model,
     }
     moved = []
-    for buckets, count in (("layer", 24 + 2), ("chunk", 3 * 4)):
-        made = Step(design(**asked, buckets=buckets))
+    for each, count in (("layer", 24 + 2), (buckets, 3 * 4)):
+        made = Step(design(**asked, buckets=each))
         calls = [o for o in made.workload.operations if isinstance(o, Call) and o.kind == "reduce_scatter"]
         assert len(calls) == count
         moved.append([sum(o.size_bytes for o in calls if o.on == (f"stage{stage}",)) for stage in range(3)])
@@ -290,7 +292,32 @@ def test_whole_chunks_are_reduced_on_all_stages_at_once():
             for slot, row in slots
             if (slot.does, slot.stage) == ("reduce_scatter", stage)
         }
-        assert late == {3: stage, 2: stage, 1: stage, 0: 0}  # after the last chunk no turns are left
+        turns_later = stage if buckets == "aligned" else 0
+        assert late == {3: turns_later, 2: turns_later, 1: turns_later, 0: 0}  # after the last chunk no turns are left
+
+
+def test_interleaved_sends_overlap_while_passes_alternate():
+    """Megatron-LM fills with (p - s - 1) * 2 + (v - 1) * p forward passes on stage s and waits for their sends, as when it drains."""
+    asked = {"nodes": 2, "tp": 8, "pp": 2, "virtual": 2, "model": {"layers": 4, "global_batch": 8}}
+    # Stage 0 fills with 4 passes and drains with 5, of which the middle two send; stage 1 fills with 2 and drains with 3, the last of which
+    # nothing waits for.
+    alternating = {("F", 0): 4, ("F", 1): 2, ("B", 0): 2, ("B", 1): 2}
+    # 16 passes a stage each way; the last chunk sends nothing forward, the first nothing backward.
+    never = {("F", 0): 16, ("F", 1): 8, ("B", 0): 8, ("B", 1): 15}
+    times = []
+    for overlap, expected in (({"overlap_pp": True}, {}), ({}, alternating), ({"overlap_pp": False}, never)):
+        made = Step(design(**asked, **overlap))
+        slots = [(made.parts.script.slots[row.slot], row) for row in made.parts.script.rows]
+        waited = Counter(
+            (slots[at][0].work, slot.stage)
+            for slot, row in slots
+            if slot.does == "turn"
+            for at in row.after
+            if (slots[at][0].does, slots[at][0].stage) == ("send", slot.stage)
+        )
+        assert waited == expected
+        times.append(made.time_fs(tier=1))
+    assert times[0] < times[1] < times[2]
 
 
 def test_what_an_axis_exposes_is_what_is_saved_without_it():
