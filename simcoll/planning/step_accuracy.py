@@ -71,8 +71,9 @@ beside collectives of data parallelism, the most that arXiv 2507.03114 measured 
 INTERCEPT = """
 A line through the times over micro-batches and bubble has its intercept, the cost of data parallelism and the optimizer in a step, at
 {line:.3f} s measured, {weighted:.3f} s when each row weighs by its time. Played together (tier 2), where data parallelism, stages and
-context share NICs, and with a slow-down of {slower:.1g} as above, steps have it at {together}. Exposed bytes, those of the first and
-the last layers, are a small part; the rest is computation slowed down by overlapped bytes. In tier 1, without weights:
+context share NICs, and with a slow-down of {slower:.1g} as above, steps have it at
+{together}. Exposed bytes, those of the first and the last layers,
+are a small part; the rest is computation slowed down by overlapped bytes. In tier 1, without weights:
 
 | slow-down beside collectives | intercept s | all stages at the same time | layer by layer |
 |---|---|---|---|
