@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simcoll.arrays import Array, Ints
+from simcoll.arrays import Array, Ints, Shorts
 from simcoll.core.layout import Layout
 from simcoll.core.schedule import REDUCE, SYNC, Schedule, Step, fault, lowered, transfer_text
 from simcoll.core.step import distinct, joined, spread
@@ -26,125 +26,141 @@ Steps: TypeAlias = Callable[[], Iterable[tuple[int, Step]]]
 __all__ = ["by_transfer", "check_orderable", "derive_waits", "hazards", "overwritten", "wait_pairs"]
 
 MOST = 2**20
-"""Number of accesses sorted at a time."""
-LONG = 4
-"""With more chunks than this per transfer, runs of chunks with equal accesses become one cell."""
+"""Number of accesses to chunks that are handled together, and of chunks of which there is a table."""
 KEPT_ROWS = 2**21
-"""Up to this number, transfers are kept between passes, at some 68 bytes each: every group of ranks takes a pass."""
+"""Up to this number, transfers are kept between passes, at some 60 bytes each: every group of ranks takes a pass."""
 BLOCK_ROWS = 2**17
 """Number of transfers of consecutive steps that are handled together."""
 
 
-class _Accesses(NamedTuple):
-    """Reads and writes by cell (a chunk or a run of chunks), in step order; within a step, reads first."""
-
-    cell: Ints
-    transfer: Ints
-    writes: NDArray[np.bool_]
-
-
 class _Block(NamedTuple):
-    """Consecutive steps as one; for each transfer its step's number and length, and the number of transfers before that step."""
+    """Consecutive steps as one, and the number of transfers of each."""
 
     step: Step
-    number: Ints
-    length: Ints
-    before: Ints
+    lengths: list[int]
 
 
 Blocks: TypeAlias = Callable[[], Iterable[_Block]]
 
 
+class _Transfers(NamedTuple):
+    """Columns of all transfers; ``step`` counts the steps."""
+
+    channel: Shorts
+    op: NDArray[np.int8]
+    step: Ints
+
+
+class _Accesses(NamedTuple):
+    """Reads or writes in order: the transfer, and the cell, which is a chunk or a run of chunks with equal accesses."""
+
+    cell: Shorts
+    transfer: Ints
+
+
+class _Versions(NamedTuple):
+    """Versions of cells: that which each read finds, and those that each write replaces and makes.
+
+    Cells begin with a version of their own number. The writes of a step to one cell (a fold) make one version.
+    """
+
+    read: Shorts
+    replaced: Shorts
+    made: Shorts
+
+
 def _blocks(steps: Steps) -> Iterator[_Block]:
     """The steps in blocks."""
-    some: list[tuple[int, Step]] = []
+    some: list[Step] = []
     rows = 0
-    for each in steps():
-        if some and rows + len(each[1]) > BLOCK_ROWS:
-            yield _block(some)
+    for _, step in steps():
+        if some and rows + len(step) > BLOCK_ROWS:
+            yield _Block(joined(some), [*map(len, some)])
             some, rows = [], 0
-        some.append(each)
-        rows += len(each[1])
+        some.append(step)
+        rows += len(step)
     if some:
-        yield _block(some)
+        yield _Block(joined(some), [*map(len, some)])
 
 
-def _block(some: list[tuple[int, Step]]) -> _Block:
-    length = np.array([len(step) for _, step in some], np.int32)
-    columns = (np.array([number for number, _ in some], np.int32), length, np.cumsum(length, dtype=np.int32) - length)
-    return _Block(joined([step for _, step in some]), *(np.repeat(column, length) for column in columns))
+def _accesses(blocks: Blocks, size: int, low: int, high: int) -> tuple[_Accesses, _Accesses, int]:
+    """Reads and writes of the memory of ranks ``low .. high - 1``, and the number of cells.
 
-
-def _accesses(blocks: Blocks, size: int, low: int, high: int) -> _Accesses:
-    """The accesses to the memory of ranks ``low .. high - 1``."""
-    first = 0
-    none = np.zeros(0, np.int64)
-    found: list[tuple[Ints, ...]] = [(none, none, none, none)]
-    for step, _, length, before in blocks():
-        place = (
-            3 * first + 2 * before + np.arange(len(step))
-        )  # of its first access, where a step has three times its transfers
-        for rank, chunk, done, write in (
-            (step.src_rank, step.src_chunk, step.op != SYNC, 0),
-            (step.dst_rank, step.dst_chunk, step.op == REDUCE, 0),
-            (step.dst_rank, step.dst_chunk, step.op != SYNC, 1),
-        ):
-            here = np.flatnonzero(done & (rank >= low) & (rank < high))
+    A reduction's read of its destination is left out: the write stands for it, except in a fold.
+    """
+    first, none = 0, np.zeros(0, np.int64)
+    ends: tuple[list[tuple[Ints, Ints, Ints]], ...] = [(none, none, none)], [(none, none, none)]
+    for step, _ in blocks():
+        for (rank, chunk), ranges in zip(step.ends, ends, strict=True):
+            here = np.flatnonzero((step.op != SYNC) & (rank >= low) & (rank < high))
             begin = (rank[here] - low) * size + chunk[here]
-            found.append((begin, begin + step.count[here], 2 * (first + here) + write, place[here]))
-            place += length
+            ranges.append((begin, begin + step.count[here], first + here))
         first += len(step)
-    begin, end, access, place = [np.concatenate(column) for column in zip(*found, strict=True)]
-    order = np.argsort(place, kind="stable")
-    begin, end, access = begin[order], end[order], access[order]
-    bits = len(begin).bit_length()
-    if (end - begin).sum() > LONG * len(begin) or int(end.max(initial=0)) >> 62 - bits:
-        # No transfer begins or ends between two cuts, so the chunks there have the same accesses and form one cell.
-        cuts = distinct(begin, end)
-        begin, end = np.searchsorted(cuts, begin), np.searchsorted(cuts, end)
-    count = end - begin
-    ahead = begin - np.cumsum(count) + count
-    key = np.repeat((ahead << bits) + np.arange(len(begin)), count)
-    key += np.arange(len(key)) << bits
-    key.sort(kind="stable")  # much faster than an argsort of the cells
-    cell, row = key >> bits, key & (1 << bits) - 1
-    access = access[row]
-    return _Accesses(cell, access >> 1, access & 1 == 1)
+    (*read, reader), (*written, writer) = (map(np.concatenate, zip(*ranges, strict=True)) for ranges in ends)
+    cells, count = _cells([*read, *written], (high - low) * size)
+    return _spread(cells[0], cells[1], reader), _spread(cells[2], cells[3], writer), count
 
 
-def hazards(cell: Ints, write: NDArray[np.bool_], step: Ints | None = None) -> tuple[Ints, Ints]:
+def _spread(begin: Shorts, end: Shorts, transfer: Ints) -> _Accesses:
+    """The accesses of transfers to ranges of cells."""
+    length = end - begin
+    ahead = np.cumsum(length, dtype=np.int32) - length
+    cell = np.repeat(begin - ahead, length)
+    cell += np.arange(len(cell), dtype=np.int32)
+    return _Accesses(cell, np.repeat(transfer, length))
+
+
+def _cells(edges: list[Ints], chunks: int) -> tuple[list[Shorts], int]:
+    """The cells at the edges of all ranges of chunks, and the number of cells.
+
+    No transfer begins or ends between two edges, so the chunks there have the same accesses and form one cell.
+    """
+    if chunks > MOST:
+        cuts = distinct(*edges)
+        return [np.searchsorted(cuts, edge).astype(np.int32) for edge in edges], len(cuts)
+    cut = np.zeros(chunks + 1, np.bool_)
+    for edge in edges:
+        cut[edge] = True
+    cell = np.cumsum(cut, dtype=np.int32)
+    return [cell[edge] for edge in edges], int(cell[-1]) + 1
+
+
+def _versions(reads: _Accesses, writes: _Accesses, cells: int, starts: Ints) -> _Versions:
+    """Follow the versions of all cells through the steps, which begin with the transfers ``starts``."""
+    now = np.arange(cells, dtype=np.int32)
+    names = np.arange(cells, cells + len(writes.cell), dtype=np.int32)
+    read, replaced, made = (np.empty(len(of.cell), np.int32) for of in (reads, writes, writes))
+    cuts = [pairwise(np.searchsorted(of.transfer, starts).tolist()) for of in (reads, writes)]
+    for (a, b), (c, d) in zip(*cuts, strict=True):
+        cell = writes.cell[c:d]
+        read[a:b] = now[reads.cell[a:b]]
+        replaced[c:d] = now[cell]
+        now[cell] = names[c:d]
+        made[c:d] = now[cell]
+    return _Versions(read, replaced, made)
+
+
+def hazards(cell: Ints, write: NDArray[np.bool_]) -> tuple[Ints, Ints]:
     """Pairs (later, earlier) of accesses that must stay in order.
 
     Each access is paired with the last write before it, and each write also with the reads since. Accesses come sorted by cell, and
-    within a cell in the order in which they happen. Writes of one ``step`` (a fold) count as one.
+    within a cell in the order in which they happen.
     """
     at = np.arange(len(cell))
-    new = np.diff(cell, prepend=-1) != 0
-    begin = np.maximum.accumulate(np.where(new, at, 0))
-    first = at
-    if step is not None:
-        new |= (np.diff(step, prepend=-1) != 0) | ~write | np.concatenate([[True], ~write])[: len(at)]
-        first = np.maximum.accumulate(np.where(new, at, 0))
-    written = np.concatenate([[-1], np.maximum.accumulate(np.where(write, at, -1))])
-    written = written[:-1] if step is None else written[first]
+    begin = np.maximum.accumulate(np.where(np.diff(cell, prepend=-1) != 0, at, 0))
+    written = np.concatenate([[-1], np.maximum.accumulate(np.where(write, at, -1))])[:-1]
     after = np.flatnonzero(written >= begin)
-    last = written[after]
-    each: Any = slice(None)
-    back: Ints | int = 0
-    if step is not None:
-        each, back = spread(last - first[last] + 1)
     writes = np.flatnonzero(write)
     since = np.maximum(written + 1, begin)[writes]
-    row, offset = spread(first[writes] - since)
-    return np.concatenate([after[each], writes[row]]), np.concatenate([last[each] - back, since[row] + offset])
+    row, offset = spread(writes - since)
+    return np.concatenate([after, writes[row]]), np.concatenate([written[after], since[row] + offset])
 
 
 def _rank_groups(blocks: Blocks, nranks: int) -> list[int]:
-    """Bounds of groups of consecutive ranks, each with few enough accesses to be sorted together."""
+    """Bounds of groups of consecutive ranks, each with few enough accesses to be handled together."""
     total = np.zeros(nranks, np.int64)
-    for block in blocks():
-        step = block.step
-        for rank in (step.src_rank, step.dst_rank, step.dst_rank):
+    for step, _ in blocks():
+        for rank in (step.src_rank, step.dst_rank):
             total += np.bincount(rank, step.count, nranks).astype(np.int64)
     group = np.cumsum(total) // MOST
     return [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), nranks]
@@ -208,15 +224,14 @@ def wait_pairs(steps: Steps, nranks: int, size: int) -> tuple[Array, Array]:
         Running numbers of the waiting transfers, in order, and of the transfers that they wait for.
     """
     blocks, none = _kept(steps), np.zeros(0, np.int64)
-    columns = [
-        (none, none),
-        *((block.step.channel.astype(np.int32), block.number) for block in blocks()),
-    ]
-    channel, number = (np.concatenate(column) for column in zip(*columns, strict=True))
-    count = max(len(channel), 1)
+    columns = [(none, none, none), *((step.channel, step.op, np.array(lengths)) for step, lengths in blocks())]
+    channel, op, lengths = (np.concatenate(column) for column in zip(*columns, strict=True))
+    of = _Transfers(channel.astype(np.int32), op.astype(np.int8), np.repeat(np.arange(len(lengths)), lengths))
+    count, starts = max(len(channel), 1), np.append(0, np.cumsum(lengths))
     found, beside = [none], [none]
     for low, high in pairwise(_rank_groups(blocks, nranks)):
-        across, inside = _tied(_accesses(blocks, size, low, high), channel, number)
+        reads, writes, cells = _accesses(blocks, size, low, high)
+        across, inside = _tied(reads, writes, _versions(reads, writes, cells, starts), cells, of)
         found.append(across[0] * count + across[1])
         beside.append(inside[0] * count + inside[1])
     waits = _with_overwriters(distinct(*found), distinct(*beside), count)
@@ -224,15 +239,39 @@ def wait_pairs(steps: Steps, nranks: int, size: int) -> tuple[Array, Array]:
     return (waits // count).astype(kind), (waits % count).astype(kind)
 
 
-def _tied(of: _Accesses, channel: Array, number: Array) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
+def _tied(
+    reads: _Accesses, writes: _Accesses, versions: _Versions, cells: int, of: _Transfers
+) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
     """Pairs (later, earlier) of different channels that must stay in order, and pairs (reader, writer) of one step and channel."""
-    again = np.flatnonzero((np.diff(of.cell) == 0) & of.writes[1:] & of.writes[:-1])
-    folds = (number[of.transfer[again]] == number[of.transfer[again + 1]]).any()
-    after, before = hazards(of.cell, of.writes, number[of.transfer] if folds else None)
-    later, earlier = of.transfer[after], of.transfer[before]
-    across = channel[later] != channel[earlier]
-    inside = ~across & (number[later] == number[earlier]) & of.writes[after] & ~of.writes[before] & (later != earlier)
-    return (later[across], earlier[across]), (earlier[inside], later[inside])
+    read, replaced, made = versions
+    reader, writer = reads.transfer, writes.transfer
+    order = None
+    if (made != np.arange(cells, cells + len(made))).any():
+        order = np.argsort(made, kind="stable")
+        also = of.op[writer] == REDUCE  # each reads what others of its fold overwrite
+        read, reader = np.append(read, replaced[also]), np.append(reader, writer[also])
+    ordered = made[order] if order is not None else made
+
+    def makers(version: Shorts, owner: Ints) -> tuple[Ints, Ints]:
+        """Pairs of an owner of a version and a transfer that made it."""
+        rows = np.flatnonzero(version >= cells)
+        if order is None:
+            return owner[rows], writer[version[rows] - cells]
+        begin, end = (np.searchsorted(ordered, version[rows], side) for side in ("left", "right"))
+        row, offset = spread(end - begin)
+        return owner[rows[row]], writer[order[begin[row] + offset]]
+
+    after, before = makers(np.append(read, replaced), np.append(reader, writer))
+    across = of.channel[after] != of.channel[before]
+    later, earlier = after[across], before[across]
+    following = np.full(cells + len(made), -1, np.int32)
+    following[replaced] = made
+    before, after = makers(following[read], reader)
+    across = of.channel[after] != of.channel[before]
+    later, earlier = np.append(later, after[across]), np.append(earlier, before[across])
+    before, after = before[~across], after[~across]
+    inside = (of.step[after] == of.step[before]) & (after != before)
+    return (later, earlier), (before[inside], after[inside])
 
 
 def overwritten(layout: Layout, step: Step) -> NDArray[np.bool_]:

@@ -148,6 +148,26 @@ def test_numbers_skip_empty_transfers():
     assert waits_of(bind(schedule_of(steps), 2, unproved=True)) == {2: (1,)}
 
 
+def test_waits_are_the_same_rank_by_rank_and_without_tables(monkeypatch):
+    plans = [bind(schedule_of(random_steps(random.Random(seed))), 7, unproved=True) for seed in range(30)]
+    plans.append(simcoll.bind(simcoll.schedule("all_reduce", "hierarchical", nranks=8, box=4, pieces=3), 100))
+    together = [waits_of(plan) for plan in plans]
+    monkeypatch.setattr("simcoll.core.hazards.MOST", 1)
+    assert together == [waits_of(plan) for plan in plans]
+    assert len(together[-1]) > 50
+
+
+def test_a_vector_of_very_many_chunks_has_waits_too():
+    many = 2**30
+    layout = Layout(Collective("all_reduce", 2), many)
+    steps = [
+        [(0, 0, 0, many, many, COPY, 0), (1, 0, 1, many, many, COPY, 0)],
+        [(0, 2 * many - 1, 1, 2 * many - 1, 1, REDUCE, 1)],
+        [(1, 2 * many - 2, 0, 2 * many - 2, 2, COPY, 2)],
+    ]
+    assert waits_of(bind(schedule_of(steps, layout=layout), many, unproved=True)) == {2: (0, 1), 3: (0, 1, 2)}
+
+
 def test_one_channel_needs_no_waits():
     for seed in range(50):
         assert waits_of(bind(schedule_of(random_steps(random.Random(seed), channels=1), 1), 5, unproved=True)) == {}
