@@ -101,8 +101,8 @@ def pieces(schedule: Schedule, count: int) -> Schedule:
             new = _map(block, cut)
             if isinstance(block, Repeat):
                 order = None if block.order is None else (block.order[:, None] * count + np.arange(count)).reshape(-1)
-                numbers = (count * number for number in (block.stride, block.base, block.modulus))
-                yield Repeat(tuple(new), block.count, *numbers, order)
+                stride, base, modulus = (count * number for number in (block.stride, block.base, block.modulus))
+                yield Repeat(tuple(new), block.count, stride, base, modulus, order)
             else:
                 yield from new
 

@@ -1,6 +1,6 @@
-"""Follows some pieces of an all_reduce on every rank, transfer by transfer: the data part of a proof by symmetry.
+"""Follows some places of the vector on every rank, transfer by transfer: the data part of a proof by symmetry.
 
-Uses lists instead of arrays: only a few transfers of a step touch the chosen pieces, and numpy would spend more time on calls than on
+Uses lists instead of arrays: only a few transfers of a step touch the chosen places, and numpy would spend more time on calls than on
 computing.
 """
 
@@ -17,6 +17,7 @@ from simcoll.core.proof import LEVELS
 from simcoll.core.schedule import REDUCE, Repeat, Schedule, Step
 from simcoll.core.step import spread
 from simcoll.errors import ScheduleError
+from simcoll.proving.vector import Vector
 
 Moves = tuple[list[int], list[int], list[bool]]
 
@@ -32,38 +33,36 @@ def _mix(z: int) -> int:
     return z ^ (z >> 31)
 
 
-def follow(schedule: Schedule, pieces: Ints) -> str:
-    """Follow some pieces on every rank, in a schedule whose transfers never change the piece.
+def follow(schedule: Schedule, vector: Vector, places: Ints) -> str:
+    """Follow some places on every rank, in a schedule whose transfers never change the place.
 
     Returns
     -------
     str
-        The level of the reduction order, one of :data:`simcoll.core.proof.LEVELS`.
+        The level of the reduction order, one of :data:`simcoll.core.proof.LEVELS`, or nothing without reductions.
 
     Raises
     ------
     ScheduleError
         Names step, rank and chunk of a wrong chunk.
     """
-    layout, n, count = schedule.layout, schedule.nranks, len(pieces)
-    width, chunks = 2 * count, np.concatenate([pieces, layout.output_base + pieces])
-    place = np.full(layout.size, -1, np.int64)
-    place[chunks] = np.arange(width)
-    rank, piece = np.repeat(np.arange(n), count), np.tile(pieces, n)
-    memory = np.zeros((2, n, width), np.uint64)
-    token = token_at(rank * layout.chunks + piece, 1).reshape(n, count)
-    inputs = slice(count, width) if schedule.collective.in_place else slice(count)
-    memory[:, :, inputs] = token, token_at(rank, 2).reshape(n, count)
+    collective, n, count = schedule.collective, schedule.nranks, len(places)
+    table = _Table(vector, places, 2 + bool(schedule.layout.scratch_slots))
+    memory = np.zeros((2, n, table.buffers, count), np.uint64)
+    ranks = np.arange(n)[:, None]
+    token = np.where(vector.holds(0, ranks, places), token_at(ranks * vector.size + places, 1), np.uint64(0))
+    leaf = np.where(vector.holds(0, ranks, places), token_at(ranks, 2), np.uint64(0))
+    memory[:, :, int(collective.in_place)] = token, leaf
     held, tree = (row.reshape(-1).tolist() for row in memory)
 
     def fail(number: int, row: int, reason: str) -> ScheduleError:
-        at, where = divmod(row, width)
-        address = int(chunks[where])
-        message = f"{schedule}: step {number}: rank {at} {layout.name(address)} {reason}"
+        at, where = divmod(row, table.width)
+        address = vector.chunk(where // count, int(places[where % count]))
+        message = f"{schedule}: step {number}: rank {at} {schedule.layout.name(address)} {reason}"
         return ScheduleError(message, step=number, rank=at, chunk=address)
 
     number = 0
-    for number, (sources, targets, reduces) in _moves(schedule, place, width):
+    for number, (sources, targets, reduces) in _moves(schedule, table):
         if len(set(targets)) != len(targets):
             twice = max(targets, key=targets.count)
             raise fail(number, twice, "is written by several transfers; only the full proof handles that")
@@ -76,64 +75,87 @@ def follow(schedule: Schedule, pieces: Ints) -> str:
                     raise fail(number, target, "is reduced into but holds nothing yet")
                 value, made = (held[target] + value) & MASK, _mix((tree[target] + made) & MASK)  # noqa: PLW2901
             held[target], tree[target] = value, made
-    found, trees = (np.array(row, np.uint64).reshape(n, width)[:, count:] for row in (held, tree))
-    wrong = np.argwhere((found != token.sum(axis=0, dtype=np.uint64)) | (trees == 0))
+    found, trees = (np.array(row, np.uint64).reshape(n, table.buffers, count)[:, 1] for row in (held, tree))
+    wanted = vector.holds(1, ranks, places)
+    # A block of an all_gather has one input: the sum over the ranks is that of its owner.
+    wrong = np.argwhere(wanted & ((found != token.sum(axis=0, dtype=np.uint64)) | (trees == 0)))
     if len(wrong):
-        raise fail(number, int(wrong[0] @ [width, 1]) + count, "does not hold the right contributions at the end")
-    if (trees != trees[0]).any():
+        raise fail(number, int(wrong[0] @ [table.width, 1]) + count, "does not hold the right contributions at the end")
+    if not collective.spec.reduces:
+        return ""
+    first = trees[wanted.argmax(axis=0), np.arange(count)]
+    if ((trees != first) & wanted).any():
         return LEVELS[0]
-    return LEVELS[3] if (trees == trees[0, 0]).all() else LEVELS[2]
+    return LEVELS[3] if (first == first[0]).all() else LEVELS[2]
 
 
-def _moves(schedule: Schedule, place: Ints, width: int) -> Iterator[tuple[int, Moves]]:
-    """Transfers between followed chunks, by step, as rows ``rank * width + place``."""
+class _Table:
+    """Numbers the followed cells of all ranks: row ``(rank * buffers + buffer) * len(places) + index of the place``."""
+
+    def __init__(self, vector: Vector, places: Ints, buffers: int) -> None:
+        self.vector, self.places, self.buffers = vector, places, buffers
+        self.width = buffers * len(places)
+        self.index = np.full(vector.size, -1, np.int64)  # of every place; -1: not followed
+        self.index[places] = np.arange(len(places))
+
+    def rows(self, rank: Ints, buffer: Ints, place: Ints) -> Ints:
+        """Rows of followed cells."""
+        return (rank * self.buffers + buffer) * len(self.places) + self.index[place]
+
+
+def _moves(schedule: Schedule, table: _Table) -> Iterator[tuple[int, Moves]]:
+    """Transfers between followed cells, by step, as rows of the table."""
     number = 0
     for block in schedule.blocks():
         if isinstance(block, Repeat):
-            yield from _turns(block, number, place, width)
+            yield from _turns(block, number, table)
             number += block.count * len(block.steps)
             continue
         step = schedule.layout.one_address(block)
-        row, offset = _chosen(step, place)
-        sources, targets = (rank[row] * width + place[chunk[row] + offset] for rank, chunk in step.ends)
+        row, place = _chosen(step, table)
+        sources, targets = (
+            table.rows(rank[row], table.vector.layout.region(chunk[row]), place) for rank, chunk in step.ends
+        )
         if len(row):
             yield number, (sources.tolist(), targets.tolist(), (step.op[row] == REDUCE).tolist())
         number += 1
 
 
-def _chosen(step: Step, place: Ints) -> tuple[Ints, Ints]:
-    """Transfer and offset of every read of a followed chunk in a step."""
+def _chosen(step: Step, table: _Table) -> tuple[Ints, Ints]:
+    """Transfer and place of every read of a followed cell in a step."""
+    first, followed = table.vector.at(*step.ends[0])[1], table.index >= 0
     if (step.count == 1).all():
-        row = np.flatnonzero(place[step.src_chunk] >= 0)
-        return row, np.zeros_like(row)
-    there = np.flatnonzero(place >= 0)
-    before = np.concatenate([[0], np.cumsum(place >= 0)])
-    first = before[step.src_chunk]
-    row, within = spread(before[step.src_chunk + step.count] - first)
-    return row, there[first[row] + within] - step.src_chunk[row]
+        row = np.flatnonzero(followed[first])
+        return row, first[row]
+    there = np.flatnonzero(followed)
+    before = np.concatenate([[0], np.cumsum(followed)])
+    row, within = spread(before[first + step.count] - before[first])
+    return row, there[before[first][row] + within]
 
 
-def _turns(block: Repeat, first: int, place: Ints, width: int) -> Iterator[tuple[int, Moves]]:
-    """Transfers of a repeat between followed chunks; the iterations of each transfer solve one congruence."""
-    chunks, base, modulus = np.flatnonzero(place >= 0), block.base, block.modulus
-    # Chunk c is touched in iteration t by the transfer at place p if p + t * stride = c modulo the window: one linear congruence per
-    # pair, so the iterations are computed instead of searched. Its solutions, if any, recur every ``period`` iterations.
+def _turns(block: Repeat, first: int, table: _Table) -> Iterator[tuple[int, Moves]]:
+    """Transfers of a repeat between followed cells; the iterations of each transfer solve one congruence."""
+    modulus, vector = block.modulus, table.vector
+    # A place of a window is touched in iteration t by the transfer at place p if p + t * stride = that place, modulo the window: one linear
+    # congruence per pair, so the iterations are computed instead of searched. Its solutions, if any, recur every ``period`` iterations.
     common = int(np.gcd(block.stride % modulus, modulus)) if block.stride % modulus else modulus
     period = modulus // common
     inverse = pow(block.stride % modulus // common, -1, period) if period > 1 else 0
     found = [np.zeros((4, 0), np.int64)]
     for inner, step in enumerate(block.steps):
-        at = (step.src_chunk - base) % modulus
-        window = step.src_chunk - at
-        for chunk in chunks.tolist():
-            target = (chunk - base) % modulus
-            row = np.flatnonzero((window == chunk - target) & ((target - at) % common == 0))
+        start, at = block.window(step.src_chunk)
+        starts, which = np.unique(start, return_inverse=True)
+        chunks = block.chunk_at(starts[:, None] + np.arange(modulus))
+        places = vector.at(np.zeros_like(chunks), chunks)[1]
+        from_buffer, to_buffer = (vector.layout.region(chunk) for chunk in (step.src_chunk, step.dst_chunk))
+        for window, target in np.argwhere(table.index[places] >= 0).tolist():
+            row = np.flatnonzero((which == window) & ((target - at) % common == 0))
             turn = (target - at[row]) // common * inverse % period
+            place = places[window, target]
             while (turn < block.count).any():
                 row, turn = row[turn < block.count], turn[turn < block.count]
-                other = step.dst_chunk[row] - at[row] + target
-                rows = (turn * len(block.steps) + inner, step.src_rank[row] * width + place[chunk],
-                        step.dst_rank[row] * width + place[other], step.op[row] == REDUCE)  # fmt: skip
+                rows = (turn * len(block.steps) + inner, table.rows(step.src_rank[row], from_buffer[row], place),
+                        table.rows(step.dst_rank[row], to_buffer[row], place), step.op[row] == REDUCE)  # fmt: skip
                 found.append(np.stack(rows))
                 turn = turn + period
     columns = np.concatenate(found, axis=1)

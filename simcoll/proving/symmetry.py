@@ -1,11 +1,11 @@
-"""Proof of an all_reduce by symmetry: follow a few pieces on all ranks, and certify that the others are their images.
+"""Proof by symmetry: follow a few places of the vector on all ranks, and certify that the others are their images.
 
-A symmetry renumbers ranks and pieces of the vector. It is certified if it maps the transfers of every step onto themselves; inputs and
-required outputs of an all_reduce are the same everywhere. Then the memory after every step is its own image, so a correct piece
-implies that all its images are correct. The candidates are rotations of the ring along which the first messages travel. A repeat is
-checked only once: the symmetry must commute with its shift.
+A symmetry renumbers ranks and places. It is certified if it maps the transfers of every step onto themselves, and blocks that belong to
+ranks as it maps these; inputs and required outputs are then mapped onto themselves, too. So the memory after every step is its own image,
+and a correct place implies that all its images are correct. The candidates are rotations of the ring along which the first messages
+travel. A repeat is checked only once: the symmetry must commute with its shift.
 
-Transfers keep their piece, so one piece of every orbit is followed, together with its image, on every rank
+Transfers keep their place (:mod:`simcoll.proving.vector`), so one of every orbit is followed, together with its image, on every rank
 (:mod:`simcoll.proving.columns`).
 """
 
@@ -23,6 +23,7 @@ from simcoll.core.schedule import COPY, REDUCE, Repeat, Schedule, Step, joined
 from simcoll.core.step import expanded, spread
 from simcoll.errors import ScheduleError, expect
 from simcoll.proving.columns import follow
+from simcoll.proving.vector import Vector, vector_of
 
 __all__ = ["Symmetry", "certify", "find_symmetry", "verify_by_symmetry"]
 
@@ -32,27 +33,27 @@ UNITS = 2**24
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Symmetry:
-    """Maps piece ``p`` on rank ``r``, in every buffer, to piece ``piece[p]`` on rank ``rank[lane[p], r]``.
+    """Maps place ``p`` on rank ``r``, in every buffer, to place ``place[p]`` on rank ``rank[lane[p], r]``.
 
     Attributes
     ----------
     rank
         A permutation of the ranks for every lane: ``[lanes, nranks]``.
-    lane, piece
-        Lane and image of every piece.
+    lane, place
+        Lane and image of every place of the vector.
     """
 
     rank: Ints
     lane: Ints
-    piece: Ints
+    place: Ints
 
-    def ranks(self, rank: Ints, piece: Ints) -> Ints:
+    def ranks(self, rank: Ints, place: Ints) -> Ints:
         """Rank of the image of each cell."""
-        return self.rank[self.lane[piece], rank]
+        return self.rank[self.lane[place], rank]
 
 
 def verify_by_symmetry(schedule: Schedule) -> Proof:
-    """Prove an all_reduce by following a piece of every orbit under a certified symmetry.
+    """Prove a schedule by following a place of every orbit under a certified symmetry.
 
     Returns
     -------
@@ -73,15 +74,15 @@ def verify_by_symmetry(schedule: Schedule) -> Proof:
     """
     expect(schedule, Schedule, "verify_by_symmetry takes a schedule, made by schedule(collective, algorithm)")
     schedule.check()
-    symmetry = find_symmetry(schedule)
-    least, image = np.arange(schedule.layout.chunks), symmetry.piece
+    vector, symmetry = _vector(schedule), find_symmetry(schedule)
+    least, image = np.arange(vector.size), symmetry.place
     for _ in range(
         len(least).bit_length()
-    ):  # the least piece of every orbit; each turn doubles the distance looked ahead
+    ):  # the least place of every orbit; each turn doubles the distance looked ahead
         least, image = np.minimum(least, least[image]), image[image]
     chosen = np.unique(least)
-    # A piece and its image show whether their reductions have the same order; if so, the whole orbit has.
-    order = follow(schedule, np.union1d(chosen, symmetry.piece[chosen]))
+    # A place and its image show whether their reductions have the same order; if so, the whole orbit has.
+    order = follow(schedule, vector, np.union1d(chosen, symmetry.place[chosen]))
     steps = transfers = 0
     for number, inner, repeat in _blocks(schedule):
         turns = repeat.count if repeat else 1
@@ -98,14 +99,10 @@ def find_symmetry(schedule: Schedule) -> Symmetry:
     ScheduleError
         When no candidate passes; the reason is that for the first.
     """
-    _check_served(schedule)
-    n, lane, ring = schedule.nranks, _lanes(schedule), _ring(schedule)
+    vector = _vector(schedule)
+    lane, ring = _lanes(schedule, vector), _ring(schedule)
     refusals = []
-    for way in (1, -1):
-        image = np.arange(len(lane))
-        for run in np.split(image.copy(), np.flatnonzero(np.diff(lane)) + 1):
-            if len(run) % n == 0:  # the symmetry moves a lane's part of the vector by one n-th
-                image[run] = np.roll(run, -way * len(run) // n)
+    for image in _images(vector, lane, ring):
         symmetry = Symmetry(ring, lane, image)
         try:
             certify(schedule, symmetry)
@@ -116,15 +113,35 @@ def find_symmetry(schedule: Schedule) -> Symmetry:
     raise refusals[0]
 
 
+def _images(vector: Vector, lane: Ints, ring: Ints) -> list[Ints]:
+    """Candidates for the image of every place: the block of a rank moves with it; a whole vector rotates, one way or the other."""
+    if vector.by_block:
+        return [_with_ranks(vector, lane, ring)]
+    n, images = ring.shape[1], []
+    for way in (1, -1):
+        image = np.arange(len(lane))
+        for run in np.split(image.copy(), np.flatnonzero(np.diff(lane)) + 1):
+            if len(run) % n == 0:  # the symmetry moves a lane's part of the vector by one n-th
+                image[run] = np.roll(run, -way * len(run) // n)
+        images.append(image)
+    return images
+
+
+def _with_ranks(vector: Vector, lane: Ints, rank: Ints) -> Ints:
+    """The image of every place if blocks are renumbered as their ranks are."""
+    block, piece = np.divmod(np.arange(vector.size), vector.layout.chunks)
+    return rank[lane, block] * vector.layout.chunks + piece
+
+
 def _refuse(schedule: Schedule, reason: str, **where: int) -> ScheduleError:
     return ScheduleError(f"{schedule}: no proof by symmetry: {reason}", **where)
 
 
-def _check_served(schedule: Schedule) -> None:
-    if schedule.collective.kind != "all_reduce":
-        raise _refuse(schedule, f"the ranks or blocks of {schedule.collective.kind} are not symmetric")
-    if schedule.layout.scratch.size:
-        raise _refuse(schedule, "it uses scratch")
+def _vector(schedule: Schedule) -> Vector:
+    found = vector_of(schedule.layout)
+    if found is None:
+        raise _refuse(schedule, f"the ranks, blocks or scratch of {schedule.collective} are not symmetric")
+    return found
 
 
 def _blocks(schedule: Schedule) -> Iterator[tuple[int, tuple[Step, ...], Repeat | None]]:
@@ -137,43 +154,47 @@ def _blocks(schedule: Schedule) -> Iterator[tuple[int, tuple[Step, ...], Repeat 
         number += len(steps) * (repeat.count if repeat else 1)
 
 
-def _windows(schedule: Schedule, number: int, repeat: Repeat, step: Step) -> Ints:
-    """First piece of every window that a repeated step touches; all its transfers must keep their piece."""
-    chunks, modulus, in_place = schedule.layout.chunks, repeat.modulus, schedule.collective.in_place
-    src, dst = (chunk - (chunk - repeat.base) % modulus for chunk in (step.src_chunk, step.dst_chunk))
-    inside = (start // chunks == (start + modulus - 1) // chunks for start in (src, dst))
-    if (
-        not all(each.all() for each in inside)
-        or min(src.min(), dst.min()) < chunks * in_place
-        or ((src - dst) % chunks != 0).any()
-        or (step.count != 1).any()
-    ):
-        raise _refuse(schedule, f"step {number}: the repeat does not shift all chunks equally", step=number)
-    return np.unique(dst % chunks)
+def _windows(schedule: Schedule, vector: Vector, number: int, repeat: Repeat, step: Step) -> Ints:
+    """The places of every window that a repeated step touches, ``[windows, modulus]``; all its transfers must keep their place."""
+    layout = schedule.layout
+    (src, src_at), (dst, dst_at) = (repeat.window(chunk) for chunk in (step.src_chunk, step.dst_chunk))
+    starts, which = np.unique(np.concatenate([src, dst]), return_inverse=True)
+    places = starts[:, None] + np.arange(repeat.modulus)
+    inside = starts.min() >= 0 and (repeat.order is not None or int(places.max()) < layout.size)
+    if inside:
+        chunks = repeat.chunk_at(places)
+        region = layout.region(chunks)
+        least = layout.output_base if schedule.collective.in_place else 0  # inputs may be aliases
+        inside = chunks.min() >= least and not vector.own[region].any() and bool((region == region[:, :1]).all())
+    if inside and (step.count == 1).all() and np.array_equal(src_at, dst_at):
+        windows, alike = np.unique(vector.at(np.zeros_like(chunks), chunks)[1], axis=0, return_inverse=True)
+        from_window, to_window = np.split(alike.reshape(-1)[which], 2)
+        if np.array_equal(from_window, to_window):
+            return windows
+    raise _refuse(schedule, f"step {number}: the repeat does not shift all chunks equally", step=number)
 
 
-def _lanes(schedule: Schedule) -> Ints:
-    """Channel that touches each piece on any rank; 0 for untouched pieces."""
-    chunks = schedule.layout.chunks
-    lane = np.full(chunks, -1, np.int64)
+def _lanes(schedule: Schedule, vector: Vector) -> Ints:
+    """Channel that touches each place on any rank; 0 for untouched places."""
+    lane = np.full(vector.size, -1, np.int64)
 
-    def claim(number: int, piece: Ints, channel: Ints) -> None:
+    def claim(number: int, place: Ints, channel: Ints) -> None:
         for _ in range(2):  # the second comparison finds two channels in one call
-            if ((lane[piece] >= 0) & (lane[piece] != channel)).any():
+            if ((lane[place] >= 0) & (lane[place] != channel)).any():
                 raise _refuse(schedule, f"step {number}: two channels touch the same chunks", step=number)
-            lane[piece] = channel
+            lane[place] = channel
 
     for number, steps, repeat in _blocks(schedule):
         for step in steps:
-            if ((step.src_chunk - step.dst_chunk) % chunks != 0).any():
-                raise _refuse(schedule, f"step {number}: a transfer changes its piece", step=number)
+            src, dst = (vector.at(*end)[1] for end in step.ends)
+            if not np.array_equal(src, dst):
+                raise _refuse(schedule, f"step {number}: a transfer changes its place in the vector", step=number)
             if repeat:
                 for channel in np.unique(step.channel).tolist():
-                    first = _windows(schedule, number, repeat, step.rows(step.channel == channel))
-                    piece = (first[:, None] + np.arange(repeat.modulus)).reshape(-1)
-                    claim(number, piece, np.full(len(piece), channel))
+                    place = _windows(schedule, vector, number, repeat, step.rows(step.channel == channel)).reshape(-1)
+                    claim(number, place, np.full(len(place), channel))
             else:
-                rows = np.unique(np.stack([step.dst_chunk % chunks, step.count, step.channel]), axis=1)
+                rows = np.unique(np.stack([dst, step.count, step.channel]), axis=1)
                 row, offset = spread(rows[1])
                 claim(number, rows[0, row] + offset, rows[2, row])
     return np.maximum(lane, 0)
@@ -200,55 +221,63 @@ def _ring(schedule: Schedule) -> Ints:
 
 
 def certify(schedule: Schedule, symmetry: Symmetry) -> None:
-    """Check that a renumbering of ranks and pieces maps a schedule onto itself.
+    """Check that a renumbering of ranks and places maps a schedule onto itself.
 
     Raises
     ------
     ScheduleError
         Names the step that is not mapped onto itself.
     """
-    _check_served(schedule)
-    for permutation in (*symmetry.rank, symmetry.piece):
+    vector = _vector(schedule)
+    for permutation in (*symmetry.rank, symmetry.place):
         if not np.array_equal(np.sort(permutation), np.arange(len(permutation))):
             raise _refuse(schedule, "the candidate is not a permutation")
-    if not np.array_equal(symmetry.lane, symmetry.lane[symmetry.piece]):
+    if not np.array_equal(symmetry.lane, symmetry.lane[symmetry.place]):
         raise _refuse(schedule, "the candidate mixes channels")
+    if vector.by_block and not np.array_equal(symmetry.place, _with_ranks(vector, symmetry.lane, symmetry.rank)):
+        raise _refuse(schedule, "the candidate separates blocks from their ranks")
     for number, steps, repeat in _blocks(schedule):
         for inner, step in enumerate(steps, number):
             if not np.isin(step.op, (COPY, REDUCE)).all():
                 raise _refuse(schedule, f"step {inner}: it has switch operations", step=inner)
             if repeat:
-                _check_repeat(schedule, symmetry, inner, repeat, step)
-            _check_step(schedule, symmetry, inner, step)
+                _check_repeat(schedule, vector, symmetry, inner, repeat, step)
+            _check_step(schedule, vector, symmetry, inner, step)
 
 
-def _check_repeat(schedule: Schedule, symmetry: Symmetry, number: int, repeat: Repeat, step: Step) -> None:
+def _check_repeat(
+    schedule: Schedule, vector: Vector, symmetry: Symmetry, number: int, repeat: Repeat, step: Step
+) -> None:
     """Check that the symmetry commutes with the shift of a repeat, so that the first iteration decides for all."""
-    first, place = _windows(schedule, number, repeat, step)[:, None], np.arange(repeat.modulus)
-    piece, shifted = first + place, first + (place + repeat.stride) % repeat.modulus
-    after = np.full(schedule.layout.chunks, -1)
-    after[piece] = shifted
-    same_lane = np.array_equal(symmetry.lane[piece], symmetry.lane[shifted])
-    if not same_lane or not np.array_equal(after[symmetry.piece[piece]], symmetry.piece[shifted]):
+    place = _windows(schedule, vector, number, repeat, step)
+    shifted = np.roll(place, -(repeat.stride % repeat.modulus), axis=1)
+    after = np.full(vector.size, -1)
+    after[place] = shifted
+    same_lane = np.array_equal(symmetry.lane[place], symmetry.lane[shifted])
+    one_shift = np.array_equal(after[place], shifted)
+    if not (same_lane and one_shift and np.array_equal(after[symmetry.place[place]], symmetry.place[shifted])):
         raise _refuse(schedule, f"step {number}: the repeat does not shift all chunks equally", step=number)
 
 
-def _check_step(schedule: Schedule, symmetry: Symmetry, number: int, step: Step) -> None:
+def _check_step(schedule: Schedule, vector: Vector, symmetry: Symmetry, number: int, step: Step) -> None:
     """Check that the transfers of a step are their own image; a range that maps onto itself stays one row."""
-    chunks, size = schedule.layout.chunks, schedule.layout.size
-    if (step.dst_chunk < chunks).any():
+    size = schedule.layout.size
+    if (step.dst_chunk < schedule.layout.output_base).any():
         raise _refuse(schedule, f"step {number}: it writes to an input", step=number)
-    whole = _whole_ranges(symmetry, step, chunks)
+    whole = _whole_ranges(symmetry, step, vector)
     if not whole.all():
         if int(step.count[~whole].sum()) > UNITS:
             raise _refuse(schedule, f"step {number} is too large to follow chunk by chunk", step=number)
         kept, single = step.rows(whole), expanded(step.rows(~whole))
         whole, step = np.repeat([True, False], [len(kept), len(single)]), joined([kept, single])
     tag = (step.count * 8 + step.op) * schedule.nchannels + step.channel
-    piece = step.dst_chunk % chunks
-    moved = np.where(whole, piece, symmetry.piece[piece]) - piece
-    src, dst = (rank * size + chunk for rank, chunk in step.ends)
-    src_image, dst_image = (symmetry.ranks(rank, piece) * size + chunk + moved for rank, chunk in step.ends)
+    cells, images = [], []
+    for ranks, chunks in step.ends:
+        region, place = vector.at(ranks, chunks)
+        moved = np.where(whole | vector.own[region], 0, symmetry.place[place] - place)
+        cells.append(ranks * size + chunks)
+        images.append(symmetry.ranks(ranks, place) * size + chunks + moved)
+    (src, dst), (src_image, dst_image) = cells, images
     here, there = np.lexsort((tag, src, dst)), np.lexsort((tag, src_image, dst_image))
     differs = (src[here] != src_image[there]) | (dst[here] != dst_image[there]) | (tag[here] != tag[there])
     if differs.any():
@@ -259,16 +288,15 @@ def _check_step(schedule: Schedule, symmetry: Symmetry, number: int, step: Step)
         raise _refuse(schedule, reason, step=number, rank=rank, chunk=chunk, channel=int(step.channel[row]))
 
 
-def _whole_ranges(symmetry: Symmetry, step: Step, chunks: int) -> NDArray[np.bool_]:
-    """Mask of the transfers of several chunks whose pieces belong to one lane and map onto themselves."""
+def _whole_ranges(symmetry: Symmetry, step: Step, vector: Vector) -> NDArray[np.bool_]:
+    """Mask of the transfers of several chunks whose places belong to one lane and map onto themselves."""
     result, many = np.zeros(len(step), np.bool_), np.flatnonzero(step.count > 1)
     if len(many):
-        kinds, kind = np.unique(
-            np.stack([step.dst_chunk[many] % chunks, step.count[many]]), axis=1, return_inverse=True
-        )
+        place = vector.at(step.dst_rank[many], step.dst_chunk[many])[1]
+        kinds, kind = np.unique(np.stack([place, step.count[many]]), axis=1, return_inverse=True)
         keeps = np.zeros(kinds.shape[1], np.bool_)
         for k, (first, count) in enumerate(kinds.T.tolist()):
-            image, lane = (values[first : first + count] for values in (symmetry.piece, symmetry.lane))
+            image, lane = (values[first : first + count] for values in (symmetry.place, symmetry.lane))
             keeps[k] = image.min() >= first and image.max() < first + count and (lane == lane[0]).all()
         result[many] = keeps[kind.reshape(-1)]
     return result

@@ -10,6 +10,7 @@ import pytest
 
 import simcoll
 from simcoll.algorithms import ALGORITHMS
+from simcoll.core.collective import Collective
 from simcoll.core.protocol import Protocol
 from simcoll.core.schedule import Layout, Repeat, Schedule, Step, transfers
 from simcoll.errors import ConfigError, ScheduleError
@@ -93,11 +94,35 @@ def test_a_schedule_has_a_layout():
         ({"base": None}, "base of a Repeat must be a whole number"),
         ({"steps": transfers(0, 0, 1, 1)}, "steps of a Repeat are a tuple of steps"),
         ({"steps": [(0, 0, 1, 1)]}, "steps of a Repeat are a tuple of steps"),
+        (
+            {"order": [0, 1, 2], "modulus": 2},
+            "order of a Repeat must list whole windows of 2 chunks, one of them at base; got 3",
+        ),
+        (
+            {"order": [0, 1], "modulus": 2, "base": 1},
+            "must list whole windows of 2 chunks, one of them at base; got 2 chunks and base 1",
+        ),
+        ({"order": []}, "must list whole windows of 1 chunks"),
+        ({"order": [[0], [1]]}, "must list whole windows"),
+        ({"order": [1, 1]}, "order of a Repeat must list distinct chunks from 0 on"),
+        ({"order": [-1, 1]}, "order of a Repeat must list distinct chunks from 0 on"),
+        ({"order": "01"}, "order of a Repeat"),
     ],
 )
 def test_repeats_that_cannot_be(change, says):
     with pytest.raises(ConfigError, match=says):
         Repeat(**({"steps": (RIGHT[0],), "count": 2, "stride": 0, "base": 0, "modulus": 1} | change))
+
+
+def test_a_repeat_that_lists_other_chunks_than_it_moves():
+    layout = Layout(Collective("all_reduce", 2), 2)
+    for order, says in (
+        ([0, 2], "chunk 1 of a Repeat is not in its order"),
+        ([1, 7], "chunks 7..7 on rank 0 do not lie"),
+    ):
+        turn = Repeat((transfers(0, 1, 1, 1),), 2, 1, 0, 2, order)
+        with pytest.raises((ConfigError, ScheduleError), match=says):
+            simcoll.verify(Schedule("lists", layout, lambda turn=turn: [turn]))
 
 
 def test_columns_of_a_step_are_arrays():

@@ -308,11 +308,10 @@ class Machine:
         known, numbers = self.connections
         new = wanted[np.append(known, -1)[np.searchsorted(known, wanted)] != wanted]
         if len(new):
-            begin, end = len(known), len(known) + len(new)
-            numbers = np.append(numbers, np.arange(begin, end))
-            known = np.append(known, new)
-            order = np.argsort(known)
-            known, numbers = self.connections = known[order], numbers[order]
+            begin, end, place_of_new = len(known), len(known) + len(new), np.searchsorted(known, new)
+            numbers = np.insert(numbers, place_of_new, np.arange(begin, end))
+            known = np.insert(known, place_of_new, new)
+            self.connections = known, numbers
             if end > len(self.state.ring_count):
                 self.state = lengthened(self.state, PER_CONNECTION, 2 * end)
             ring, self.ring_used = self.ring_used, self.ring_used + size * len(new)

@@ -19,17 +19,7 @@ from simcoll.core.switches import switch_leaders
 Group = tuple[tuple["Moves", ...], int]
 
 __all__ = [
-    "EVEN",
-    "Moves",
-    "Spinning",
-    "Summary",
-    "bytes_by_op",
-    "cache_key",
-    "moves_of",
-    "same_moves",
-    "spinning",
-    "summary",
-    "turns",
+    "EVEN", "Moves", "Spinning", "Summary", "bytes_by_op", "cache_key", "moves_of", "same_moves", "spinning", "summary", "turns",
 ]  # fmt: skip
 
 KEPT_ROWS = 1 << 21
@@ -212,9 +202,8 @@ def _turning(block: Repeat, chunk: Ints, lengths: Ints) -> tuple[Ints, Ints]:
     """Elements of chunks, and each transfer's place there for a shift of 0; every window is stored twice in a row."""
     first, place = block.window(chunk)
     starts, which = np.unique(first, return_inverse=True)
-    windows = block.chunk_at(starts[:, None] + np.arange(block.modulus))
-    table = np.tile(lengths[windows], 2).reshape(-1)
-    return table, 2 * block.modulus * which + place
+    table = lengths[block.chunk_at(starts[:, None] + np.arange(block.modulus))]
+    return np.tile(table, 2).reshape(-1), 2 * block.modulus * which + place
 
 
 def _period(windows: Ints) -> int:
@@ -276,8 +265,8 @@ def _merged(plan: Plan, blocks: Iterable[Step | Repeat]) -> Iterator[Group]:
 def _spins(plan: Plan, block: Repeat) -> Spinning | None:
     """A repeat whose single chunks have one of two non-zero sizes; ``None`` for others."""
     layout = plan.schedule.layout
-    known = isinstance(plan.sizes, int) and plan.sizes >= layout.chunks and layout.scratch_pieces is None
-    if not isinstance(plan.sizes, int) or not known or block.order is not None:
+    listed = layout.scratch_pieces is not None or block.order is not None
+    if not isinstance(plan.sizes, int) or listed or plan.sizes < layout.chunks:
         return None
     least, piece = plan.sizes // layout.chunks, np.arange(layout.chunks)
     larger = (piece + 1) * plan.sizes // layout.chunks - piece * plan.sizes // layout.chunks - least

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -82,6 +84,20 @@ def test_repeats_pass_through():
     ring = simcoll.schedule("all_reduce", "ring", nranks=64)
     made = compose.channels(compose.pieces(ring, 2), [np.arange(64), np.arange(64)[::-1]])
     assert [isinstance(block, Repeat) for block in made.blocks()] == [False, True, True]
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter"])
+def test_repeats_of_blocks_pass_through(kind):
+    ring = simcoll.schedule(kind, "ring", nranks=6)
+    plain = replace(ring, source=ring.steps)  # the same steps one by one
+    orders = [np.arange(6), np.arange(6)[::-1], [2, 0, 1, 5, 3, 4]]
+    for change in (
+        lambda s: compose.channels(compose.pieces(s, 2), orders),
+        lambda s: compose.in_channels(s, channels=3),
+    ):
+        made = change(ring)
+        assert any(isinstance(block, Repeat) for block in made.blocks())
+        assert made.content_hash() == change(plain).content_hash()
 
 
 def test_steps_side_by_side():

@@ -67,6 +67,19 @@ def test_a_repeat_is_its_unrolling(data):
     assert [s.op.tolist() for s in found] == [[COPY] * 3, [REDUCE] * 3] * count
 
 
+@given(st.data())
+def test_a_repeat_in_an_order_is_one_of_renumbered_chunks(data):
+    modulus, windows, stride = (data.draw(st.integers(*ends)) for ends in ((1, 5), (1, 3), (-9, 9)))
+    order = np.array(data.draw(st.permutations(range(modulus * windows)))) * 2
+    place = st.lists(st.integers(0, len(order) - 1), min_size=3, max_size=3)
+    src, dst = np.array(data.draw(place)), np.array(data.draw(place))
+    plain = Repeat((transfers(0, src, 1, dst),), 4, stride, 0, modulus)
+    listed = Repeat((transfers(0, order[src], 1, order[dst]),), 4, stride, 0, modulus, order)
+    for told, expected in zip(listed.unrolled(), plain.unrolled(), strict=True):
+        assert np.array_equal(told.src_chunk, order[expected.src_chunk])
+        assert np.array_equal(told.dst_chunk, order[expected.dst_chunk])
+
+
 @pytest.mark.parametrize(("channels", "pieces"), [(1, 1), (2, 1), (1, 3), (2, 2)])
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 8])
 def test_a_ring_given_as_repeats_is_the_textbook_ring(n, channels, pieces):

@@ -21,6 +21,13 @@ SYMMETRIC = [
     ("all_reduce", "ring", {"channels": 3, "pieces": 2, "box": 4}),
     ("all_reduce", "bidirectional_ring", {}),
     ("all_reduce", "bidirectional_ring", {"channels": 2, "pieces": 3}),
+    ("reduce_scatter", "ring", {}),
+    ("reduce_scatter", "ring", {"channels": 2, "pieces": 3}),
+    ("reduce_scatter", "ring", {"channels": 2, "box": 4}),
+    ("reduce_scatter", "bidirectional_ring", {"pieces": 2}),
+    ("all_gather", "ring", {}),
+    ("all_gather", "ring", {"channels": 3, "pieces": 2, "box": 4}),
+    ("all_gather", "bidirectional_ring", {}),
 ]
 
 
@@ -29,7 +36,7 @@ SYMMETRIC = [
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("n", [2, 3, 4, 7, 8])
 def test_it_says_what_the_full_proof_says(kind, name, params, n, in_place):
-    if n % params.get("box", 1):
+    if n % params.get("box", 1) or (in_place and kind == "reduce_scatter"):
         return
     schedule = simcoll.schedule(kind, name, nranks=n, in_place=in_place, **params)
     full, short = verify(schedule), verify_by_symmetry(schedule)
@@ -42,10 +49,19 @@ def test_far_fewer_chunks_than_a_full_proof_could_follow():
     assert str(proof).startswith("proved (by symmetry")
 
 
-@pytest.mark.parametrize("in_place", [False, True])
-def test_large_rings_are_proved_by_symmetry(in_place):
-    assert verify(simcoll.schedule("all_reduce", "ring", nranks=63, in_place=in_place)).kind == "full"
-    large = simcoll.schedule("all_reduce", "ring", nranks=64, channels=2, in_place=in_place)
+@pytest.mark.parametrize(
+    ("kind", "in_place"),
+    [
+        ("all_reduce", False),
+        ("all_reduce", True),
+        ("all_gather", False),
+        ("all_gather", True),
+        ("reduce_scatter", False),
+    ],
+)
+def test_large_rings_are_proved_by_symmetry(kind, in_place):
+    assert verify(simcoll.schedule(kind, "ring", nranks=63, in_place=in_place)).kind == "full"
+    large = simcoll.schedule(kind, "ring", nranks=64, channels=2, box=8, in_place=in_place)
     told = verify(with_steps(large, unrolled(large)))  # without its repeats
     assert told.kind == "full"
     assert verify(large) == replace(told, kind="by symmetry")
@@ -149,21 +165,75 @@ def test_without_a_known_symmetry_it_says_so(name):
     with pytest.raises(ScheduleError, match="not symmetric"):
         verify_by_symmetry(simcoll.schedule("broadcast", "chain", nranks=4))
     with pytest.raises(ScheduleError, match="not symmetric"):
-        verify_by_symmetry(simcoll.schedule("all_gather", "ring", nranks=4))
+        verify_by_symmetry(simcoll.schedule("reduce_scatter", "ring", nranks=4, in_place=True))
+
+
+def swapped(values, *places):
+    result = values.copy()
+    result[list(places)] = result[list(places[::-1])]
+    return result
+
+
+@pytest.mark.parametrize("kind", ["reduce_scatter", "all_gather"])
+def test_a_wrong_repeat_of_blocks_is_refused(kind):
+    """A symmetric proof accepts the schedule, and no mutant that the full proof of its unrolled steps refuses."""
+    schedule = simcoll.schedule(kind, "ring", nranks=8, channels=2, box=4)
+    blocks = list(schedule.source())
+    at = next(at for at, block in enumerate(blocks) if isinstance(block, Repeat))
+    turn, n = blocks[at], schedule.nranks
+    step, order = turn.steps[0], turn.order
+    assert verify_by_symmetry(schedule).kind == "by symmetry"
+    windows = order.reshape(-1, n)
+    row = int(np.flatnonzero(step.src_rank != step.dst_rank)[0])
+    mutants = [
+        replace(turn, count=turn.count - 1),
+        replace(turn, stride=1),
+        replace(turn, stride=-3),
+        replace(turn, order=swapped(order, 0, 1)),  # in one window
+        replace(turn, order=swapped(order, len(order) - 2, len(order) - 1)),
+        replace(turn, order=swapped(windows, 0, -1).reshape(-1)),  # the same windows
+        replace(turn, order=windows[:, swapped(np.arange(n), 2, 3)].reshape(-1)),  # in all windows
+        replace(turn, order=np.roll(windows, 1, axis=1).reshape(-1)),  # the same shift
+        replace(turn, steps=(without(step, row),)),
+        replace(turn, steps=(changed(step, row, op=1 - step.op[row]),)),
+        replace(turn, steps=(changed(step, row, channel=1 - step.channel[row]),)),  # the same data
+        replace(turn, steps=(changed(step, row, dst_rank=step.src_rank[row]),)),
+        replace(turn, steps=(changed(step, row, src_chunk=windows[-1, 0]),)),
+        replace(turn, steps=(changed(step, row, src_chunk=windows[-1, 0], dst_chunk=windows[-1, 0]),)),
+    ]
+    right = []
+    for number, mutant in enumerate(mutants):
+        made = with_steps(schedule, [*blocks[:at], mutant, *blocks[at + 1 :]])
+        try:
+            verify(with_steps(schedule, unrolled(made)), exact=True)
+        except ScheduleError:
+            with pytest.raises(ScheduleError):
+                verify_by_symmetry(made)
+            with pytest.raises(ScheduleError):
+                verify(made)
+        else:
+            right.append(number)
+    assert right == [5, 7, 10]
+
+
+def test_blocks_that_do_not_move_with_their_ranks_are_no_symmetry():
+    schedule = simcoll.schedule("all_gather", "ring", nranks=6, channels=2)
+    true = find_symmetry(schedule)
+    certify(schedule, true)
+    with pytest.raises(ScheduleError, match="separates blocks from their ranks"):
+        certify(schedule, replace(true, place=np.roll(true.place, 2)))
 
 
 def test_a_false_symmetry_is_not_certified():
     schedule = simcoll.schedule("all_reduce", "ring", nranks=6)
     true = find_symmetry(schedule)
     certify(schedule, true)
-    swapped = true.piece.copy()
-    swapped[[0, 1]] = swapped[[1, 0]]
     for false in (
         replace(true, rank=np.roll(true.rank, 1, axis=1)),
         replace(true, rank=np.zeros_like(true.rank)),
-        replace(true, piece=swapped),
-        replace(true, piece=np.roll(true.piece, 1)),
-        replace(true, piece=np.arange(schedule.layout.chunks)),
+        replace(true, place=swapped(true.place, 0, 1)),
+        replace(true, place=np.roll(true.place, 1)),
+        replace(true, place=np.arange(schedule.layout.chunks)),
     ):
         with pytest.raises(ScheduleError, match="no proof by symmetry"):
             certify(schedule, false)
