@@ -204,7 +204,10 @@ def first_alike(*columns: Array) -> Ints:
     """
     key = np.zeros(len(columns[0]), np.int64)
     for column in columns:
-        key = key * (int(column.max(initial=0)) + 1) + column
+        most = int(column.max(initial=0))
+        if most == 0:
+            continue
+        key = key * (most + 1) + column
         if int(key.max(initial=0)) > SPARSE * len(key):
             key = np.unique(key, return_inverse=True)[1]
     first = np.zeros(int(key.max(initial=-1)) + 1, np.int64)

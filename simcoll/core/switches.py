@@ -17,13 +17,14 @@ def switch_leaders(step: Step | PlanStep) -> Ints:
     A multicast has one source chunk, a switch reduction one destination chunk; each has one channel.
     """
     leaders = np.full(len(step), -1)
-    rows = np.flatnonzero((step.op == MULTICAST) | (step.op == SWITCH_REDUCE))
-    if len(rows):
-        down = step.op == MULTICAST
-        rank, chunk = (
-            np.where(down, *ends) for ends in ((step.src_rank, step.dst_rank), (step.src_chunk, step.dst_chunk))
-        )
-        leaders[rows] = rows[first_alike(down[rows], chunk[rows], rank[rows], step.channel[rows])]
+    for op, rank, chunk in (
+        (MULTICAST, step.src_rank, step.src_chunk),
+        (SWITCH_REDUCE, step.dst_rank, step.dst_chunk),
+    ):
+        rows = np.flatnonzero(step.op == op)
+        if len(rows) == len(step):
+            return first_alike(chunk, rank, step.channel)
+        leaders[rows] = rows[first_alike(chunk[rows], rank[rows], step.channel[rows])]
     return leaders
 
 

@@ -42,6 +42,10 @@ SHORT_ROWS = 1 << 13
 """Number of rows below which steps are joined to runs: each step costs microseconds a dozen times."""
 JOINED_ROWS = 1 << 19
 """Up to this number of rows steps are joined, since runs are copies."""
+WIDE = 64
+"""With more columns, rows are compared as bytes, one by one."""
+FEW = 256
+"""Number of rows that are compared before all."""
 COMPARED_ROWS = 1 << 20
 """Number of message links compared at a time, which bounds memory; every comparison has a cost proportional to all links."""
 NOT_ALIKE = (
@@ -73,7 +77,10 @@ class Ties(NamedTuple):
         one = first_of(names, int(names.max(initial=-1)) + 1)[names]
         if not (np.array_equal(leads[one], leads) and np.array_equal(own[one], own)):
             return "messages of one class belong to different switch operations"
-        if not lists_equal([(self.leader, names)], one):
+        leaders = np.flatnonzero(own)
+        operation = np.full(len(names) + 1, -1, np.int32)  # the last entry is for messages of none
+        operation[leaders] = np.arange(len(leaders))
+        if not lists_equal([(operation[self.leader], names)], operation[one[leaders]].astype(np.int64)):
             return "switch operations of one class have different messages"
         if len(self.later) and not lists_equal([(self.later, names[self.earlier])], one):
             return "messages of one class wait for different ones"
@@ -118,9 +125,15 @@ def alike(*columns: NDArray[Any]) -> Ints:
     """
     from simcoll.emulator.fast.grouping import grouped  # imports numba
 
-    varying = [column for column in columns if column.size and column.strides[0] and not (column == column[0]).all()]
-    names, equal = grouped(varying or columns[:1])
+    names, equal = grouped([column for column in columns if _varies(column)] or columns[:1])
     return names if equal else dense(*columns)
+
+
+def _varies(column: NDArray[Any]) -> bool:
+    """Whether a column has different values, which its first few nearly always show."""
+    if not column.size or not column.strides[0]:
+        return False
+    return bool((column[:FEW] != column[0]).any() or (column != column[0]).any())
 
 
 def first_of(names: Array, count: int) -> Ints:
@@ -202,6 +215,11 @@ def _hashed(names: Ints, salt: np.uint64) -> Hashes:
     return mix(names.astype(np.uint64) + salt)
 
 
+def _hashed_names(names: Ints) -> Hashes:
+    """Hashes of many rows with few names."""
+    return _hashed(np.arange(int(names.max(initial=-1)) + 1), SALTS[0])[names]
+
+
 def refine(
     patterns: Sequence[Timed],
     capacity: Ints,
@@ -222,12 +240,12 @@ def refine(
     runs = _runs(patterns)
     messages = np.empty(begins[-1] if ties else max((len(step) for _, step in runs), default=0), np.uint64)
     # Equal numbers mean equal costs only within a step, and a step is compared only with itself.
+    steps = _hashed(np.arange(len(patterns)), SALTS[1])
     fixed = [
-        _hashed(
-            alike(step.delay_fs, step.busy_fs, step.wire, step.post_fs, *places[some[0] : some[0] + step.connected]),
-            SALTS[0],
+        _hashed_names(
+            alike(step.delay_fs, step.busy_fs, step.wire, step.post_fs, *places[some[0] : some[0] + step.connected])
         )
-        + _hashed(np.repeat(some, np.diff(begins[some[0] : some[-1] + 2])), SALTS[1])
+        + np.repeat(steps[some[0] : some[-1] + 1], np.diff(begins[some[0] : some[-1] + 2]))
         for some, step in runs
     ]
     # Every round except the last increases the number of classes.
@@ -248,10 +266,10 @@ def refine(
         same = (lane_count, link_count, way_count) == counts
         counts = lane_count, link_count, way_count
         if ties:
+            # Marks are counted only where lanes and links are as before; otherwise another round follows anyway.
+            before = (kinds or _colour(marks)[1]) if same else 0
             marks = ties.marked(messages)
-            names, before = np.zeros(0, np.int64), kinds
-            if same:  # otherwise another round follows anyway
-                names, kinds = _colour(marks)
+            names, kinds = _colour(marks) if same else (NONE, 0)
             if same and kinds == before:
                 return Partition(lanes, links, ways if count else None, names)
         elif same:
@@ -343,7 +361,11 @@ def _crossed(shape: Shape, classes: Array) -> Sequence[Array]:
     if shape.linked is None:
         return [*crossed.T]
     found = np.zeros(len(shape.sender), np.int64)
-    found[shape.linked] = 1 + alike(shape.linked * 0, *crossed.T)
+    if crossed.shape[1] > WIDE:
+        known: dict[bytes, int] = {}
+        found[shape.linked] = [1 + known.setdefault(row.tobytes(), len(known)) for row in crossed]
+    else:
+        found[shape.linked] = 1 + alike(shape.linked * 0, *crossed.T)
     return [found]
 
 

@@ -143,16 +143,26 @@ def lists_equal(pairs: Sequence[tuple[Array, Array]], model: Ints) -> bool:
     """
     if not COMPILED:
         return _equal_sorted(pairs, model)
-    end, most = np.zeros(len(model) + 1, np.int64), 0
     whole = _in_bulk(pairs)
-    for owner, values in whole:
+    most = max((int(values.max(initial=0)) for _, values in whole), default=0)
+    if (len(model) + 1) * (most + 1) <= sum(len(owner) for owner, _ in whole):
+        return _equal_counts(whole, model, most + 1)
+    end = np.zeros(len(model) + 1, np.int64)
+    for owner, _ in whole:
         _count(_short(owner), end)
-        most = max(most, int(values.max(initial=0)))
     end = np.cumsum(end)
     value = np.empty(end[-1], np.int32)
     for owner, values in whole:
         _place(_short(owner), _short(values), end, value)
     return bool(_equal(value, end, model, np.zeros(most + 1, np.int32)))
+
+
+def _equal_counts(pairs: Sequence[tuple[Array, Array]], model: Ints, width: int) -> bool:
+    """:func:`lists_equal` for few owners, and values below ``width``, by a table of how often each owner has each value."""
+    count = np.zeros((len(model) + 1, width), np.int32)  # the last row is for those of none
+    for owner, values in pairs:
+        _tally(_short(owner), _short(values), count)
+    return np.array_equal(count[model], count[:-1])
 
 
 def _in_bulk(pairs: Sequence[tuple[Array, Array]]) -> list[tuple[Array, Array]]:
@@ -181,6 +191,13 @@ def _equal_sorted(pairs: Sequence[tuple[Array, Array]], model: Ints) -> bool:
     owner = keys >> WORD
     place = np.arange(len(keys)) - start[owner] + start[model[owner]]
     return bool(((keys[place] ^ keys) & (1 << WORD) - 1 == 0).all())
+
+
+@entry
+def _tally(owners: Shorts, values: Shorts, count: Shorts, _sources: int = SOURCES) -> None:
+    """Count how often each owner has each value; owner -1 is the last."""
+    for row in range(len(owners)):
+        count[owners[row], values[row]] += 1
 
 
 @entry

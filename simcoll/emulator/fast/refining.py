@@ -1,4 +1,7 @@
-"""A round of colour refinement: hashes of lanes and links enter those of messages, and vice versa."""
+"""A round of colour refinement: hashes of lanes and links enter those of messages, and vice versa.
+
+All hashes are mixed words, so those of a multiset may be added; a factor tells different parts apart.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,8 @@ from simcoll.emulator.fast.timed import Shape
 __all__ = ["Colours", "spread", "tied"]
 
 
+RECEIVED, LEADS, AWAITED = SALTS
+"""Factors of what a lane receives, and of the operation and the earlier messages to which a message is tied."""
 SPREAD_ROWS = 1 << 16
 """Number of messages whose links are converted at a time."""
 
@@ -47,18 +52,20 @@ def spread(shape: Shape, cost: Words, ways: Ints, marks: Words, old: Colours, ne
 
 def _spread(shape: Shape, cost: Words, ways: Ints, marks: Words, old: Colours, new: Colours) -> Words:
     """:func:`spread` by numpy."""
-    message = mix(cost + old.lanes[shape.sender] + mix(old.lanes[shape.receiver] + SALTS[2]))
+    message = cost + old.lanes[shape.sender] + old.lanes[shape.receiver] * RECEIVED
     rows = slice(None) if shape.linked is None else shape.linked
     on_links = np.zeros(len(cost), np.uint64)
     on_links[rows] = np.append(old.links, np.uint64(0))[shape.links].sum(axis=1, dtype=np.uint64)
-    message = mix(message + on_links)
+    message = message + on_links
     if len(ways):
-        message = mix(message + old.ways[ways])
-        np.add.at(new.ways, ways, message)
+        message = message + old.ways[ways]
     if len(marks):
-        message = mix(message + marks)
-    np.add.at(new.lanes, shape.sender, mix(message + SALTS[0]))
-    np.add.at(new.lanes, shape.receiver, mix(message + SALTS[1]))
+        message = message + marks
+    message = mix(message)
+    if len(ways):
+        np.add.at(new.ways, ways, message)
+    np.add.at(new.lanes, shape.sender, message)
+    np.add.at(new.lanes, shape.receiver, message * RECEIVED)
     used = shape.links >= 0
     np.add.at(new.links, shape.links[used], np.broadcast_to(message[rows, None], used.shape)[used])
     return message
@@ -89,21 +96,21 @@ def _add(
         if len(linked) or not len(links):
             here = place if place < len(linked) and linked[place] == row else -1
             place += here >= 0
-        word = mixed(cost[row] + old_lanes[sender[row]] + mixed(old_lanes[receiver[row]] + SALTS[2]))
-        on_links = np.uint64(0)
+        word = cost[row] + old_lanes[sender[row]] + old_lanes[receiver[row]] * RECEIVED
         width = links.shape[1] if here >= 0 else 0
         for hop in range(width):
             if links[here, hop] >= 0:
-                on_links += old_links[links[here, hop]]
-        word = mixed(word + on_links)
+                word += old_links[links[here, hop]]
         if len(ways):
-            word = mixed(word + old_ways[ways[row]])
-            to_ways[ways[row]] += word
+            word += old_ways[ways[row]]
         if len(marks):
-            word = mixed(word + marks[row])
+            word += marks[row]
+        word = mixed(word)
         message[row] = word
-        lanes[sender[row]] += mixed(word + SALTS[0])
-        lanes[receiver[row]] += mixed(word + SALTS[1])
+        if len(ways):
+            to_ways[ways[row]] += word
+        lanes[sender[row]] += word
+        lanes[receiver[row]] += word * RECEIVED
         for hop in range(width):
             if links[here, hop] >= 0:
                 to_links[links[here, hop]] += word
@@ -118,9 +125,9 @@ def tied(messages: Words, leader: Ints, later: Array, earlier: Array) -> Words:
         return found
     found, rows = messages.copy(), np.flatnonzero(leader >= 0)
     leads = leader[rows]
-    np.add.at(operations, leads, mix(messages[rows] + SALTS[0]))
-    found[rows] += mix(operations[leads] + (leads == rows).astype(np.uint64))
-    np.add.at(found, later, mix(messages[earlier] + SALTS[1]))
+    np.add.at(operations, leads, messages[rows])
+    found[rows] += (operations[leads] + (leads == rows).astype(np.uint64)) * LEADS
+    np.add.at(found, later, messages[earlier] * AWAITED)
     return mix(found)
 
 
@@ -135,12 +142,12 @@ def _tie(
     """See :func:`tied`; ``operations`` is all 0."""
     for row in range(len(leader)):
         if leader[row] >= 0:
-            operations[leader[row]] += mixed(messages[row] + SALTS[0])
+            operations[leader[row]] += messages[row]
     for row in range(len(leader)):
         found[row] = messages[row]
         if leader[row] >= 0:
-            found[row] += mixed(operations[leader[row]] + np.uint64(leader[row] == row))
+            found[row] += (operations[leader[row]] + np.uint64(leader[row] == row)) * LEADS
     for pair in range(len(later)):
-        found[later[pair]] += mixed(messages[earlier[pair]] + SALTS[1])
+        found[later[pair]] += messages[earlier[pair]] * AWAITED
     for row in range(len(found)):
         found[row] = mixed(found[row])
