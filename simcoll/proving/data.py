@@ -11,7 +11,7 @@ not associative.
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import islice, pairwise
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,14 +20,15 @@ from simcoll.arrays import Ints, Words
 from simcoll.core.hashing import mix, mix_in_place, token_at
 from simcoll.core.hazards import check_orderable
 from simcoll.core.proof import LEVELS, Proof
-from simcoll.core.schedule import COPY, REDUCE, SWITCH_REDUCE, SYNC, Repeat, Schedule, Step, lowered, transfer_text
+from simcoll.core.schedule import COPY, REDUCE, SWITCH_REDUCE, SYNC, Schedule, Step, lowered, transfer_text
 from simcoll.core.step import expanded, overlaps, spread
 from simcoll.errors import ConfigError, ScheduleError, expect
 from simcoll.proving import explain
+from simcoll.proving.alike import one_of_each
 from simcoll.proving.barrier import check_barrier
 from simcoll.proving.memory import PART, Memory, in_groups, start
 from simcoll.proving.parts import parts
-from simcoll.proving.symmetry import verify_by_symmetry
+from simcoll.proving.symmetry import likely, verify_by_symmetry
 
 __all__ = ["verify"]
 
@@ -287,16 +288,9 @@ def _level(made: Words, *, alike: bool, switched: bool) -> str:
     return LEVELS[3] if (made == made[0]).all() else LEVELS[2]
 
 
-SYMMETRIC_RANKS = 64
-"""From this many ranks on, certifying the symmetry of a ring is faster than following all chunks."""
-
-
 def _by_symmetry(schedule: Schedule) -> Proof | None:
-    """A proof by symmetry if one is likely and fast; None if the full proof must decide or explain.
-
-    Without repeats, certifying step by step takes longer than following the chunks.
-    """
-    if schedule.nranks < SYMMETRIC_RANKS or not _repeats_early(schedule):
+    """A proof by symmetry if one is likely and fast; None if the full proof must decide or explain."""
+    if not likely(schedule):
         return None
     try:
         proof = verify_by_symmetry(schedule)
@@ -304,14 +298,6 @@ def _by_symmetry(schedule: Schedule) -> Proof | None:
         return None
     schedule.known.folds = False  # it refuses folds
     return proof
-
-
-def _repeats_early(schedule: Schedule) -> bool:
-    """Whether one of the first steps repeats, and none before it is of switches, which no symmetry serves."""
-    for block in islice(schedule.blocks(), 4):
-        if isinstance(block, Repeat) or (block.op > SYNC).any():
-            return isinstance(block, Repeat)
-    return False
 
 
 def verify(schedule: Schedule, *, exact: bool = False) -> Proof:
@@ -388,21 +374,27 @@ def _followed(schedule: Schedule, *, exact: bool) -> tuple[Memory, int, int]:
 
 
 def _by_parts(schedule: Schedule) -> Proof | None:
-    """A proof of a long vector part by part; None if there are no parts, or the full proof must decide or explain."""
-    some, sizes = parts(schedule)
+    """A proof of one piece of each kind, or of a long vector part by part; None if the full proof must decide or explain."""
+    kind, (some, steps, transfers) = "by symmetry", one_of_each(schedule)
+    if not some:
+        kind, (some, steps, transfers) = "full", parts(schedule)
     if not some:
         return None
-    trees, alike, folds = [], True, False
+    trees, alike, folds, shared = [], True, False, False
     for part in some:
         try:
             memory = _followed(part, exact=False)[0]
             made, same = _check_outputs(part, memory, exact=False)
         except ScheduleError:
             return None
-        if memory.mixed:
+        shared = memory.mixed and _shares_chunks(part)
+        if shared and kind == "full":
             return None
         trees.append(made)
         alike, folds = alike and same, folds or memory.folds
     schedule.known.folds = folds
-    order = _level(np.concatenate(trees), alike=alike, switched=False)
-    return Proof("full", "fingerprint", order, len(sizes), sum(sizes), shared_chunks=False)
+    if shared:  # pieces of one kind may block each other in a step
+        check_orderable(schedule)
+    return Proof(
+        kind, "fingerprint", _level(np.concatenate(trees), alike=alike, switched=False), steps, transfers, shared
+    )

@@ -20,22 +20,22 @@ CELLS = 2**22
 """Number of chunks, over all ranks, followed at a time: 64 MiB, plus half as much for a step."""
 
 
-def parts(schedule: Schedule) -> tuple[list[Schedule], list[int]]:
-    """The parts of a schedule, and its number of transfers per step.
+def parts(schedule: Schedule) -> tuple[list[Schedule], int, int]:
+    """The parts of a schedule, and its numbers of steps and transfers.
 
     Empty if chunks are few, or a transfer changes its position.
     """
     layout = schedule.layout
     number = min(-(-schedule.nranks * layout.size // CELLS), layout.chunks)
     if number < 2 or layout.collective.nblocks != 1 or layout.scratch.size:
-        return [], []
-    sizes = []
+        return [], 0, 0
+    steps = transfers = 0
     for _, step in lowered(schedule, as_given=True):
         if ((step.src_chunk - step.dst_chunk) % layout.chunks != 0).any() or (step.op >= SYNC).any():
-            return [], []
-        sizes.append(len(step))
+            return [], 0, 0
+        steps, transfers = steps + 1, transfers + len(step)
     edges = np.linspace(0, layout.chunks, number + 1).astype(np.int64)
-    return [_part(schedule, *ends) for ends in pairwise(edges.tolist())], sizes
+    return [_part(schedule, *ends) for ends in pairwise(edges.tolist())], steps, transfers
 
 
 def _part(schedule: Schedule, first: int, last: int) -> Schedule:

@@ -13,22 +13,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simcoll.arrays import Ints
 from simcoll.core.proof import Proof
-from simcoll.core.schedule import COPY, REDUCE, Repeat, Schedule, Step, joined
+from simcoll.core.schedule import COPY, REDUCE, SYNC, Repeat, Schedule, Step, joined
 from simcoll.core.step import expanded, spread
 from simcoll.errors import ScheduleError, expect
 from simcoll.proving.columns import follow
 from simcoll.proving.vector import Vector, vector_of
 
-__all__ = ["Symmetry", "certify", "find_symmetry", "verify_by_symmetry"]
+__all__ = ["Symmetry", "certify", "find_symmetry", "likely", "verify_by_symmetry"]
 
 UNITS = 2**24
 """Limit of single-chunk transfers to which a step is expanded."""
+SYMMETRIC_RANKS = 64
+"""From this many ranks on, certifying the symmetry of a ring is faster than following all chunks."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,6 +92,19 @@ def verify_by_symmetry(schedule: Schedule) -> Proof:
         steps = number + turns * len(inner)
         transfers += turns * sum(len(step) for step in inner)
     return Proof("by symmetry", "fingerprint", order, steps, transfers, shared_chunks=False)
+
+
+def likely(schedule: Schedule) -> bool:
+    """Whether a proof by symmetry is worth a try: there are many ranks, and one of the first steps repeats, with no switches before it.
+
+    Without repeats, certifying step by step takes longer than following the chunks.
+    """
+    if schedule.nranks < SYMMETRIC_RANKS:
+        return False
+    for block in islice(schedule.blocks(), 4):
+        if isinstance(block, Repeat) or (block.op > SYNC).any():
+            return isinstance(block, Repeat)
+    return False
 
 
 def find_symmetry(schedule: Schedule) -> Symmetry:

@@ -63,7 +63,7 @@ AHEAD_ROWS, AHEAD_STEPS = 2048, 256
 """Limits of loading ahead, so that one call of the loops is worth its cost."""
 
 SPARE = 2048
-"""Least growth of slots and hops, up to sixteen times as many in long runs: each growth costs as much as playing a hundred
+"""Least growth of slots and hops, up to four times as many in long runs: each growth costs as much as playing a hundred
 messages."""
 
 
@@ -117,7 +117,7 @@ class Machine:
         self.hop_room: list[int] = []
         self.hops_used = 0
         self.free: dict[int, dict[Timed, list[int]]] = {}
-        self.spare = min(max(SPARE, int(lane_steps.sum())), 16 * SPARE)
+        self.spare = min(max(SPARE, int(lane_steps.sum())), 4 * SPARE)
         self.latest: tuple[Shape | None, Ints] = None, np.zeros(0, np.int64)  # and the connections of its rows
         self.ring_used = 0
         self.lanes_seen = np.zeros(len(lane_steps), np.int32)

@@ -144,9 +144,9 @@ def test_a_prediction_that_events_cannot_carry_says_so():
 
 
 def test_schedules_of_many_rows_are_not_held_in_memory():
-    few, many = simcoll.load_topology("dgx-h100", nodes=2), simcoll.load_topology("dgx-h100", nodes=32)
+    few, many = simcoll.load_topology("dgx-h100", nodes=2), simcoll.load_topology("dgx-h100", nodes=64)
     for topology, held in ((few, True), (many, False)):
-        made = playing._schedule("all_gather", "ring", topology, (("channels", 8),))
+        made = playing._schedule("all_to_all", "pairwise", topology, ())
         rows = [len(step) for step in islice(made.source(), 3)]
         assert rows == [8 * topology.nranks] * 3
         assert isinstance(made.source(), list) is held
