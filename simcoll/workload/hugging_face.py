@@ -146,9 +146,9 @@ def _experts(name: str, config: Mapping[str, Any], sizes: Mapping[str, Any]) -> 
     """Read the model-specific keys of experts."""
     if not sizes.get("experts"):
         return {"top_k": 0, "expert_ffn": 0, "shared_experts": 0, "dense_layers": 0, "moe_every": 1}
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"expert_bias": name == "gpt_oss"}
     if name == "llama4_text":
-        found = {"expert_ffn": config.get("intermediate_size", 0), "shared_experts": 1}
+        found |= {"expert_ffn": config.get("intermediate_size", 0), "shared_experts": 1}
     whole = _number(config, "shared_expert_intermediate_size")
     if whole and sizes.get("shared_experts") is None:
         each = _number(sizes, "expert_ffn")

@@ -21,6 +21,10 @@ __all__ = ["Ends", "Layer", "Pass", "ends_of", "in_fs", "layer_of", "optimizer_s
 
 ELEMENT = 2
 """Bytes of an activation."""
+BIAS_FORWARD = 4 + (2 + 4 + 4) + (4 + 4) + (4 + 2)
+"""Bytes for each element of an expert's output with a bias: scaled in 32 bits, added, joined, cast (`TEGroupedMLP` in Megatron-LM)."""
+BIAS_BACKWARD = (2 + 4) + (4 + 2) + (2 + 2) + 2 * (4 + 4 + 4)
+"""Bytes for each element of its gradient: cast to 32 bits and back, joined, and two products with their sums, for bias and scale."""
 
 
 def in_fs(seconds: float) -> int:
@@ -196,14 +200,19 @@ def _elementwise(design: Design, roof: Roofline, *, moe: bool) -> tuple[float, f
     heads = sizes.rows * (model.heads * model.key_width + 2 * model.groups * model.key_width) / parallel.tp
     wide = (3, 5) if model.gated else (2, 3)
     inner = sizes.rows * model.inner / parallel.tp
+    biased = 0.0
     if moe:
         routed = sizes.rows / sizes.split * model.top_k * parallel.imbalance
         inner = sizes.rows * model.shared_experts * model.expert_inner / parallel.tp + routed * model.expert_inner
         x += routed * sizes.hidden / 2  # tokens are put in the order of experts, and back
+        biased = routed * sizes.hidden if model.expert_bias else 0.0
     forward = 2 * (2 * ELEMENT) * x + 2 * (3 * ELEMENT + mask) * x + wide[0] * ELEMENT * inner + 2 * ELEMENT * heads
     backward = 2 * (3 * ELEMENT) * x + 2 * (5 * ELEMENT + mask) * x + wide[1] * ELEMENT * inner + 2 * ELEMENT * heads
     more = design.calibration.unfused
-    return roof.elementwise(more * forward), roof.elementwise(more * backward)
+    return (
+        roof.elementwise(more * forward + BIAS_FORWARD * biased),
+        roof.elementwise(more * backward + BIAS_BACKWARD * biased),
+    )
 
 
 def _collectives(

@@ -41,6 +41,8 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     experts, top_k, expert_ffn, shared_experts, dense_layers
         Routed experts per MoE layer, experts per token, their inner width, experts that see all tokens, and number of leading layers
         with a dense MLP. No experts: a dense model.
+    expert_bias
+        Whether experts have biases. Megatron-LM adds those of their outputs in 32 bits, by separate kernels.
     moe_every
         Only every n-th layer has experts; the others have a dense MLP.
     window, windowed
@@ -73,6 +75,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     expert_ffn: int = 0
     shared_experts: int = 0
     dense_layers: int = 0
+    expert_bias: bool = False
     moe_every: int = 1
     window: int = 0
     windowed: int = 0

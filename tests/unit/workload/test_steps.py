@@ -515,6 +515,18 @@ def test_tensor_parallelism_beside_products_in_both_tiers():
         design(tp=4, overlap_tp=True)
 
 
+def test_biases_of_experts_are_added_by_separate_kernels():
+    """TEGroupedMLP._apply_bias of Megatron-LM: 28 bytes of an element of the experts' outputs, 40 of its gradient."""
+    experts = {"experts": 8, "top_k": 2}
+    plain, biased = (
+        layer_of(design(model={**experts, "expert_bias": each}, micro_batch=2), moe=True) for each in (False, True)
+    )
+    outputs = 2 * SMALL["sequence"] * 2 * SMALL["hidden"]
+    for way, nbytes in (("forward", 28), ("to_input", 40)):
+        more = getattr(biased, way).seconds - getattr(plain, way).seconds
+        assert more == pytest.approx(outputs * nbytes / (0.8 * 3.35e12))
+
+
 def test_eager_kernels_and_older_attention_are_constants():
     fused = layer_of(design(), moe=False).forward.seconds
     roof = Roofline(load_gpu("h100"), UNCALIBRATED, "bf16")
