@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -56,9 +56,9 @@ def play_grid(
     file: Path,
     make: Callable[[], Grid],
     results: tuple[str, ...],
-    then: Callable[[GridRun], Grid | None] | None = None,
+    then: Callable[[Sequence[GridRun]], Grid | None] | None = None,
 ) -> tuple[list[GridRun], Path] | None:
-    """Play a grid, and optionally a second one that depends on it; ``None`` on worker ranks of an MPI job.
+    """Play a grid, and further ones that depend on what was played; ``None`` on worker ranks of an MPI job.
 
     Prints the number of points, the number that ran, and the reasons why others did not.
     """
@@ -75,10 +75,9 @@ def play_grid(
         open_folder(folder, results)
         print(f"# {part}{counted(len(grid), 'point')}, rows in {folder}", flush=True)
         runs = [_played(grid, folder, pool, options)]
-        second = then(runs[0]) if then is not None and not options.shard else None
-        if second is not None:
-            print(f"# {len(second):,} of them emulated in full", flush=True)
-            runs.append(_played(second, folder, pool, replace(options, resume=True)))
+        while then is not None and not options.shard and (following := then(runs)) is not None:
+            print(f"# {len(following):,} {'of them' if len(runs) == 1 else 'more'} emulated in full", flush=True)
+            runs.append(_played(following, folder, pool, replace(options, resume=True)))
     return runs, folder
 
 
@@ -131,7 +130,7 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
 
         def tell(done: int, total: int) -> None:
             speed = bar.tasks[task].speed
-            bar.update(task, completed=done, total=total, rate=f"{speed:.1f}/s" if speed else "")
+            bar.update(task, completed=done, total=total, rate=_speed(speed) if speed else "")
 
         yield tell
 
@@ -153,4 +152,13 @@ class _Lines:
             return
         rate = (self.done - self.first) / (time.monotonic() - self.begin)
         left = f", {(self.total - self.done) / rate / 60:.1f} min left" if rate else ""
-        print(f"# {self.done:,} of {self.total:,} points, {rate:.1f}/s{left}", file=sys.stderr, flush=True)
+        print(f"# {self.done:,} of {self.total:,} points, {_speed(rate)}{left}", file=sys.stderr, flush=True)
+
+
+def _speed(per_second: float) -> str:
+    """A rate with two digits, of slow points too.
+
+    >>> _speed(12.345), _speed(0.05)
+    ('12.3/s', '3.0/min')
+    """
+    return f"{per_second:.1f}/s" if per_second >= 0.1 else f"{60 * per_second:.1f}/min"

@@ -12,7 +12,7 @@ from simcoll.command_line import WHOLE
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
-    from simcoll.planning.grid import Grid, Row
+    from simcoll.planning.grid import Grid, GridRun, Row
     from simcoll.planning.space import Space
 
 __all__ = ["plan_designs"]
@@ -41,7 +41,7 @@ def plan_designs(
     """
     from simcoll.cli.grids import play_grid
     from simcoll.formats.output import write_files
-    from simcoll.planning.designs import best_of, firsts, latest, refined, space_grid
+    from simcoll.planning.designs import best_of, firsts, latest, notes_of, refined, space_grid
     from simcoll.planning.scenario import file_of
     from simcoll.planning.space import load_space
 
@@ -54,21 +54,24 @@ def plan_designs(
         space.append(load_space(file))
         return space_grid(space[0])
 
-    played = play_grid(options, file, grid_of_file, FILES, then=lambda run: refined(run.rows, space[0], exact))
+    def rest(runs: Sequence[GridRun]) -> Grid | None:
+        return refined(latest(runs), space[0], exact if len(runs) == 1 else 1)
+
+    played = play_grid(options, file, grid_of_file, FILES, then=rest)
     if played is None:
         return
     runs, folder = played
     if options.shard:
         print("# one shard of the designs; when all shards are done, --resume without --shard makes the rest")
         return
-    rows = latest(runs[0].rows, runs[1].rows)
+    rows = latest(runs)
     best, front = best_of(rows, space[0])
     if tight := [row["result"]["fits"] for row in rows if row.get("result", {}).get("fits", "yes") != "yes"]:
         print(f"# {len(tight):,} do not fit, such as {tight[0]}")
     shown = list({row["key"]: row for row in (*best[:top], *firsts(best))}.values())
     for line in _table(shown, space[0], front):
         print(line)
-    for note in dict.fromkeys(note for row in shown for note in row["result"]["notes"]):
+    for note in notes_of(shown):
         print(f"# note: {note}")
     write_files(folder, _files(space[0], rows, best, front))
     print(f"# wrote {', '.join(str(folder / name) for name in ('rows.jsonl', *FILES))}")

@@ -72,7 +72,7 @@ def design_page(
         (
             f"{len(rows):,} designs: {len(best):,} timed, {exact:,} of them with everything emulated together (tier 2), the others with "
             f"collectives timed once each (tier 1); {sum(r.get('result', {}).get('fits', 'yes') != 'yes' for r in rows):,} do not fit, "
-            f"{sum('error' in r for r in rows):,} cannot be."
+            f"{sum('error' in r for r in rows):,} are impossible."
         ),
         f"Calibration of the best design: {first['calibration']}.",
         *first["notes"],

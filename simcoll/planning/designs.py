@@ -13,7 +13,7 @@ from simcoll.formats.output import csv_bytes
 from simcoll.planning.failures import Cause, Job
 from simcoll.planning.figures import FIGURES, better_of, pareto_front
 from simcoll.planning.goodput import HOUR_US
-from simcoll.planning.grid import Grid, Point, Row
+from simcoll.planning.grid import Grid, GridRun, Point, Row
 from simcoll.planning.renewal import renewal, young_daly
 from simcoll.planning.space import Space
 from simcoll.topology import LINK_KINDS, Topology
@@ -35,6 +35,7 @@ __all__ = [
     "firsts",
     "front_figures",
     "latest",
+    "notes_of",
     "refined",
     "space_grid",
     "time_design",
@@ -157,7 +158,13 @@ def _goodput(failures: Mapping[str, Any], gpus: int) -> float:
     blocking = parse_span(failures["blocking"]) if failures.get("blocking") else saving
     interval = max(1, young_daly(blocking, mean_us, higher_order=True), saving - blocking)
     detect, load = parse_span(failures.get("detect", "0")), parse_span(failures["restart"])
-    return renewal(Job(1, interval, blocking, saving, detect, load, (Cause("all", mean_us),))) or 0.0
+    share = renewal(Job(1, interval, blocking, saving, detect, load, (Cause("all", mean_us),)))
+    if not share:
+        raise ConfigError(
+            f"a failure every {mean_us / 1e6:,.3g} s on {gpus:,} GPUs: no training survives",
+            path="$.failures.gpu_hours",
+        )
+    return share
 
 
 def _told(design: Design, found: StepResult) -> dict[str, Any]:
@@ -193,15 +200,21 @@ def best_of(rows: Sequence[Row], space: Space) -> tuple[list[Row], list[Row]]:
     ran = [row for row in rows if row.get("result", {}).get("fits") == "yes"]
     if not ran:
         tight = sum("result" in row for row in rows)
+        such = next((f" (the first: {row['result']['fits']})" for row in rows if "result" in row), "")
         raise ConfigError(
-            f"none of {len(rows):,} designs ran: {tight:,} do not fit, {len(rows) - tight:,} cannot be", file=space.file
+            f"none of {len(rows):,} designs ran: {tight:,} do not fit{such}, {len(rows) - tight:,} are impossible",
+            file=space.file,
         )
     figures = front_figures(space, ran[0]["result"])
     results = [row["result"] for row in ran]
     front = [ran[place] for place in pareto_front(results, figures)]
     key = better_of(space.objective.figure)
-    best, best_front = (sorted(each, key=lambda row: (key(row["result"]), row["key"])) for each in (ran, front))
-    return best, best_front
+    leading = {row["key"] for row in front}  # of equals, first what is on the front
+
+    def rank(row: Row) -> tuple[float, bool, str]:
+        return key(row["result"]), row["key"] not in leading, row["key"]
+
+    return sorted(ran, key=rank), sorted(front, key=rank)
 
 
 def firsts(best: Sequence[Row]) -> list[Row]:
@@ -222,17 +235,38 @@ def front_figures(space: Space, result: Mapping[str, Any]) -> tuple[str, ...]:
     return (chosen, "usd_per_mtoken" if "usd_per_mtoken" in result else "memory_gib")
 
 
-def refined(rows: Sequence[Row], space: Space, exact: int) -> Grid:
-    """The designs to time in tier 2: the best overall, the best of each alternative, and the Pareto front."""
+def refined(rows: Sequence[Row], space: Space, exact: int) -> Grid | None:
+    """The designs to time in tier 2 next: of the best overall, the best of each alternative and the Pareto front, those in tier 1.
+
+    None when all of them are in tier 2: no design leads only because tier 1 overrates it.
+    """
     best, front = best_of(rows, space)
-    chosen = {row["key"]: row for row in (*best[:exact], *front, *firsts(best))}
-    return Grid(time_design, tuple({**row["point"], "tier": 2} for row in chosen.values()))
+    chosen = {row["key"]: row for row in (*best[:exact], *front, *firsts(best)) if row["result"]["tier"] == 1}
+    return Grid(time_design, tuple({**row["point"], "tier": 2} for row in chosen.values())) if chosen else None
 
 
-def latest(rows: Sequence[Row], exact: Sequence[Row]) -> list[Row]:
-    """Each design once, timed in tier 2 where available."""
-    better = {_of(row): row for row in exact}
-    return [better.get(_of(row), row) for row in rows]
+def latest(runs: Sequence[GridRun]) -> list[Row]:
+    """Each design of the first run once, timed in tier 2 where a later one did so."""
+    better = {_of(row): row for run in runs[1:] for row in run.rows}
+    return [better.get(_of(row), row) for row in runs[0].rows]
+
+
+def notes_of(rows: Sequence[Row]) -> list[str]:
+    """The notes on some designs; one that is not on all of them names its first."""
+    about: dict[str, list[Row]] = {}
+    for row in rows:
+        for note in row["result"]["notes"]:
+            about.setdefault(note, []).append(row)
+    return [
+        note if len(on) == len(rows) else f"{_called(on[0], rows, len(on) - 1)}: {note}" for note, on in about.items()
+    ]
+
+
+def _called(row: Row, rows: Sequence[Row], more: int) -> str:
+    """A design by what tells it from others, and the number of further ones."""
+    case = row["point"]["case"]
+    differ = [name for name in case if len({str(each["point"]["case"].get(name)) for each in rows}) > 1]
+    return ", ".join(f"{name} {case[name]}" for name in differ) + (f" and {more} more" if more else "")
 
 
 def _of(row: Row) -> str:
@@ -248,10 +282,13 @@ def bars_of(workload: Workload, clock: Clock) -> list[Bar]:
     """The first part of a step, with consecutive repetitions merged to one bar."""
     bars: list[Bar] = []
     last: dict[str, int] = {}
+    order: dict[str, tuple[int, str]] = {}
+    classes = {name: place for place, name in enumerate(workload.classes)}
     for span in sorted(clock.spans, key=lambda span: (span.begin_fs, span.on, span.stream)):
         if span.end_fs == span.begin_fs:
             continue
         lane, name = f"{span.on} {span.stream}", workload.operations[span.operation].name or span.stream
+        order[lane] = classes[span.on], span.stream
         before = last.get(lane)
         if before is not None and bars[before].name == name and bars[before].end_fs == span.begin_fs:
             bars[before] = replace(bars[before], end_fs=span.end_fs)
@@ -260,7 +297,7 @@ def bars_of(workload: Workload, clock: Clock) -> list[Bar]:
             break
         last[lane] = len(bars)
         bars.append(Bar(lane, name, span.begin_fs, span.end_fs))
-    return sorted(bars, key=lambda bar: (bar.lane, bar.begin_fs))
+    return sorted(bars, key=lambda bar: (order[bar.lane], bar.begin_fs))
 
 
 def designs_csv(rows: Sequence[Row]) -> bytes:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import signal
 from collections.abc import Callable, Iterator
-from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
@@ -49,6 +50,8 @@ class Pool:
         Whether its workers share the results folder, where they save rows not handed over yet.
     lost
         Exceptions of its futures when a worker dies and cannot be replaced.
+    gone
+        Exceptions when the scheduler cannot be reached any more.
     """
 
     executor: Executor
@@ -57,6 +60,7 @@ class Pool:
     hold_s: float = HOLD_S
     near: bool = False
     lost: tuple[type[BaseException], ...] = (BrokenExecutor,)
+    gone: tuple[type[BaseException], ...] = ()
 
 
 class _Here(Executor):
@@ -207,6 +211,7 @@ def _processes(jobs: int | None) -> Iterator[Pool]:
 def _dask(kind: str) -> Iterator[Pool]:
     try:
         from distributed import Client, KilledWorker
+        from distributed.comm import CommClosedError
     except ImportError:
         raise ConfigError(f"--executor {kind} needs dask.distributed: pip install 'simcoll[cluster]'") from None
     address = kind.replace("dask://", "tcp://", 1)
@@ -214,6 +219,8 @@ def _dask(kind: str) -> Iterator[Pool]:
         client = Client(address, timeout=20)
     except (OSError, ValueError) as error:
         raise ConfigError(f"--executor {kind}: no dask scheduler answers there ({error})") from None
+    for talker in ("distributed", "distributed.client", "tornado.application"):  # the error below says it in one line
+        logging.getLogger(talker).setLevel(logging.CRITICAL)
     with client:
         # A worker that cannot import what it gets dies, and its request goes to the next one.
         for worker, version in client.run(resolve_name, "simcoll:__version__", on_error="return").items():
@@ -223,8 +230,9 @@ def _dask(kind: str) -> Iterator[Pool]:
                 )
         # Not even the scheduler may take two requests for one: a point that is played again shall be played.
         yield Pool(
-            client.get_executor(pure=False), lambda: max(1, sum(client.nthreads().values())), lost=(KilledWorker,)
-        )
+            client.get_executor(pure=False), lambda: max(1, sum(client.nthreads().values())), lost=(KilledWorker,),
+            gone=(CommClosedError, CancelledError),
+        )  # fmt: skip
 
 
 def _or_why(version: object) -> str:

@@ -216,7 +216,8 @@ def _read(paths: Iterable[Path]) -> dict[str, Row]:
                 row = msgspec.json.decode(line, type=dict[str, Any])
             except (msgspec.DecodeError, UnicodeDecodeError):
                 row = {}
-            if not isinstance(row.get("key"), str) or not isinstance(row.get("point"), dict):
+            told = isinstance(row.get("result"), dict) or isinstance(row.get("error"), str)
+            if not isinstance(row.get("key"), str) or not isinstance(row.get("point"), dict) or not told:
                 raise ConfigError("not a row of a grid; remove the line, and --resume plays its point again", file=str(path),
                                   path=f"line {number}")  # fmt: skip
             found[row["key"]] = row
@@ -332,6 +333,10 @@ def _play(
         raise ConfigError(
             f"a worker died, perhaps for want of memory ({type(error).__name__}); finished rows are kept: --resume continues with them, "
             "and fewer workers (--jobs) need less"
+        ) from None
+    except pool.gone as error:
+        raise ConfigError(
+            f"the scheduler does not answer any more ({type(error).__name__}); finished rows are kept: --resume continues with them"
         ) from None
     except KeyboardInterrupt:
         yield from _in_hand(running)

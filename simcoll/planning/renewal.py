@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 
 __all__ = ["renewal", "young_daly"]
 
+MOST_EXPONENT = 700.0
+"""Failures expected between two checkpoints beyond which nothing is ever kept: exp of more exceeds floating point."""
+
 
 def young_daly(cost_us: int, mtbf_us: int, *, higher_order: bool = False) -> int:
     """The optimal checkpoint interval: Young's square root, or Daly's higher-order estimate.
@@ -44,5 +47,7 @@ def renewal(job: Job) -> float | None:
         return job.interval_us / (job.interval_us + job.blocking_us)
     failing = float(1 / sum(Fraction(1, cause.mean_us) for cause in job.causes))
     cycle, unsafe = job.interval_us + job.blocking_us, job.saving_us - job.blocking_us
+    if cycle / failing > MOST_EXPONENT:
+        return 0.0
     kept = math.exp(-(job.load_us + unsafe) / failing) * job.interval_us / math.expm1(cycle / failing)
     return kept / (failing + job.detect_us)

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
+from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Cost", "Failures", "Limits", "Objective", "Space", "load_space", "number_of"]
 
+_Record = TypeVar("_Record", bound=msgspec.Struct)
 MAX_BYTES = 2**20
 MAX_DESIGNS = 10**6
 LISTS = {"parallel.split", "parallel.offload"}
@@ -134,9 +136,13 @@ def load_space(path: Path) -> Space:
 
 
 def _space(document: dict[str, Any], path: Path) -> Space:
-    objective = convert_table(document.pop("objective", {}), Objective)
+    objective = _table(document, "objective", Objective)
     _check(objective)
     alternatives = convert_table({"alternative": document.pop("alternative", [])}, _Alternatives).alternative
+    names = [each.name for each in alternatives]
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            raise ConfigError(f"{name!r} is the name of another alternative", path=f"$.alternative[{place}].name")
     designs, terms, hashes = [], [], []
     for alternative in alternatives or [_Alternative(name="")]:
         merged = _merged(document, msgspec.to_builtins(alternative), path.parent)
@@ -231,14 +237,19 @@ def _merged(document: Mapping[str, Any], alternative: Mapping[str, Any], folder:
 
 def _terms(merged: dict[str, Any], objective: Objective) -> dict[str, Any]:
     """Check limits, cost and failures; of the limits, only memory stays in the design."""
-    limits = convert_table(merged.pop("limits", {}), Limits)
-    cost = convert_table(merged.pop("cost", {}), Cost)
+    limits, cost = _table(merged, "limits", Limits), _table(merged, "cost", Cost)
+    for table, name, value in (
+        ("cost", "gpu_hour", cost.gpu_hour),
+        *(("limits", name, getattr(limits, name)) for name in ("gpus", "usd_per_hour", "kilowatts")),
+    ):
+        if not 0 <= value < inf:
+            raise ConfigError(f"expected a number of at least 0, got {value}", path=f"$.{table}.{name}")
     failures = merged.pop("failures", None) or None
     if failures is not None:
-        asked = convert_table(failures, Failures)
+        asked = _table({"failures": failures}, "failures", Failures)
         for name in ("checkpoint", "restart", "detect"):
             parse_span(getattr(asked, name), path=f"$.failures.{name}")
-        if not asked.gpu_hours > 0:
+        if not 0 < asked.gpu_hours < inf:
             raise ConfigError(f"expected GPU-hours above 0, got {asked.gpu_hours}", path="$.failures.gpu_hours")
     if limits.memory:
         merged["limits"] = {"memory": limits.memory}
@@ -246,6 +257,14 @@ def _terms(merged: dict[str, Any], objective: Objective) -> dict[str, Any]:
     return {
         "limits": msgspec.structs.asdict(limits), "cost": msgspec.structs.asdict(cost), "failures": failures, "tokens": tokens,
     }  # fmt: skip
+
+
+def _table(document: dict[str, Any], name: str, record: type[_Record]) -> _Record:
+    """Take a table out of a document, and convert it."""
+    try:
+        return convert_table(document.pop(name, {}), record)
+    except ConfigError as error:
+        raise ConfigError(error.message, path=f"$.{name}{(error.path or '$')[1:]}") from None
 
 
 def _inputs_hash(merged: Mapping[str, Any]) -> str:

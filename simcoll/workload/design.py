@@ -236,11 +236,9 @@ def _checked(read: _File, topology: Topology, folder: Path, stem: str) -> Design
         beside = folder / read.gpu.calibration
         calibration = load_calibration(beside) if is_file(beside) else shipped_calibration(read.gpu.calibration)
     measured = load_measured(folder / read.gpu.measured) if read.gpu.measured else None
-    limit = (
-        parse_size(read.limits.memory, what="memory", path="$.limits.memory")
-        if read.limits.memory
-        else gpu.memory_bytes
-    )
+    limit = gpu.memory_bytes
+    if read.limits.memory:
+        limit = min(limit, parse_size(read.limits.memory, what="memory", path="$.limits.memory"))
     parallel = read.parallel
     inner = parallel.tp * parallel.cp * parallel.pp
     dp = parallel.dp or max(1, topology.nranks // inner)
@@ -345,4 +343,4 @@ def _divides(model: Model, asked: _Asked, parallel: Parallel, dp: int) -> None:
         divisions.append(("experts", model.experts, parallel.ep, "ep"))
     for what, whole, parts, name in divisions:
         if whole % parts:
-            raise ConfigError(f"{what} {whole}: {name} = {parts} does not divide them", path="$.parallel")
+            raise ConfigError(f"{what} {whole}: not divisible by {name} = {parts}", path="$.parallel")

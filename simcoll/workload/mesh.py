@@ -134,7 +134,7 @@ def mesh_of(order: str, sizes: Mapping[str, int], nranks: int) -> Mesh:
         fits = (
             f"dp {nranks // inner} would fill it"
             if nranks % inner == 0
-            else f"{nranks} is no multiple of {inner}, of all axes but dp"
+            else f"no dp fills it, since {inner}, the product of the other axes, does not divide {nranks}"
         )
         raise ConfigError(f"the mesh {shown} has {mesh.nranks} ranks, the cluster {nranks} GPUs; {fits}")
     return mesh

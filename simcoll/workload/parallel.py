@@ -180,7 +180,9 @@ def _chunks(
     parts = stages * virtual
     if not isinstance(split, str):
         counts = list(split)
-        if len(counts) != parts or sum(counts) != layers or min(counts) < 0:
+        if min(counts, default=0) < 0:
+            raise ConfigError(f"split: expected numbers of layers of at least 0, got {min(counts)}")
+        if len(counts) != parts or sum(counts) != layers:
             raise ConfigError(
                 f"split: {len(counts)} parts with {sum(counts)} layers; expected {parts} parts (pp x virtual) with {layers}"
             )

@@ -167,5 +167,7 @@ def slowed(workload: Workload, operation: Operation, slow: Mapping[int, float]) 
     """Slow a computation down to the slowest rank of its class."""
     if not slow or not isinstance(operation, Compute):
         return operation
-    factor = max((by for rank, by in slow.items() if rank in workload.classes[operation.on]), default=1.0)
+    ranks = workload.classes[operation.on]
+    given = [by for rank, by in slow.items() if rank in ranks]
+    factor = max(given if len(given) == len(ranks) else [*given, 1.0])
     return msgspec.structs.replace(operation, time_fs=int(operation.time_fs * Fraction(str(factor))))

@@ -182,6 +182,11 @@ def _notes(design: Design, tier: int) -> tuple[str, ...]:
             "uncalibrated: kernels are fused, attention is the fastest that was measured; constants of eager PyTorch and of Megatron: "
             "simcoll list calibrations"
         )
+    theirs = design.topology.traits.get("gpu", "").lower().replace(" ", "-")
+    if theirs and not design.gpu.name.startswith(theirs):
+        found.append(
+            f"computation is that of {design.gpu.name}, and topology {design.topology.name} is one of {theirs}"
+        )
     if design.measured is not None:
         found.append(design.measured.note())
     if design.slow and tier == 1:

@@ -120,9 +120,11 @@ def test_rows_of_an_earlier_run_are_not_mixed_up(tmp_path):
         played(tmp_path)
     assert played(tmp_path, n=42, resume=True).played == 2
     assert played(tmp_path, n=3, resume=True).played == 0
-    (tmp_path / "rows.jsonl").write_text('{"key": "1", "point": {}}\nnonsense\n{"key": "2", "point": {}}\n')
-    with pytest.raises(ConfigError, match=r"rows.jsonl: line 2: not a row of a grid"):
-        played(tmp_path, resume=True)
+    row = '{"key": "1", "point": {}, "result": {}}\n'
+    for wrong in ("nonsense", '{"key": "2", "point": {}}', '{"key": "2", "point": {}, "result": 3}', "\0\0"):
+        (tmp_path / "rows.jsonl").write_text(f"{row}{wrong}\n{row}")
+        with pytest.raises(ConfigError, match=r"rows.jsonl: line 2: not a row of a grid"):
+            played(tmp_path, resume=True)
 
 
 def test_no_row_goes_through_a_link_and_nothing_is_cut_there(tmp_path):
@@ -217,6 +219,19 @@ def test_a_dead_worker_is_said(tmp_path):
     with pytest.raises(ConfigError, match=r"a worker died, perhaps for want of memory .*--resume"):
         played(tmp_path, pool=Pool(Stopping(BrokenExecutor(), 5), lambda: 1))
     assert 0 < len(read_rows(tmp_path)) < 40
+    assert played(tmp_path, resume=True).played > 0
+
+
+def test_a_scheduler_that_is_gone_is_said(tmp_path):
+    def workers():
+        if len(read_rows(tmp_path)) > 5:
+            raise ConnectionResetError("in a comm of the scheduler")
+        return 1
+
+    pool = Pool(Stopping(None, 99), workers, hold_s=0, gone=(ConnectionResetError,))
+    with pytest.raises(ConfigError, match=r"the scheduler does not answer any more .*--resume"):
+        played(tmp_path, pool=pool)
+    assert 5 < len(read_rows(tmp_path)) < 40
     assert played(tmp_path, resume=True).played > 0
 
 

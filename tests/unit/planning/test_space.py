@@ -12,9 +12,10 @@ import pytest
 from simcoll.errors import ConfigError
 from simcoll.formats.toml_text import toml_text
 from simcoll.limits.paths import shipped_files
-from simcoll.planning.designs import beyond_pcie, time_design
+from simcoll.planning.designs import best_of, beyond_pcie, latest, notes_of, refined, time_design
 from simcoll.planning.figures import FIGURES, pareto_front
 from simcoll.planning.goodput import goodput_grid
+from simcoll.planning.grid import GridRun
 from simcoll.planning.space import load_space
 from simcoll.planning.sweep_grid import load_sweep, sweep_grid
 from simcoll.topology import load_topology
@@ -106,6 +107,17 @@ def test_alternatives_replace_tables_and_sweep_their_own(tmp_path):
         ('restart = "5 min"', 'restart = "5"', r"\$\.failures\.restart: .*no unit"),
         ("gpu_hours = 50_000", "gpu_hours = 0", r"\$\.failures\.gpu_hours: expected GPU-hours above 0"),
         ('name = "dgx-h100"', 'name = "dgx-h1000"', "did you mean 'dgx-h100'"),
+        ("gpu_hour = 2.0", "gpu_hour = inf", r"\$\.cost\.gpu_hour: expected a number of at least 0, got inf"),
+        ("gpu_hour = 2.0", "gpu_hour = -2.0", r"\$\.cost\.gpu_hour: expected a number of at least 0, got -2"),
+        ("gpu_hour = 2.0", "gpu_hour = [2.0, 3.0]", r"\$\.cost\.gpu_hour: expected a number, got a list"),
+        ('restart = "5 min"', "", r"\$\.failures: missing key 'restart'"),
+        ("[cost]", "[limits]\nkilowatts = nan\n[cost]", r"\$\.limits\.kilowatts: expected a number of at least 0"),
+        ("[cost]", "[limits]\ngpus = -1\n[cost]", r"\$\.limits\.gpus: expected a number of at least 0, got -1"),
+        (
+            "[cost]",
+            '[[alternative]]\nname = "A"\n[[alternative]]\nname = "A"\ngpu = { name = "h200" }\n[cost]',
+            r"\$\.alternative\[1\]\.name: 'A' is the name of another",
+        ),
     ],
 )
 def test_bad_files_are_named(tmp_path, old, new, said):
@@ -128,6 +140,51 @@ def test_the_figures_of_a_design_follow_from_its_step(tmp_path):
     assert set(FIGURES) <= set(found)
 
 
+def test_a_limit_above_the_memory_of_the_gpu_is_that_memory(tmp_path):
+    space = space_of(tmp_path, PLAN.replace("hidden = 1024", "hidden = 32768") + '[limits]\nmemory = "900 GB"\n')
+    assert time_design(space.points(1)[0])["fits"].endswith("of 74.5 GiB")
+
+
+def test_jobs_that_only_fail_are_impossible(tmp_path):
+    space = space_of(tmp_path, PLAN.replace("gpu_hours = 50_000", "gpu_hours = 0.0001"))
+    with pytest.raises(ConfigError, match=r"a failure every 0\.045 s on 8 GPUs: no training survives"):
+        time_design(space.points(1)[0])
+
+
+def row_of(name, tier, speed, memory, notes=()):
+    """A design that ran."""
+    told = {"fits": "yes", "tier": tier, "tokens_per_second": speed, "usd_per_mtoken": memory, "notes": list(notes)}
+    return {"key": f"{name} {tier}", "point": {"case": {"name": name}, "tier": tier}, "result": told}
+
+
+def test_no_design_leads_because_tier_1_overrates_it(tmp_path):
+    space = space_of(tmp_path)
+    exact = {
+        "a": row_of("a", 2, 60, 3),
+        "b": row_of("b", 2, 89, 2),
+        "c": row_of("c", 2, 80, 1),
+        "d": row_of("d", 2, 1, 9),
+    }
+    runs = [GridRun((row_of("a", 1, 100, 3), row_of("b", 1, 90, 2), row_of("c", 1, 80, 1), row_of("d", 1, 2, 9)), 4)]
+    while (grid := refined(latest(runs), space, 1)) is not None:
+        runs.append(GridRun(tuple(exact[point["case"]["name"]] for point in grid.points), len(grid)))
+    best, front = best_of(latest(runs), space)
+    assert [row["key"] for row in best] == ["b 2", "c 2", "a 2", "d 1"]
+    assert [row["key"] for row in front] == ["b 2", "c 2"]
+
+
+def test_the_first_of_equals_is_on_the_front(tmp_path):
+    equals = [row_of(name, 2, 5, 5) for name in "zab"]
+    best, front = best_of(equals, space_of(tmp_path))
+    assert len(front) == 1
+    assert best[0] is front[0]
+
+
+def test_a_note_on_some_designs_names_the_first():
+    rows = [row_of("a", 2, 5, 5, ["all", "some"]), row_of("b", 2, 4, 4, ["all"]), row_of("c", 2, 3, 3, ["all", "some"])]
+    assert notes_of(rows) == ["all", "name a and 1 more: some"]
+
+
 @pytest.mark.parametrize(
     ("limits", "said"),
     [
@@ -145,7 +202,10 @@ def test_what_does_not_fit_is_not_timed(tmp_path, limits, said):
 
 def test_a_design_that_cannot_be_says_why(tmp_path):
     point = next(p for p in space_of(tmp_path).points(1) if p["case"]["pp"] == 3)
-    with pytest.raises(ConfigError, match=r"4 layers do not divide into 3 parts|8 is no multiple of 3"):
+    with pytest.raises(
+        ConfigError,
+        match=r"4 layers do not divide into 3 parts|since 3, the product of the other axes, does not divide 8",
+    ):
         time_design(point)
 
 

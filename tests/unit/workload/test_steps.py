@@ -340,6 +340,19 @@ def test_a_slow_rank_slows_its_group():
     )
 
 
+def test_one_fast_rank_speeds_no_group_up():
+    for tier in (1, 2):
+        usual, fast = (step(design(tp=8, topology={"slow": ranks}), tier=tier) for ranks in ({}, {"3": 0.5}))
+        assert usual.time_fs == fast.time_fs
+        assert usual.bound_fs == fast.bound_fs
+
+
+def test_a_gpu_in_the_machine_of_another_is_said():
+    mixed = step(design(topology={"name": "dgx-a100"}), tier=1, exposed=False)
+    assert "computation is that of h100, and topology dgx-a100 is one of a100" in mixed.notes
+    assert not any("computation is that of" in note for note in step(design(), tier=1, exposed=False).notes)
+
+
 @pytest.mark.slow
 def test_degraded_links_count():
     usual = step(design(nodes=2), tier=1, exposed=False).time_fs

@@ -228,7 +228,12 @@ def test_groups_of_a_mesh():
 @pytest.mark.parametrize(
     ("tables", "said"),
     [
-        ({"parallel": {"tp": 3}}, "6 ranks, the cluster 8 GPUs"),
+        ({"parallel": {"tp": 3}}, "6 ranks, the cluster 8 GPUs; no dp fills it, since 3,"),
+        ({"parallel": {"pp": 2, "split": [33, -1]}}, "split: expected numbers of layers of at least 0, got -1"),
+        (
+            {"parallel": {"tp": 2, "sequence_parallel": True}, "model": {"sequence": 8191}},
+            "sequence 8191: not divisible by",
+        ),
         ({"model": {"global_batch": 17}}, "the nearest that does is 16"),
         ({"parallel": {"pp": 8, "virtual": 3}}, "32 layers do not divide into 24 parts"),
         ({"model": {"dtype": "fp4"}}, "no peak for dtype 'fp4'"),
