@@ -14,6 +14,7 @@ from simcoll.core.protocol import Protocol
 from simcoll.core.protocol import protocol as find_protocol
 from simcoll.core.reduction import Reduction, parse_dtype, parse_reduction
 from simcoll.core.schedule import Schedule
+from simcoll.core.step import distinct
 from simcoll.errors import ConfigError, expect
 from simcoll.proving import verify
 
@@ -115,7 +116,7 @@ def bind(
             f"{endpoints.size} endpoints" if endpoints.ndim == 1 else f"an array of shape {endpoints.shape}, not a list"
         )
         raise ConfigError(f"{schedule.title} has {schedule.nranks} ranks; got {got}")
-    if len(np.unique(endpoints)) != schedule.nranks or (endpoints < 0).any():
+    if len(distinct(endpoints)) != schedule.nranks or (endpoints < 0).any():
         raise ConfigError("ranks must name different endpoints, 0 or more")
     found = find_protocol(protocol) if isinstance(protocol, str) else protocol
     if not isinstance(found, Protocol):

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from simcoll.arrays import Ints
 from simcoll.core.collective import Collective
 from simcoll.core.schedule import COPY, Layout, Repeat, Schedule, Step, joined
-from simcoll.core.step import moving_part, spread
+from simcoll.core.step import distinct, moving_part, spread
 from simcoll.errors import ConfigError
 
 __all__ = [
@@ -163,7 +163,7 @@ def _moved(layout: Layout, order: Ints) -> Ints:
 def _numberings(schedule: Schedule, orders: Sequence[ArrayLike] | Ints) -> Ints:
     """The numberings as an array; refuses invalid ones, and schedules that cannot be renumbered."""
     layout, collective, n = schedule.layout, schedule.collective, schedule.nranks
-    root, blocks = collective.root, len(np.unique(layout.scratch))
+    root, blocks = collective.root, len(distinct(layout.scratch.reshape(-1)))
     found = [np.asarray(order, np.int64) for order in orders]
     for ranks in found:
         if not np.array_equal(np.sort(ranks), np.arange(n)):

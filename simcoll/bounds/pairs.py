@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from simcoll.arrays import Array, Floats, Ints
 from simcoll.bounds.flows import min_cut
+from simcoll.core.step import distinct
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def pairs_of(topology: Topology) -> Pairs:
     unit = int(np.gcd.reduce(capacity))
     found = Pairs(n, np.stack([src[kept], dst[kept]]), links, row, capacity // unit, unit)
     for a, b in (found.ends, found.ends[::-1]):
-        if len(np.unique(b)) < n or not _reached(n, a, b).all():
+        if len(distinct(b)) < n or not _reached(n, a, b).all():
             raise ConfigError(f"topology {topology.name!r}: no trees reach all ranks along the routes of messages")
     return found
 

@@ -184,7 +184,7 @@ def spread(count: Ints) -> tuple[Ints, Ints]:
 
 
 def distinct(*parts: Ints) -> Ints:
-    """The distinct values of non-negative numbers, sorted.
+    """The distinct values of whole numbers, sorted; ``np.unique`` without counts loads ``numpy.ma`` first.
 
     >>> distinct(np.array([3, 1]), np.array([1])).tolist()
     [1, 3]

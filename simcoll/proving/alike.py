@@ -20,7 +20,7 @@ from simcoll.core.step import expanded
 
 __all__ = ["one_of_each"]
 
-FEWEST = 64
+FEWEST = 128
 """From this number of pieces on, finding those that are alike is faster than following all."""
 SAVED = 4
 """Least number of pieces for each that is followed."""
@@ -115,7 +115,7 @@ def _representatives(schedule: Schedule, rows: _Rows) -> Ints | None:
     like = np.where(length == length[first[kind]], first[kind], np.arange(layout.chunks))
     differs = piece[key != key[start[like[piece]] + place]]
     like[differs] = differs
-    return np.unique(like)
+    return np.flatnonzero(like == np.arange(layout.chunks))
 
 
 def _restricted(schedule: Schedule, rows: _Rows, pieces: Ints) -> Schedule:

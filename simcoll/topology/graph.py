@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from simcoll.arrays import Array, Ints, Shorts
 from simcoll.core.numbers import whole_numbers
+from simcoll.core.step import distinct
 from simcoll.errors import ConfigError, nearest
 from simcoll.topology.detours import DetourRouter, detour_router
 from simcoll.topology.relays import relays_of
@@ -226,7 +227,7 @@ class Topology:
             raise ConfigError(
                 f"a placement may use ranks 0 to {self.nranks - 1} of topology {self.name!r}, not {beyond[0]}"
             )
-        if np.unique(chosen).size != chosen.size:
+        if distinct(chosen).size != chosen.size:
             raise ConfigError("a placement puts two ranks on one GPU; expected distinct numbers")
         if np.array_equal(chosen, np.arange(self.nranks)):
             return self

@@ -13,6 +13,7 @@ import numpy as np
 
 from simcoll.arrays import Ints, Words
 from simcoll.core.hashing import SALTS, mix
+from simcoll.core.step import distinct
 from simcoll.topology.components import first_joined
 from simcoll.topology.graph import Topology
 from simcoll.topology.routing import TorusRouter
@@ -152,7 +153,7 @@ def _looks(topology: Topology, fixed: int | None) -> Words:
     label, classes = _mix(label), 0
     for _ in range(FAR):
         label = _refined(topology, label)
-        before, classes = classes, len(np.unique(label))
+        before, classes = classes, len(distinct(label.view(np.int64)))
         if classes == before:
             break
     return label[topology.rank_nodes]

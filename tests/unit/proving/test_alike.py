@@ -12,12 +12,12 @@ from simcoll.errors import ScheduleError
 from simcoll.proving import alike, verify
 
 PIPELINES = [
-    ("broadcast", "chain", {"pieces": 64}),
-    ("broadcast", "chain", {"pieces": 32, "channels": 2, "box": 2}),
-    ("reduce", "chain", {"pieces": 65}),
-    ("all_reduce", "tree", {"pieces": 64}),
-    ("all_reduce", "double_tree", {"pieces": 64}),
-    ("all_reduce", "nccl_tree", {"pieces": 32, "channels": 2, "box": 2}),
+    ("broadcast", "chain", {"pieces": 128}),
+    ("broadcast", "chain", {"pieces": 64, "channels": 2, "box": 2}),
+    ("reduce", "chain", {"pieces": 129}),
+    ("all_reduce", "tree", {"pieces": 128}),
+    ("all_reduce", "double_tree", {"pieces": 128}),
+    ("all_reduce", "nccl_tree", {"pieces": 64, "channels": 2, "box": 2}),
 ]
 
 
@@ -39,10 +39,10 @@ def test_few_pieces_are_followed():
 @pytest.mark.parametrize(
     ("kind", "name", "params"),
     [
-        ("all_reduce", "ring", {"channels": 16}),  # a segment of each rank
-        ("all_gather", "ring", {"pieces": 64}),  # a block of each rank
-        ("broadcast", "chain", {"pieces": 63}),
-        ("all_reduce", "nvls", {"pieces": 64}),  # a switch reduces
+        ("all_reduce", "ring", {"channels": 32}),  # a segment of each rank
+        ("all_gather", "ring", {"pieces": 128}),  # a block of each rank
+        ("broadcast", "chain", {"pieces": 127}),
+        ("all_reduce", "nvls", {"pieces": 128}),  # a switch reduces
     ],
 )
 def test_other_schedules_are_followed_in_full(kind, name, params):
@@ -93,8 +93,8 @@ def test_one_transfer_that_differs_is_judged_as_by_the_full_proof(seed, monkeypa
 
 def test_pieces_whose_transfers_share_a_step_differ_from_those_that_follow_each_other():
     """Every piece goes from 0 to 1 and on to 2; where both happen in one step, rank 1 passes on what it held before."""
-    layout = Layout(Collective("broadcast", 3), 64)
-    chunk = np.arange(64)
+    layout = Layout(Collective("broadcast", 3), 128)
+    chunk = np.arange(128)
     start = transfers(0, layout.input(0, chunk), 0, layout.output(0, chunk))
 
     def schedule(*pieces):
@@ -111,11 +111,11 @@ def test_pieces_whose_transfers_share_a_step_differ_from_those_that_follow_each_
 
 
 def test_repeats_of_ranges():
-    layout = Layout(simcoll.schedule("reduce", "chain", nranks=2).collective, 64)
-    half = transfers(1, layout.input(), 0, layout.output(), count=8, op=REDUCE)
-    start = transfers([0, 1], layout.input(), [0, 1], layout.output(), count=64, op=COPY)
+    layout = Layout(simcoll.schedule("reduce", "chain", nranks=2).collective, 128)
+    half = transfers(1, layout.input(), 0, layout.output(), count=16, op=REDUCE)
+    start = transfers([0, 1], layout.input(), [0, 1], layout.output(), count=128, op=COPY)
     for turns, right in ((8, True), (7, False)):
-        steps = [start, Repeat((half,), turns, 8, 0, 64)]
+        steps = [start, Repeat((half,), turns, 16, 0, 128)]
         made = Schedule("ranges", layout, lambda steps=steps: steps)
         if right:
             told = verify(made)
