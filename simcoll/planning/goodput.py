@@ -34,6 +34,8 @@ __all__ = [
 
 MAX_BYTES = 2**20
 MAX_CASES, MAX_SEEDS = 10_000, 100_000
+MAX_FAILURES = 10**6
+"""Failures of a job in one simulation: half a minute."""
 HOUR_US = 3600 * 10**6
 SWEPT = ("job", "checkpoint", "restart", "spares")
 """Tables whose lists are swept."""
@@ -137,6 +139,7 @@ def goodput_grid(path: Path) -> tuple[str, Grid]:
             asked = convert_table(case, GoodputFile)
             title, job = asked.title, job_of(asked)
             span_us = _whole_us(asked.days, 86400 * 10**6, "days", "$.days")
+            _refuse_too_many(job, span_us)
         shared = {
             "case": chosen, "job": asdict(job), "span_us": span_us, "gpus": asked.job.gpus,
             "tokens_per_second": asked.job.tokens_per_second, "usd_per_gpu_hour": asked.job.usd_per_gpu_hour,
@@ -167,6 +170,9 @@ def job_of(asked: GoodputFile) -> Job:
     ):
         if not least <= value < 2**31:
             raise ConfigError(f"expected a whole number, at least {least}, got {value}", path=f"$.job.{place}")
+    for place in ("tokens_per_second", "usd_per_gpu_hour"):
+        if not 0 <= getattr(job, place) < math.inf:
+            raise ConfigError(f"expected a number of at least 0, got {getattr(job, place)}", path=f"$.job.{place}")
     for place, value in (("gpus", job.gpus), ("replica_gpus", job.replica_gpus)):
         if value % job.gpus_per_node:
             raise ConfigError(
@@ -203,6 +209,17 @@ def job_of(asked: GoodputFile) -> Job:
         spares=asked.spares.nodes,
         replica_nodes=job.replica_gpus // job.gpus_per_node,
     )
+
+
+def _refuse_too_many(job: Job, span_us: int) -> None:
+    """Refuse a job that fails more often than can be simulated."""
+    means = [cause.mean_us for cause in job.causes] + ([job.slowness.mean_us] if job.slowness else [])
+    expected = sum(span_us // mean_us for mean_us in means)
+    if expected > MAX_FAILURES:
+        raise ConfigError(
+            f"{expected:,} failures in all, one every {span_us / expected / 1e6:.3g} s: more than {MAX_FAILURES:,}",
+            path="$.failure",
+        )
 
 
 def _cause(failure: _Failure, gpus: int, place: str) -> Cause:
@@ -247,9 +264,10 @@ def _interval(text: str, blocking_us: int, saving_us: int, causes: Sequence[Caus
         found = parse_span(text, what="interval", path=place)
     except ConfigError as error:
         raise ConfigError(f"{error.message}; or 'young' or 'daly'", path=place) from None
-    if found < max(1, saving_us - blocking_us):
+    least_us = max(1, saving_us - blocking_us)
+    if found < least_us:
         raise ConfigError(
-            f"{text}: the checkpoint before would still be written; expected at least {format_span(saving_us - blocking_us)}",
+            f"{text}: the checkpoint before would still be written; expected at least {format_span(least_us)}",
             path=place,
         )
     return found

@@ -201,6 +201,16 @@ gpu_hours = 1000
     [
         ("gpus = 64", "gpus = 63", r"\$\.job\.gpus: 63 GPUs are no whole number of nodes of 8"),
         ("gpus = 64", "gpus = 64\nreplica_gpus = 48", "no whole number of replicas of 48"),
+        (
+            "gpus = 64",
+            "gpus = 64\ntokens_per_second = inf",
+            r"\$\.job\.tokens_per_second: expected a number of at least 0",
+        ),
+        (
+            "gpus = 64",
+            "gpus = 64\nusd_per_gpu_hour = -2",
+            r"\$\.job\.usd_per_gpu_hour: expected a number of at least 0",
+        ),
         ("gpus = 64", "gpus = 0", r"\$\.job\.gpus: expected a whole number, at least 1, got 0"),
         ('save = "30 s"', 'save = "30"', r"\$\.checkpoint\.save: .*no unit; write for example '30 min'"),
         ('save = "30 s"', "save = []", r"\$\.checkpoint\.save: an empty list"),
@@ -214,6 +224,11 @@ gpu_hours = 1000
         ("gpu_hours = 1000", "gpu_hours = 0", r"\$\.failure\[0\]\.gpu_hours: .*above 0"),
         ("gpu_hours = 1000", "gpu_hours = 1000\nshape = 0", "the shape of a Weibull distribution, 0.1 to 20, got 0"),
         ("gpu_hours = 1000", "gpu_hour = 1000", r"unknown key; did you mean 'gpu_hours'"),
+        (
+            "gpu_hours = 1000",
+            "gpu_hours = 0.001",
+            r"\$\.failure: 3,072,000 failures in all, one every 0\.0563 s: more than",
+        ),
         ("days = 2", "days = -1", "above 0 and at most a hundred years"),
         ("seeds = 2", "seeds = 0", "expected 1 to 100,000 seeds, got 0"),
         ('[[failure]]\ncause = "GPU"\ngpu_hours = 1000', "", "follows from failures, and there are none"),
