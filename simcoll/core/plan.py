@@ -299,14 +299,24 @@ class Plan:
     @property
     def wait_pairs(self) -> tuple[Array, Array]:
         """The same as two columns: waiting transfers, in order, and the transfers that they wait for."""
-        if self.nchannels == 1 or (self.proof is not None and not self.proof.shared_chunks):
+        if not self._may_wait:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
         known = self._of_waits()
         if known.wait_pairs is None:
             whole = known is self.schedule.known
             steps = (lambda: lowered(self.schedule)) if whole else self.transfers
             known.wait_pairs = wait_pairs(steps, self.nranks, self.schedule.layout.size)
+            self.schedule.release()
         return known.wait_pairs
+
+    def expect_waits(self) -> None:
+        """Have the next pass over the steps kept if waits are still to be derived, which takes another."""
+        if self._may_wait and self._of_waits().wait_pairs is None:
+            self.schedule.hold()
+
+    @property
+    def _may_wait(self) -> bool:
+        return self.nchannels > 1 and (self.proof is None or self.proof.shared_chunks)
 
     def _of_waits(self) -> Known | ScheduleKnown:
         """Where to keep the waits: with the schedule, if the plan has all of its transfers."""

@@ -61,20 +61,23 @@ __all__ = [
 
 KEPT = 1 << 12
 """Up to this number of transfers, a pass over the steps is kept: a small run would spend most of its time regenerating them."""
+HELD = 1 << 19
+"""The same for a pass that another will follow at once, at some 60 bytes a transfer."""
 
 
 @dataclass(slots=True, eq=False)
 class Known:
     """Derived facts about a schedule, each computed once.
 
-    ``digests``: of the blocks that the source has yielded so far; ``complete``: these are all. ``keeps``: whether a short pass is
-    ``kept``, and then, without repeats, ``lowered``. ``expected_protocols``: number of protocols under which each size is expected to
-    run. ``switched``: whether a step reduces in a switch.
+    ``digests``: of the blocks that the source has yielded so far; ``complete``: these are all. ``keeps``: whether a short pass, or a
+    longer one while ``held``, is ``kept``, and then, without repeats, ``lowered``. ``expected_protocols``: number of protocols under
+    which each size is expected to run. ``switched``: whether a step reduces in a switch.
     """
 
     digests: list[int] = field(default_factory=list)
     complete: bool = False
     keeps: bool = False
+    held: bool = False
     kept: tuple[Step | Repeat, ...] | None = None
     lowered: tuple[Step, ...] | None = None
     checked: bool = False
@@ -163,7 +166,7 @@ class Schedule:
             raise ConfigError(f"{self.title}: its source returns {blocks!r:.60}; expected steps, yielded one by one")
         known, number = self.known, 0
         kept: list[Step | Repeat] = []
-        room = KEPT if known.keeps else -1
+        room = (HELD if known.held else KEPT) if known.keeps else -1
         for number, block in enumerate(blocks, 1):
             if not isinstance(block, (Step, Repeat)):
                 raise ConfigError(f"{self.title}: its source yields {block!r:.60}; expected steps, made by transfers()")
@@ -174,14 +177,27 @@ class Schedule:
                 raise self._changed(number - 1)
             moving = moving_part(block)
             if moving is not None:
-                room -= sum(map(len, moving.steps)) if isinstance(moving, Repeat) else len(moving)
+                room -= _transfers(moving)
                 if room >= 0:
                     kept.append(moving)
+                else:
+                    kept.clear()
                 yield moving
         if number < len(known.digests):
             raise self._changed(number)
         known.complete = True
         known.kept = tuple(kept) if room >= 0 else None
+
+    def hold(self) -> None:
+        """Keep the next pass until :meth:`release`, unless it is very long."""
+        self.known.held = True
+
+    def release(self) -> None:
+        """Forget a pass that was held, unless it is short."""
+        known = self.known
+        known.held = False
+        if known.kept is not None and sum(map(_transfers, known.kept)) > KEPT:
+            known.kept = known.lowered = None
 
     def _changed(self, block: int) -> ScheduleError:
         return ScheduleError(
@@ -324,6 +340,11 @@ class Schedule:
 
     def __str__(self) -> str:
         return f"{self.title} {self.collective}"
+
+
+def _transfers(block: Step | Repeat) -> int:
+    """Number of transfers in memory."""
+    return sum(map(len, block.steps)) if isinstance(block, Repeat) else len(block)
 
 
 def fault(number: int, step: Step, row: int, message: str, *, at_source: bool = True) -> ScheduleError:

@@ -54,7 +54,7 @@ SLIM_ROWS = 1 << 16
 """From this number of transfers on, a column of one value takes no memory."""
 SPARSE = 16
 """Up to this multiple of the number of rows, a table of their keys is faster than sorting."""
-FEW = 256
+FEW = 1024
 """Up to this many transfers, comparing bytes is faster."""
 
 

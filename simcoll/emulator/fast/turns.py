@@ -330,6 +330,7 @@ def summary(plan: Plan) -> Summary:
         return _counted(plan)
     found: Summary | None = known.summaries.get(key)
     if found is None:
+        plan.expect_waits()
         whole = key == EVEN
         unit = replace(plan, sizes=plan.schedule.layout.chunks, dtype=np.dtype(np.int8)) if whole else plan
         found = _counted(unit)

@@ -101,3 +101,16 @@ def test_positions_are_the_addresses_of_chunks():
         assert np.array_equal(
             np.diff(positions), plan._address(rank, chunk + 1, region) - plan._address(rank, chunk, region)
         )
+
+
+@pytest.mark.parametrize("count", [1 << 12, 100])
+def test_steps_are_kept_from_the_first_pass_until_waits_are_derived(count):
+    made = simcoll.schedule("all_reduce", "hierarchical", nranks=64, box=8, pieces=4)
+    plan = simcoll.bind(made, count)
+    assert made.known.kept is None
+    summary(plan)
+    assert len(made.known.kept) == made.known.proof.steps
+    pairs = plan.wait_pairs
+    assert made.known.kept is made.known.lowered is None
+    again = simcoll.bind(simcoll.schedule("all_reduce", "hierarchical", nranks=64, box=8, pieces=4), count)
+    assert all(np.array_equal(*pair) for pair in zip(pairs, again.wait_pairs, strict=True))
