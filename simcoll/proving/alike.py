@@ -84,11 +84,10 @@ def _unrolled(block: Step | Repeat, number: int) -> _Rows:
         turn, one = np.arange(block.count)[:, None], joined(block.steps)
         inner = np.repeat(np.arange(len(block.steps)), [len(step) for step in block.steps])
         src, dst = (
-            block.chunk_at(first + (place + turn * block.stride) % block.modulus)
+            block.chunk_at(first + (place + turn * block.stride) % block.modulus).reshape(-1)
             for first, place in (block.window(chunk) for _, chunk in one.ends)
         )
-        columns = one.src_rank, src, one.dst_rank, dst, one.count, one.op, one.channel
-        step = Step(*(np.broadcast_to(column, (block.count, len(one))).reshape(-1) for column in columns))
+        step = replace(one.rows(np.tile(np.arange(len(one)), block.count)), src_chunk=src, dst_chunk=dst)
         numbers = (number + turn * len(block.steps) + inner).reshape(-1)
     return _Rows(expanded(step), np.repeat(numbers, step.count))
 
