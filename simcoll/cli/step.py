@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from simcoll.command_line import WHOLE
-from simcoll.errors import ConfigError
+from simcoll.errors import ConfigError, blamed_on
 
 __all__ = ["time_step"]
 
@@ -83,7 +83,8 @@ def time_step(
                 f"{TITLES[kind]} of {workload.nranks} ranks: say where it runs, with --topology", file=str(design)
             )
         open_folder(folder, FILES)
-        run = run_workload(workload, place, tier=tier, slow=slow)
+        with blamed_on(str(design)):
+            run = run_workload(workload, place, tier=tier, slow=slow)
         plans = alone_on(place, alike=False, rules=workload.rules).plans
         lines, title, clock, content = workload_lines(run), run.title or design.stem, run.clock, step_json(run)
     for line in lines:

@@ -340,6 +340,11 @@ def _divides(model: Model, asked: _Asked, parallel: Parallel, dp: int) -> None:
     if parallel.ep > 1:
         if not model.experts:
             raise ConfigError(f"ep {parallel.ep}: the model has no experts", path="$.parallel.ep")
+        if parallel.imbalance > parallel.ep:
+            raise ConfigError(
+                f"imbalance {parallel.imbalance}: one of {parallel.ep} ranks has at most {parallel.ep} times the mean",
+                path="$.parallel.imbalance",
+            )
         divisions.append(("experts", model.experts, parallel.ep, "ep"))
     for what, whole, parts, name in divisions:
         if whole % parts:

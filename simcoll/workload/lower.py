@@ -18,6 +18,7 @@ from simcoll.core.plan import Plan
 from simcoll.core.protocol import Protocol
 from simcoll.core.reduction import parse_dtype
 from simcoll.emulator import programs
+from simcoll.errors import ConfigError
 from simcoll.libraries import choices
 from simcoll.libraries.plans import library_plan, library_play
 from simcoll.topology import Topology
@@ -84,7 +85,12 @@ class Plans:
         placed = self.rules is None or self.rules.library or call.algorithm
         key = (call.asked, len(ranks), self.lie(ranks) if placed else b"")
         if key not in self._plans:
-            self._plans[key] = self._by_rules(call, ranks) if self.rules is not None else self._by_library(call, ranks)
+            make = self._by_library if self.rules is None else self._by_rules
+            try:
+                self._plans[key] = make(call, ranks)
+            except ConfigError as error:
+                named = f"operation {call.id!r}: " if call.id else ""
+                raise ConfigError(named + error.message, file=error.file, path=error.path) from None
         return self._plans[key]
 
     def _by_library(self, call: Call, ranks: NDArray[np.int64]) -> Plan:

@@ -40,6 +40,17 @@ _COUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kMGTP]?)\s*")
 _POWERS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 
 
+_ALWAYS = {"id", "name", "on", "stream", "after", "repeat"}
+_KEYS = {
+    "call": {"call", "axis", "bytes", "algorithm", "imbalance", "root"},
+    "send": {"send", "bytes", "shift", "wrap"},
+    "time": {"time", "flops"},
+    "operator": {"operator", "shape", "dtype"},
+    "flops": {"flops", "bytes", "dtype"},
+}
+"""The keys of each kind of entry, which is named by the first of these keys that it has."""
+
+
 class _Work(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One entry of ``[[op]]``, of any kind."""
 
@@ -63,6 +74,9 @@ class _Work(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     imbalance: float = 1.0
     root: int = 0
     name: str = ""
+
+
+_NOTHING = msgspec.structs.asdict(_Work(id=""))
 
 
 class _GpuTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -145,6 +159,7 @@ class _List:
     told: tuple[str, ...] = ()
     made: list[Operation] = field(default_factory=list)
     ids: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    classes_of: dict[str, set[str]] = field(default_factory=dict)
     groups: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -194,12 +209,7 @@ class _List:
         )  # fmt: skip
 
     def _add(self, work: _Work) -> None:
-        kinds = [name for name in ("call", "send") if getattr(work, name) is not None]
-        works = [name for name in ("time", "flops", "operator") if getattr(work, name) is not None]
-        if len(kinds) > 1 or (kinds and works) or not (kinds or works or work.bytes is not None):
-            raise ConfigError(
-                "expected call, send, or work: time, flops and bytes, or operator and shape; exactly one of these"
-            )
+        _check_keys(work)
         if not work.repeat >= 1 or work.repeat + len(self.made) > MAX_OPERATIONS:
             raise ConfigError(f"expected 1 to {MAX_OPERATIONS:,} operations in all, got {work.repeat}", path="$.repeat")
         if work.id in self.ids:
@@ -211,6 +221,18 @@ class _List:
             first = len(self.made)
             self.made += make(work, points, f"{work.id} {turn + 1}" if work.repeat > 1 else work.id, after)
             self.ids[work.id] = tuple(operation.id for operation in self.made[first:])
+            self.classes_of[work.id] = {name for made in self.made[first:] for name in self._involved(made)}
+        for name in work.after:
+            if not self.classes_of[name] & self.classes_of[work.id]:
+                raise ConfigError(
+                    f"no rank takes part in both {name!r} and {work.id!r}; only a send or a collective makes ranks wait for others",
+                    path="$.after",
+                )
+
+    def _involved(self, made: Operation) -> Iterable[str]:
+        if isinstance(made, Compute):
+            return (made.on,)
+        return (made.source, made.target) if isinstance(made, Send) else made.on or self.classes
 
     def _known(self, name: str) -> tuple[str, ...]:
         if name in self.ids:
@@ -229,11 +251,14 @@ class _List:
             for place in (wanted,) if isinstance(wanted, int) else wanted:
                 if not 0 <= place < size:
                     raise ConfigError(f"{axis} = {place}: expected 0 to {size - 1}", path="$.on")
-        return [
+        found = [
             point
             for point in self.points
             if all(point[axis] in ((wanted,) if isinstance(wanted, int) else wanted) for axis, wanted in on.items())
         ]
+        if not found:
+            raise ConfigError("no rank takes part: an empty list", path="$.on")
+        return found
 
     def _works(
         self, work: _Work, points: list[dict[str, int]], name: str, after: tuple[str, ...]
@@ -271,7 +296,13 @@ class _List:
         group = "-".join(axes)
         if group not in self.groups:
             self.groups[group] = self.mesh.groups(*axes)
-        size = parse_size(work.bytes if work.bytes is not None else 0, what="bytes", path="$.bytes")
+        size = 0 if work.call == "barrier" else _size(work)
+        members = prod(map(self.mesh.size, axes))
+        if work.imbalance != 1 and (work.call != "all_to_all" or work.imbalance > members):
+            raise ConfigError(
+                f"expected a load over the mean of an all_to_all, at most {members} for {members} ranks, got {work.imbalance}",
+                path="$.imbalance",
+            )
         on = () if len(points) == len(self.points) else tuple(map(_named, points))
         barrier = work.call == "barrier"
         yield Call(
@@ -284,7 +315,7 @@ class _List:
     ) -> Iterable[Operation]:
         axis = work.send or ""
         length = self.mesh.size(axis)
-        size = parse_size(work.bytes if work.bytes is not None else 0, what="bytes", path="$.bytes")
+        size = _size(work)
         if not work.shift or abs(work.shift) >= length:
             raise ConfigError(f"expected 1 to {length - 1}, or negative, got {work.shift}", path="$.shift")
         found = defaultdict(list)
@@ -304,6 +335,27 @@ class _List:
                     id=f"{name} [{_named(source)}]" if several else name, source=_named(source), target=_named(target), size_bytes=size,
                     stream=f"{work.stream or axis} {lane}", after=after, group=axis, name=work.name or work.id,
                 )  # fmt: skip
+
+
+def _check_keys(work: _Work) -> None:
+    """Refuse entries of no kind or of several, and keys that mean nothing beside those of the kind."""
+    given = {name for name in work.__struct_fields__ if getattr(work, name) != _NOTHING.get(name)}
+    kinds = [name for name in ("call", "send", "time", "operator") if name in given]
+    if len(kinds) > 1 or not (kinds or given & {"flops", "bytes"}):
+        raise ConfigError(
+            "expected call, send, or work: time, flops and bytes, or operator and shape; exactly one of these"
+        )
+    kind = kinds[0] if kinds else "flops"
+    for name in work.__struct_fields__:
+        if name in given - _ALWAYS - _KEYS[kind]:
+            raise ConfigError(f"means nothing beside {kind!r}; leave it out", path=f"$.{name}")
+
+
+def _size(work: _Work) -> int:
+    """The bytes of a call or a message, which may be 0 but not left out."""
+    if work.bytes is None:
+        raise ConfigError("missing; expected a size such as '64M'; with '0', it only orders", path="$.bytes")
+    return parse_size(work.bytes, what="bytes", path="$.bytes")
 
 
 def _named(point: Mapping[str, int]) -> str:

@@ -280,6 +280,7 @@ def _check_operations(workload: Workload) -> None:
     """Check that all names are defined before their use, which excludes cyclic waits."""
     ids = {operation.id: place for place, operation in enumerate(workload.operations)}
     seen: set[str] = set()
+    whole: set[tuple[str, tuple[str, ...]]] = set()
     for operation in workload.operations:
         where = f"operation {operation.id!r}"
         if operation.id in seen:
@@ -296,6 +297,9 @@ def _check_operations(workload: Workload) -> None:
                 )
         seen.add(operation.id)
         _check_sizes(workload, operation, where)
+        if isinstance(operation, Call) and (operation.group, operation.on) not in whole:
+            workload.groups_of(operation)
+            whole.add((operation.group, operation.on))
 
 
 def _check_sizes(workload: Workload, operation: Operation, where: str) -> None:

@@ -91,6 +91,14 @@ REFUSED = {
     "no shift": ({"id": "a", "send": "pp", "bytes": 1, "shift": 2}, "expected 1 to 1, or negative, got 2"),
     "a group cut in two": ({"id": "a", "call": "all_reduce", "axis": "pp", "bytes": 8, "on": {"pp": 0}}, "only partly in pp 0"),
     "a collective that is none": ({"id": "a", "call": "all_redoce", "axis": "tp", "bytes": 8}, "did you mean 'all_reduce'"),
+    "no bytes": ({"id": "a", "call": "all_reduce", "axis": "tp"}, r"\$\.op\[0\]\.bytes: missing; expected a size"),
+    "no bytes to send": ({"id": "a", "send": "pp"}, r"\$\.op\[0\]\.bytes: missing; expected a size"),
+    "no rank": ({"id": "a", "time": "1 ms", "on": {"pp": []}}, r"\$\.op\[0\]\.on: no rank takes part"),
+    "a key of another kind": ({"id": "a", "time": "1 ms", "axis": "tp"}, r"\$\.op\[0\]\.axis: means nothing beside 'time'"),
+    "bytes beside a time": ({"id": "a", "time": "1 ms", "bytes": 8}, r"\$\.op\[0\]\.bytes: means nothing beside 'time'"),
+    "an imbalance of a reduction": ({"id": "a", "call": "all_reduce", "axis": "tp", "bytes": 8, "imbalance": 1.5}, "of an all_to_all"),
+    "an imbalance that cannot be": ({"id": "a", "call": "all_to_all", "axis": "tp", "bytes": 8, "imbalance": 3.0}, "at most 2 for 2 ranks"),
+    "an unknown algorithm": ({"id": "a", "call": "all_reduce", "axis": "tp", "bytes": 8, "algorithm": "rnig"}, "'a': unknown algorithm"),
     "a root outside": ({"id": "a", "call": "broadcast", "axis": "tp", "bytes": 8, "root": 2}, "root: expected a group rank, 0 to 1, got 2"),
 }  # fmt: skip
 
@@ -101,7 +109,17 @@ def test_refused(case):
     with pytest.raises(ConfigError) as caught:
         run_workload(listed(operation).workload, crossbar(4, "50 GB/s", "1 us"))
     caught.match(said)
-    assert "operations" in str(caught.value) or "only partly" in said
+    assert "operations" in str(caught.value) or "unknown algorithm" in said
+
+
+def test_a_dependency_that_orders_nothing_is_refused():
+    first = {"id": "a", "time": "1 ms", "on": {"pp": 0}}
+    with pytest.raises(
+        ConfigError, match=r"\$\.op\[1\]\.after: no rank takes part in both 'a' and 'b'; only a send or a coll"
+    ):
+        listed(first, {"id": "b", "time": "1 ms", "on": {"pp": 1}, "after": ["a"]})
+    sent = {"id": "s", "send": "pp", "bytes": 0, "after": ["a"]}
+    assert listed(first, sent, {"id": "b", "time": "1 ms", "on": {"pp": 1}, "after": ["s"]}).workload.nranks == 4
 
 
 def test_a_table_of_measured_operators():
