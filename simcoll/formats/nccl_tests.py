@@ -156,7 +156,10 @@ class _Reader:
         size, count = int(words[place - 2]), int(float(words[place - 1]))
         rest = list(words[place + 1 :])
         op = rest.pop(0) if rest and rest[0] in OPS else ""
-        if not size or len(self._run.rows) >= MAX_ROWS:
+        if not size:
+            return True
+        if len(self._run.rows) >= MAX_ROWS:
+            self._skipped.add(number, f"{size} B: beyond the first {MAX_ROWS:,} rows of a table; left out")
             return True
         found = self._groups(rest, size, number)
         if isinstance(found, str):

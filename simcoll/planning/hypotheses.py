@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from simcoll.errors import ConfigError
 from simcoll.libraries.calibration import Calibration
@@ -180,12 +181,12 @@ def _kept(
     rows: Sequence[tuple[int, int]], before: Sequence[int], low: Sequence[int]
 ) -> Iterator[tuple[str, Sequence[int]]]:
     """Claims that LL is used up to some size, for the size that explains most."""
-
-    def error(place: int) -> float:
-        times = [*low[:place], *before[place:]]
-        return sum(abs(math.log(made / time)) for made, (_, time) in zip(times, rows, strict=True))
-
-    place = min(range(len(rows) + 1), key=error)
+    gains = (
+        abs(math.log(old / time)) - abs(math.log(new / time))
+        for old, new, (_, time) in zip(before, low, rows, strict=True)
+    )
+    summed = list(accumulate(gains, initial=0.0))
+    place = max(range(len(summed)), key=summed.__getitem__)
     if place and low[place - 1] != before[place - 1]:
         claim = f"LL kept up to {format_size(rows[place - 1][0])}, where another protocol would be faster: a choice of NCCL's tuner"
         yield claim, [*low[:place], *before[place:]]

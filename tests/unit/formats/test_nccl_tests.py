@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import simcoll.formats.nccl_tests as nccl_tests_module
 from simcoll.errors import ConfigError
 from simcoll.formats.nccl_tests import load_log
 from tests.support.nccl_logs import blocks, nccl_tests, table, times
@@ -281,6 +282,14 @@ def test_few_of_many_faults_are_kept(read):
     log = read(["  8  2  float  sum  -1  1.0  9.99  9.99  0"] * 5000)
     assert len(log.notes) == 21
     assert log.notes[-1] == "and 4,980 more lines"
+
+
+def test_rows_beyond_the_most_of_a_table_are_named(read, monkeypatch):
+    monkeypatch.setattr(nccl_tests_module, "MAX_ROWS", 20)
+    log = read(nccl_tests(SIZES, 15 / 8, hosts=TWO, version=3))
+    assert len(log.tables[0].rows) == 20
+    named = [note for note in log.notes if "beyond the first 20 rows of a table; left out" in note]
+    assert len(named) == len(SIZES) - 20
 
 
 @pytest.mark.slow

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
+from types import SimpleNamespace
 
 import pytest
 
+import simcoll.planning.hypotheses as hypotheses_module
 from simcoll.errors import ConfigError
 from simcoll.formats.measured import Log, Measured, Table
 from simcoll.formats.nccl_tests import load_log
@@ -47,6 +51,24 @@ def made(
 def told(log, topology, **how):
     (setting,), _ = settings_for(log, topology, **how)
     return hypotheses(setting)
+
+
+def test_a_log_of_many_rows_is_judged_in_one_pass(monkeypatch):
+    # A log of 100,000 rows would take an hour if every size where LL could end were compared with every row.
+    logarithms = Counter()
+
+    def log_of(value):
+        logarithms["taken"] += 1
+        return math.log(value)
+
+    monkeypatch.setattr(hypotheses_module, "math", SimpleNamespace(log=log_of, expm1=math.expm1))
+    log = made("dgx-h100", environment=parse_environment("NCCL_PROTO=LL"))
+    (table,) = log.tables
+    many = replace(log, tables=(replace(table, rows=table.rows * 30),))
+    first, again = (told(each, "dgx-h100") for each in (log, many))
+    assert "LL kept up to 1 GiB" in str(again[0])
+    assert [each.claim for each in again] == [each.claim for each in first]
+    assert logarithms["taken"] < 100 * len(many.tables[0].rows)
 
 
 @pytest.mark.slow
