@@ -163,6 +163,13 @@ def _ramp(size_bytes: Floats, library: Library) -> Floats:
     return table[np.minimum(place, len(table) - 1)]
 
 
+def _over_fabric(net_us: Floats | float, protocol: str, library: Library, fabric: str) -> Floats:
+    """The latency of a message over the network; a calibration may lower it to 0."""
+    latency = library.number(f"{fabric}.latency") * (2 if protocol == "Simple" else 1)
+    factor = library.numbers("correction.net_hop_factor")[PROTOCOLS.index(protocol)]
+    return np.maximum(net_us + latency, 0.0) * factor
+
+
 def _linked(
     each: Terms, machine: Machine, collective: str, size_bytes: Floats, library: Library, found: Buses, s: Shape
 ) -> Cost:
@@ -172,9 +179,7 @@ def _linked(
     one = np.ones(len(size_bytes))
     hop, net, rate = each.hop_us * one, each.net_us * one, each.rate_GBps * one
     if s.domains > 1:
-        net = (net + number(f"{fabric}.latency") * (2 if each.protocol == "Simple" else 1)) * library.numbers(
-            "correction.net_hop_factor"
-        )[protocol]
+        net = _over_fabric(net, each.protocol, library, fabric)
     if each.protocol == "LL":
         grown, own = _ramp(size_bytes, library), number(f"{kind}.ll_growth", 0.0)
         if s.domains > 1:
@@ -242,9 +247,7 @@ def _switched(each: Terms, machine: Machine, size_bytes: Floats, library: Librar
         )
     net = found.net_GBps * (1.0 if s.domains == 2 else 0.5)
     rate = np.minimum(inside * number("correction.nvls_tree_share"), net)
-    hop = (each.net_us + number(f"{fabric_of(machine, library)}.latency") * 2) * library.numbers(
-        "correction.net_hop_factor"
-    )[2]
+    hop = _over_fabric(each.net_us, each.protocol, library, fabric_of(machine, library))
     latency = (
         number("correction.nvls_tree_start") + each.nets * hop * library.numbers("correction.nvls_tree_hop_factor")[0]
     )
@@ -273,7 +276,7 @@ def _grouped(machine: Machine, collective: str, size_bytes: Floats, library: Lib
     latency = start + np.where(short, 0.0, number("correction.p2p_simple_start"))
     if s.domains > 1:
         remote = 1 if collective == "send_recv" else s.ranks - s.per_domain
-        latency = latency + number(f"{fabric}.latency") + number("correction.p2p_net")
+        latency = np.maximum(latency + number(f"{fabric}.latency") + number("correction.p2p_net"), latency)
         latency = latency + number(f"{fabric}.p2p_peer", 0.0) * remote
         nic = machine.nic_uBps / 1e15 * number(f"{fabric}.p2p_share")
         own = nic / machine.nics

@@ -62,7 +62,8 @@ class Machine:
         Number of NICs used by the ranks of a domain, each rank its own or nearest; the minimum over all domains. Several NICs of one
         GPU count as one.
     nic_uBps
-        Their total capacity per direction; the minimum over all domains. Both are 0 if there is only one domain.
+        Their total capacity per direction if all carry the same share of the data, as in NCCL's channels: the slowest of a domain counts
+        for each. The minimum over all domains. Both are 0 if there is only one domain.
     network_reduces
         Whether switches between domains reduce as well (InfiniBand SHARP).
     peer_uBps
@@ -193,7 +194,7 @@ def _joined(topology: Topology, links: NDArray[np.bool_], first: Ints) -> bool:
 
 
 def _outside(topology: Topology, domain: Ints) -> tuple[int, int]:
-    """The least number of NICs of a domain, and their least summed capacity, over the links into the network."""
+    """The least number of NICs of a domain, and the least capacity of NICs with equal shares, over the links into the network."""
     domains = int(domain.max()) + 1
     if domains == 1:
         return 0, 0
@@ -203,7 +204,9 @@ def _outside(topology: Topology, domain: Ints) -> tuple[int, int]:
     ranks = np.flatnonzero(entry.any(axis=1))
     nics, at = np.unique(links[ranks, entry[ranks].argmax(axis=1)], return_index=True)
     owner = domain[ranks[at]]
-    sums = [0] * domains
-    for nic, place in zip(nics.tolist(), owner.tolist(), strict=True):
-        sums[place] += int(topology.link_capacity_uBps[nic])
-    return int(np.bincount(owner, minlength=domains).min()), min(sums)
+    counts = np.bincount(owner, minlength=domains)
+    slowest = np.zeros(domains, dtype=np.int64)
+    slowest[owner] = np.iinfo(np.int64).max
+    np.minimum.at(slowest, owner, topology.link_capacity_uBps[nics])
+    equal = (count * each for count, each in zip(counts.tolist(), slowest.tolist(), strict=True))
+    return int(counts.min()), min(equal)

@@ -6,6 +6,7 @@ import pytest
 
 import simcoll
 from simcoll.libraries import playing
+from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.environment import parse_environment
 from simcoll.libraries.prediction import formula_time, predict
 
@@ -125,6 +126,29 @@ def test_only_the_events_see_a_degraded_link():
     )
     assert degraded.timed_by == "events"
     assert degraded.time_fs > 2 * whole.time_fs
+
+
+def test_reductions_in_switches_over_nodes_wait_for_the_slowest_nic():
+    # The formula times them: all NICs carry the same share.
+    topology = simcoll.load_topology("dgx-h100", nodes=2)
+    whole, slow = (predict("all_reduce", 2**30, each) for each in (topology, topology.degrade("box0.nic3", "1/4")))
+    assert (whole.algorithm, slow.algorithm, slow.timed_by) == ("nvls_tree", "nvls_tree", "formula")
+    share_fs = 2**30 // 8 * 10**15 // (50 * 10**9 // 4)
+    assert whole.time_fs < share_fs < slow.time_fs < 1.1 * share_fs
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "all_to_all"])
+def test_a_calibration_lowers_a_hop_over_the_network_to_no_less_than_nothing(collective):
+    topology = simcoll.load_topology("dgx-h100", nodes=2)
+    found = []
+    for less_us in (25, 50):
+        fast = Calibration(fabric_latency_fs=-less_us * 10**9)
+        found.append(predict(collective, 64, topology, calibration=fast))
+        assert found[-1].timed_by == "events", found[-1].note
+        assert found[-1].time_fs == pytest.approx(
+            formula_time(collective, 64, topology, calibration=fast).time_fs, rel=0.05
+        )
+    assert found[0].time_fs == found[1].time_fs > 5 * 10**9
 
 
 def test_a_few_bytes_to_a_rack_and_a_formula_that_would_beat_the_bound():
