@@ -30,6 +30,8 @@ _COLLECTIVES = {
     "broadcast": "broadcast",
     "reduce": "reduce",
 }
+MOST_CHANNELS = 64
+"""Highest number of channels of NCCL (MAXCHANNELS)."""
 _SETTING = re.compile(r"(?:^|[,;\s])\s*([A-Za-z_][A-Za-z0-9_]*)=")
 
 
@@ -126,13 +128,13 @@ def from_settings(settings: Mapping[str, str]) -> Environment:
     nvls = _whole(known, "NCCL_NVLS_ENABLE", 2)
     least = max(_whole(known, name, 0) for name in ("NCCL_MIN_CTAS", "NCCL_MIN_NCHANNELS"))
     most = [_whole(known, name, 0) for name in ("NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS")]
+    limit = min((each for each in most if each), default=0)
+    least = min(least, limit or MOST_CHANNELS)  # as NCCL, which lowers a least number above the most
     launcher = known.pop("LAUNCHER", LAUNCHERS[0])
     if launcher not in LAUNCHERS:
         raise ConfigError(f"unknown LAUNCHER {launcher!r}; {nearest(launcher, LAUNCHERS)}")
     ignored = tuple(f"{name}={value}" for name, value in known.items())
-    return Environment(
-        algorithms, protocols, nvls != 0, least, min((limit for limit in most if limit), default=0), launcher, ignored
-    )
+    return Environment(algorithms, protocols, nvls != 0, least, limit, launcher, ignored)
 
 
 def _whole(settings: dict[str, str], name: str, default: int) -> int:

@@ -26,6 +26,19 @@ def test_nvls_and_channels():
     assert (env.min_channels, env.max_channels) == (2, 4)
 
 
+@pytest.mark.parametrize(
+    ("given", "limits"),
+    [
+        ("NCCL_MIN_CTAS=64,NCCL_MAX_CTAS=4", (4, 4)),
+        ("NCCL_MIN_NCHANNELS=1000", (64, 0)),
+        ("NCCL_MIN_CTAS=8,NCCL_MAX_CTAS=0", (8, 0)),
+    ],
+)
+def test_a_least_number_of_channels_is_lowered_to_the_most(given, limits):
+    env = parse_environment(given)
+    assert (env.min_channels, env.max_channels) == limits
+
+
 def test_nothing_given_leaves_everything():
     assert parse_environment("  ") == DEFAULT
     assert DEFAULT.allows("all_reduce", "nvls_tree", "Simple")
