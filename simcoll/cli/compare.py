@@ -58,12 +58,21 @@ def compare_log(
     from simcoll.formats.output import refuse_places, write_file
     from simcoll.libraries.calibration import load_calibration
     from simcoll.planning.chart import comparison_svg
-    from simcoll.planning.comparison import band_lines, compare, comparison_lines, deviations, settings_for, told_of
+    from simcoll.planning.comparison import (
+        band_lines,
+        check_request,
+        compare,
+        comparison_lines,
+        deviations,
+        settings_for,
+        told_of,
+    )
     from simcoll.planning.hypotheses import hypotheses
     from simcoll.planning.library_table import doubts
     from simcoll.units import printable
 
     refuse_places([svg], [log, topology, library, calibration])
+    check_request(topology, env)
     overlay = load_calibration(calibration) if calibration else None
     found = load_log(log)
     with told_of(found, log):
@@ -124,8 +133,10 @@ def _choices(rows: list[Compared], choices: tuple[Chosen, ...]) -> list[str]:
     other = [(each, name) for each, name in known if name != f"{each.prediction.algorithm} {each.prediction.protocol}"]
     if not known:
         return []
-    from simcoll.units import format_size
+    from simcoll.units import counted, format_size
 
     shown = [f"{format_size(each.row.size_bytes)} {name}" for each, name in other[:6]]
     rest = f"; NCCL took {', '.join(shown)}{', ...' if len(other) > 6 else ''}" if other else ""
-    return [f"NCCL's choice is in the log for {len(known)} sizes; {len(known) - len(other)} are as predicted{rest}"]
+    return [
+        f"NCCL's choice is in the log for {counted(len(known), 'size')}; as predicted: {len(known) - len(other)}{rest}"
+    ]

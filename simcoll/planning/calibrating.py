@@ -10,7 +10,7 @@ from simcoll.formats.nccl_tests import load_log
 from simcoll.formats.nccl_tuning import TuningTable
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.fitting import Predictor, Series, fit_series
-from simcoll.planning.comparison import Setting, settings_for, told_of
+from simcoll.planning.comparison import Setting, check_request, settings_for, told_of
 
 __all__ = ["Gathered", "fitted", "gathered"]
 
@@ -52,6 +52,7 @@ def gathered(
     settings: list[tuple[str, Setting]] = []
     tuning: dict[TuningTable, None] = {}
     notes: list[str] = []
+    check_request(topology, environment)
     for log in logs:
         found, name = load_log(log), Path(log).name
         tuning |= dict.fromkeys(found.tuning)

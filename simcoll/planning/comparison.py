@@ -20,6 +20,7 @@ from simcoll.libraries.prediction import COLLECTIVES, Prediction, predict
 from simcoll.planning.library_table import library_for
 from simcoll.planning.table import Column, microseconds, table_line, titles
 from simcoll.topology import Topology, load_topology, topology_of_job
+from simcoll.topology.layers import layers_of
 from simcoll.units import format_size, printable
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "Setting",
     "band_errors",
     "band_lines",
+    "check_request",
     "compare",
     "comparison_lines",
     "deviations",
@@ -72,6 +74,12 @@ class Compared:
     def ratio(self) -> float:
         """Predicted over measured time."""
         return self.prediction.time_fs / self.row.time_fs
+
+
+def check_request(topology: str, environment: str) -> None:
+    """Refuse an unknown topology or variable before a log is read, which is not to blame for it."""
+    layers_of(topology)
+    parse_environment(environment)
 
 
 @contextmanager
