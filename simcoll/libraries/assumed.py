@@ -22,7 +22,7 @@ def assumed(cost: Cost, collective: str, machine: Machine, library: Library) -> 
     """The substitutes for missing numbers in the time of one way to run a collective, in words; empty if there are none.
 
     A number is missing if its source says so, if the library borrows it from another, or if the library has none at all, as for networks
-    that reduce.
+    that reduce and for PAT.
     """
     lent: dict[str, list[str]] = {}
     found = []
@@ -38,6 +38,11 @@ def assumed(cost: Cost, collective: str, machine: Machine, library: Library) -> 
         f"{', '.join(places)} {'are those' if len(places) > 1 else 'is that'} of {lender}"
         for lender, places in lent.items()
     ]
+    # RCCL's is off by default.
+    if collective in {"all_gather", "reduce_scatter"} and max(machine.domain_ranks) == 1 and library.name == "nccl":
+        found.append(
+            f"PAT, which NCCL may choose for one GPU per node, is left out, because there are no numbers in {library}"
+        )
     if machine.network_reduces and machine.domains > 1 and collective == "all_reduce":
         found.append(f"reduction in the network (CollNet) is left out, because there are no numbers in {library}")
     return "; ".join(found)

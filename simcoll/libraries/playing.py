@@ -90,7 +90,7 @@ def play(cost: Cost, place: int, collective: str, size_bytes: int, topology: Top
         return "domains of different sizes"
     builders = {"ring": _ring, "tree": _tree, "nvls": _switch, "grouped": _grouped}
     if cost.algorithm not in builders:
-        return f"{cost.algorithm} over domains has no rate and start-up time that the emulator could use"
+        return f"{cost.algorithm} over several nodes is known as a whole only, not message by message"
     try:
         return (_chain if collective in {"broadcast", "reduce"} else builders[cost.algorithm])(asked)
     except ConfigError as error:  # for example, the topology has no such rings or nodes

@@ -23,7 +23,7 @@ from simcoll.libraries.prediction_cache import key_of, recall, remember, topolog
 from simcoll.topology import Topology
 from simcoll.topology.machine import Machine
 from simcoll.topology.machine import machine as machine_of
-from simcoll.units import MAX_TIME_FS
+from simcoll.units import MAX_INT64, MAX_TIME_FS
 
 if TYPE_CHECKING:
     from simcoll.bounds import Bottleneck
@@ -169,7 +169,8 @@ def formula_time(
     ConfigError
         For an unknown collective, a size below 1, or a machine for which the library has no numbers.
     """
-    machine, read = _asked(collective, size_bytes, topology, ranks, library)
+    size_bytes = whole_number("size_bytes", size_bytes, 1, MAX_INT64)
+    machine, read = _asked(collective, topology, ranks, library)
     overlaid = calibrated(read, machine, calibration)
     costs, pick = chosen(machine, collective, np.array([float(size_bytes)]), overlaid, environment, calibration)
     made = _formula(costs[int(pick[0])], collective, size_bytes, machine, read, calibration, environment)
@@ -263,14 +264,10 @@ def _machine(topology: Topology) -> Machine:
     return machine_of(topology)
 
 
-def _asked(
-    collective: str, size_bytes: int, topology: Topology, ranks: int | None, library: str | Library
-) -> tuple[Machine, Library]:
+def _asked(collective: str, topology: Topology, ranks: int | None, library: str | Library) -> tuple[Machine, Library]:
     """The machine and the library of a checked request."""
     if collective not in COLLECTIVES:
         raise ConfigError(f"no library model for collective {collective!r}; {nearest(str(collective), COLLECTIVES)}")
-    if type(size_bytes) is not int or size_bytes < 1:
-        raise ConfigError(f"size_bytes: expected a whole number of bytes, at least 1, got {size_bytes!r}")
     machine = _machine(_placed(topology, ranks))
     if sum(machine.domain_ranks) < 2:
         raise ConfigError(f"{topology.name} has one rank here; a library moves nothing between fewer than 2")
@@ -316,6 +313,8 @@ def predict(
     >>> found.algorithm, found.protocol, found.library
     ('nvls', 'Simple', 'nccl 2.27')
     """
+    expect(collective, str, "predict takes the name of a collective, such as 'all_reduce'")
+    size_bytes = whole_number("size_bytes", size_bytes, 1, MAX_INT64)
     expect(topology, Topology, "predict takes a topology, made by load_topology(name)")
     expect(environment, Environment, "predict takes an Environment, made by parse_environment(text)")
     if ranks is not None:
@@ -338,7 +337,7 @@ def _predicted(
     environment: Environment,
 ) -> Prediction:
     """A prediction that is new to this process: recalled from disk, or computed."""
-    machine, _ = _asked(collective, size_bytes, topology, ranks, library)
+    machine, _ = _asked(collective, topology, ranks, library)
     placed = _placed(topology, ranks)
     told = (library.name, library.version, library.digest, calibration.hash if calibration else "", environment)
     key = key_of(collective, size_bytes, topology_digest(placed), *told)

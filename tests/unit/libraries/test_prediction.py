@@ -63,8 +63,8 @@ def test_fewer_ranks():
     ("collective", "size", "topology", "what"),
     [
         ("allreduce", 8, H100, "did you mean 'all_reduce'"),
-        ("all_reduce", 0, H100, "at least 1"),
-        ("all_reduce", True, H100, "whole number of bytes"),
+        ("all_reduce", 0, H100, "size_bytes must be a whole number from 1 to [0-9]*, got 0"),
+        ("all_reduce", True, H100, "size_bytes must be a whole number from 1 to [0-9]*, got True"),
         ("all_reduce", 8, H100.take(1), "one rank"),
         ("all_reduce", 8, simcoll.load_topology("mi300x"), "mi300"),
         ("all_reduce", 8, replace(TWO, traits={"generation": "ampere", "gpu": "A100"}), "without the trait 'fabric'"),
@@ -106,9 +106,24 @@ def test_a_network_that_reduces_is_left_out_and_said():
     assert not formula_time("all_reduce", 2**30, alone).algorithm.startswith("nvls")
 
 
+def test_pat_is_left_out_and_said_where_a_node_has_one_gpu():
+    single = simcoll.load_topology("gcp-a4-1nic", nodes=4)
+    for collective in ("all_gather", "reduce_scatter"):
+        assert formula_time(collective, 2**20, single).assumed == (
+            "PAT, which NCCL may choose for one GPU per node, is left out, because there are no numbers in nccl 2.27"
+        )
+        assert formula_time(collective, 2**20, TWO).assumed == ""
+    assert formula_time("all_reduce", 2**20, single).assumed == ""
+
+
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
+        (
+            {"collective": ["all_reduce"]},
+            "predict takes the name of a collective, such as 'all_reduce'; got \\['all_reduce'",
+        ),
+        ({"size_bytes": "1M"}, "size_bytes must be a whole number from 1 to [0-9]*, got '1M'"),
         ({"topology": "dgx-h100"}, "predict takes a topology, made by load_topology"),
         ({"ranks": "8"}, "ranks must be a whole number from 1 to [0-9]*, got '8'"),
         ({"calibration": "mine.toml"}, "predict takes a calibration, made by load_calibration"),
@@ -117,4 +132,8 @@ def test_a_network_that_reduces_is_left_out_and_said():
 )
 def test_what_is_no_argument_is_refused(arguments, what):
     with pytest.raises(ConfigError, match=what):
-        predict("all_reduce", 8, **({"topology": H100} | arguments))
+        predict(**({"collective": "all_reduce", "size_bytes": 8, "topology": H100} | arguments))
+
+
+def test_sizes_may_come_from_numpy():
+    assert predict("all_reduce", np.int64(8), H100) == predict("all_reduce", 8, H100)
