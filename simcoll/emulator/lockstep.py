@@ -13,7 +13,7 @@ Both belong to earlier steps, so one pass over the steps in order yields all tim
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import groupby
 from typing import NamedTuple
@@ -101,8 +101,9 @@ def lockstep(
     groups: list[Group] | None,
     *,
     keep: bool,
+    timer: StepTimer | None = None,
 ) -> Played | None:
-    """Play a plan without switch operations.
+    """Play a plan without switch operations; ``timer`` makes its steps if they have no jitter.
 
     ``None`` if flows may share a link, or channels wait for each other.
     """
@@ -111,8 +112,9 @@ def lockstep(
     protocol = plan.protocol
     # Jitter is added when messages are played, so that repeats stay repeats.
     calm = replace(plan, protocol=replace(protocol, jitter_fs=0))
+    make = timer if timer and not protocol.jitter_fs else StepTimer(calm.protocol, topology, placement)
     owners, kept, rows = _Owners(capacity, fifo=protocol.fifo_depth > 0), [], 0
-    for turns in _turns(calm, topology, placement, groups):
+    for turns in _turns(make, spinning(calm) if groups is None else groups):
         kept.append(turns)
         rows += sum(len(each) for variants in turns.steps for each in variants)
         if rows > MOST_ROWS or not all(owners.add(variants[0]) for variants in turns.steps):
@@ -122,10 +124,8 @@ def lockstep(
     return _Run(plan, capacity, kept, keep=keep).play()
 
 
-def _turns(plan: Plan, topology: Topology, placement: Placement, groups: list[Group] | None) -> Iterator[Turns]:
-    make = StepTimer(plan.protocol, topology, placement)
-    given = spinning(plan) if groups is None else groups
-    for spins, some in groupby(given, lambda group: isinstance(group, Spinning)):
+def _turns(make: StepTimer, groups: Iterable[Group | Spinning]) -> Iterator[Turns]:
+    for spins, some in groupby(groups, lambda group: isinstance(group, Spinning)):
         if spins:
             yield from (_sized(make, group) for group in some if isinstance(group, Spinning))
             continue

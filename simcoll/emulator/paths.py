@@ -21,7 +21,7 @@ from simcoll.emulator.events.timeline import Timeline
 from simcoll.emulator.expanding import Expansion
 from simcoll.emulator.fabric import Calendar, Fabric
 from simcoll.emulator.fast.compiled import COMPILED, loaded
-from simcoll.emulator.fast.timed import Timed, timed_steps
+from simcoll.emulator.fast.timed import StepTimer, Timed, timed_steps
 from simcoll.emulator.fast.turns import Summary, summary
 from simcoll.emulator.foldings import folded_first, folding, worth_folding
 from simcoll.emulator.interrupted import changes_of, machine_cut, player_cut, until_end
@@ -217,14 +217,16 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def play_lockstep(plan: Plan, topology: Topology, seen: Summary, *, keep: bool) -> Result | None:
-    """Play every message step by step; ``None`` if flows may share a link."""
+def play_lockstep(
+    plan: Plan, topology: Topology, seen: Summary, *, keep: bool, timer: StepTimer | None = None
+) -> Result | None:
+    """Play every message step by step; ``None`` if flows may share a link. The ``timer`` may serve :func:`play_fast` next."""
     from simcoll.emulator.lockstep import lockstep  # imports numba
 
     if seen.switched:
         return None
     capacity, placement, _ = all_links(plan, topology)
-    played = lockstep(plan, topology, capacity, placement, seen.groups, keep=keep)
+    played = lockstep(plan, topology, capacity, placement, seen.groups, keep=keep, timer=timer)
     if played is None:
         return None
     if played.messages != seen.messages:
@@ -234,7 +236,14 @@ def play_lockstep(plan: Plan, topology: Topology, seen: Summary, *, keep: bool) 
 
 
 def play_fast(
-    plan: Plan, topology: Topology, seen: Summary, why: str, *, keep: bool, timeline: Timeline | None = None
+    plan: Plan,
+    topology: Topology,
+    seen: Summary,
+    why: str,
+    *,
+    keep: bool,
+    timeline: Timeline | None = None,
+    timer: StepTimer | None = None,
 ) -> Result:
     """Play every message with the compiled loops."""
     from simcoll.emulator.fast.machine import Machine  # imports numba
@@ -251,7 +260,7 @@ def play_fast(
     machine = Machine(
         capacity,
         seen.lane_steps,
-        timed_steps(plan, topology, placement, seen.groups),
+        timed_steps(plan, topology, placement, seen.groups, timer),
         launch_fs=plan.protocol.launch_fs,
         fifo=plan.protocol.fifo_depth > 0,
         waits=plan.wait_pairs,

@@ -16,9 +16,11 @@ from simcoll.core.plan import Plan
 from simcoll.emulator.budget import check_exact, exact_bytes
 from simcoll.emulator.dataplane import Storage
 from simcoll.emulator.events import Event, Policy, Timeline, timeline_of
+from simcoll.emulator.fast.timed import StepTimer
 from simcoll.emulator.floor import latency_floor_fs
 from simcoll.emulator.ledger import Observer
 from simcoll.emulator.paths import choose, play_fast, play_folded, play_lockstep, play_quotient, play_simpy
+from simcoll.emulator.placement import placement_of
 from simcoll.emulator.rehearsals import play_rehearsed
 from simcoll.emulator.result import Result
 from simcoll.errors import ConfigError, InternalError, expect, nearest
@@ -210,8 +212,9 @@ def _run(
         way, _, seen = choose(plan, topology, engine, False, watched=False, timing_only=True)
         why = f"no quotient: {played}"
     if way == "fast" and seen is not None:
-        together = play_lockstep(plan, topology, seen, keep=keep) if timeline is None else None
-        fast = together or play_fast(plan, topology, seen, why, keep=keep, timeline=timeline)
+        timer = StepTimer(plan.protocol, topology, placement_of(plan, topology.nlinks), joint=True)
+        together = play_lockstep(plan, topology, seen, keep=keep, timer=timer) if timeline is None else None
+        fast = together or play_fast(plan, topology, seen, why, keep=keep, timeline=timeline, timer=timer)
         if storage is not None:
             storage.play()
         return fast
