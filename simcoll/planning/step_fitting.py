@@ -48,6 +48,8 @@ PARAMETERS = {
 }
 """The constants that can be fitted."""
 ROUNDS = 4
+MOST_OFF = 0.5
+"""Median error from which on a fit means nothing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,6 +117,12 @@ def fit_steps(
     given = np.full(len(rows), 1 / len(rows)) if weights is None else np.array(weights, np.float64)
     problem = _Problem(rows, names, start or rows[0].design.calibration, given)
     best, slopes, times = problem.solve()
+    off = np.abs(times / problem.measured - 1)
+    if not np.median(off) < MOST_OFF:
+        raise ConfigError(
+            f"no constants within their limits explain these steps: half are off by {100 * np.median(off):,.0f} % or more; are times in "
+            "milliseconds, and of this design?"
+        )
     unseen = problem.left_out(best, slopes, times)
     error = float(np.abs(unseen).mean()) if np.isfinite(unseen).all() else None
     made = problem.at(best)

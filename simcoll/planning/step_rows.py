@@ -80,6 +80,8 @@ def read_steps(base: str | Path, rows: str | Path) -> StepTable:
     reader = csv.DictReader(io.StringIO(text))
     if "time_ms" not in (reader.fieldnames or ()):
         raise ConfigError(f"expected a column time_ms, got {', '.join(reader.fieldnames or ['none'])}", file=str(rows))
+    if len(set(reader.fieldnames or ())) < len(reader.fieldnames or ()):
+        raise ConfigError(f"a column twice: {', '.join(reader.fieldnames or ())}", file=str(rows))
     found = [_row(document, row, str(base), f"line {number}", str(rows)) for number, row in enumerate(reader, 2)]
     if not found:
         raise ConfigError("no rows", file=str(rows))

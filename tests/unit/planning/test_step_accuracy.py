@@ -184,13 +184,25 @@ def test_the_slow_down_beside_collectives_is_found_again(tmp_path):
 
 
 def test_the_command_writes_a_calibration(tmp_path, capsys):
-    base, rows = small(tmp_path, "time_ms,model.global_batch\n9.5,64\n4.9,32\n")
+    base, rows = small(tmp_path, "time_ms,model.global_batch\n50,64\n26,32\n")
     out = tmp_path / "out.toml"
     assert main(["calibrate", "step", str(base), str(rows), "-o", str(out)]) == 0
     found = load_calibration(out)
     assert found.rows == 2
     assert found.hash in capsys.readouterr().out
     assert found.rate != UNCALIBRATED.rate
+
+
+def test_a_fit_that_means_nothing_is_refused_and_a_limit_is_said(tmp_path, capsys):
+    out = tmp_path / "out.toml"
+    for rows in ("50000,64\n26000,32\n", "0.05,64\n0.026,32\n"):  # as if in microseconds, or in seconds
+        base, measured = small(tmp_path, f"time_ms,model.global_batch\n{rows}")
+        assert main(["calibrate", "step", str(base), str(measured), "-o", str(out)]) == 2
+        assert "explain these steps: half are off by" in capsys.readouterr().err
+        assert not out.exists()
+    base, measured = small(tmp_path, "time_ms,model.global_batch\n110,64\n55,32\n")
+    assert main(["calibrate", "step", str(base), str(measured), "-o", str(out)]) == 0
+    assert "# note: rate is at its limit, 0.5: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -203,6 +215,7 @@ def test_the_command_writes_a_calibration(tmp_path, capsys):
         ("time_ms,batch\n1,8\n", "column 'batch'"),
         ("time_ms,model.global_batch\n1\n", "as many values"),
         ("time_ms,model.global_batch\n", "no rows"),
+        ("time_ms,model.global_batch,time_ms\n1,8,2\n", "a column twice"),
         ("time_ms,parallel.tq\n1,8\n", "did you mean 'tp'"),
     ],
 )
