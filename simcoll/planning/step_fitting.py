@@ -126,7 +126,9 @@ def fit_steps(
     unseen = problem.left_out(best, slopes, times)
     error = float(np.abs(unseen).mean()) if np.isfinite(unseen).all() else None
     made = problem.at(best)
-    final = msgspec.structs.replace(made, rows=len(rows), error=error, source=source)
+    gpus = {row.design.gpu.name for row in rows}
+    gpu = gpus.pop() if len(gpus) == 1 else ""
+    final = msgspec.structs.replace(made, rows=len(rows), error=error, source=source, gpu=gpu)
     return Fit(final, times / problem.measured - 1, unseen)
 
 

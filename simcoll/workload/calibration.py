@@ -58,6 +58,8 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         Mean error of rows left out of the fit.
     source
         Origin of the measurements.
+    gpu
+        The GPU that was measured, or how its name begins; empty: any.
 
     Examples
     --------
@@ -77,6 +79,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     rows: int = 0
     error: float | None = None
     source: str = ""
+    gpu: str = ""
 
     def __post_init__(self) -> None:
         for name, (least, most) in _RANGES.items():

@@ -187,6 +187,8 @@ def _notes(design: Design, tier: int) -> tuple[str, ...]:
         found.append(
             f"computation is that of {design.gpu.name}, and topology {design.topology.name} is one of {theirs}"
         )
+    if not design.gpu.name.startswith(design.calibration.gpu):
+        found.append(f"the calibration is of {design.calibration.gpu}, not of {design.gpu.name}")
     if design.measured is not None:
         found.append(design.measured.note())
     if design.slow and tier == 1:

@@ -15,7 +15,7 @@ from simcoll.cli import main
 from simcoll.emulator.programs import emulate_program
 from simcoll.errors import ConfigError
 from simcoll.topology import crossbar, load_topology
-from simcoll.workload.calibration import UNCALIBRATED, Calibration
+from simcoll.workload.calibration import UNCALIBRATED, Calibration, shipped_calibration
 from simcoll.workload.design import design_from
 from simcoll.workload.gpu import load_gpu
 from simcoll.workload.layers import layer_of
@@ -351,6 +351,15 @@ def test_a_gpu_in_the_machine_of_another_is_said():
     mixed = step(design(topology={"name": "dgx-a100"}), tier=1, exposed=False)
     assert "computation is that of h100, and topology dgx-a100 is one of a100" in mixed.notes
     assert not any("computation is that of" in note for note in step(design(), tier=1, exposed=False).notes)
+
+
+def test_a_calibration_of_another_gpu_is_said():
+    said = "the calibration is of a100, not of h100"
+    notes = {
+        name: step(replace(design(), calibration=shipped_calibration(name)), tier=1, exposed=False).notes
+        for name in ("megatron-a100", "fsdp-h100", "megatron-experts")
+    }
+    assert [name for name, told in notes.items() if said in told] == ["megatron-a100"]
 
 
 @pytest.mark.slow
