@@ -157,7 +157,6 @@ def _table(
 ) -> None:
     """Print and write the table of a machine, or of one group along an axis; ``library``: its lines first, or alone."""
     from simcoll.cli.sweeping import print_sweep, proved
-    from simcoll.planning.sweep import best_rows
     from simcoll.tuning import candidates, collective_on
 
     title = f"{sweep.collective or 'GOAL'} on {machine.name}"
@@ -182,8 +181,7 @@ def _table(
     if shown and not stopped:
         from simcoll.planning.library_table import gain_lines
 
-        best = {row.size_bytes: (str(row), row.time_fs) for row in best_rows(table.rows)}
-        for line in gain_lines(shown, best):
+        for line in gain_lines(shown, table.rows):
             print(line)
     if table or table.programs:
         files.write(title, table, machine, proofs)

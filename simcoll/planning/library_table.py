@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-
-import numpy as np
+from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from simcoll.core.collective import bus_factor
 from simcoll.libraries.calibration import Calibration
@@ -16,13 +16,23 @@ from simcoll.planning.table import TIMES, Column, gigabytes, microseconds, table
 from simcoll.topology import Topology
 from simcoll.units import printable
 
+if TYPE_CHECKING:
+    from simcoll.planning.sweep import Row
+
 __all__ = ["doubts", "gain_lines", "library_for", "library_lines", "library_predictions"]
 
 _SIZE: Column = ("size", "(B)", 12)
 MOST_HEADROOM = 100
 """Largest headroom shown: the bound covers bytes only, and says little where latency dominates."""
 _BOUND: tuple[Column, ...] = (("bound", "(us)", 11), ("headroom", "", 9))
+MOST_ALIKE = 1.01
+"""Ratio of two times below which neither counts as faster."""
 _TIMES = TIMES[:3]
+_SCHEDULES = {
+    "ring": ("ring", "nvlink_ring", "chain"), "tree": ("nccl_tree",), "nvls": ("nvls",), "nvls_tree": ("nvls_tree",),
+    "grouped": ("grouped", "direct"),
+}  # fmt: skip
+"""The schedules of a library's algorithms; a send_recv is grouped sends to one rank, and so direct."""
 
 
 def library_for(name: str | None, topology: Topology) -> Library:
@@ -81,19 +91,31 @@ def doubts(found: Iterable[Prediction]) -> Iterator[str]:
         yield printable(f"# assumed for {count} size{'s' * (count > 1)}: {guess}")
 
 
-def gain_lines(found: Sequence[Prediction], best: dict[int, tuple[str, int]]) -> Iterator[str]:
-    """Lines with the gain of the best of all algorithms over the communication library's choice.
+def gain_lines(found: Sequence[Prediction], rows: Sequence[Row]) -> Iterator[str]:
+    """Lines with the gain of the best of all algorithms over the communication library's own algorithm.
 
-    ``best`` holds name and time of the fastest run by size.
+    The library's time is the shorter of its prediction, which has corrections from measurements, and of its algorithm among these runs,
+    which have none. So a gain is never only a difference of constants.
     """
-    ratios = [each.time_fs / best[each.size_bytes][1] for each in found if each.size_bytes in best]
-    if ratios:
-        place = int(np.argmax(ratios))
-        size = [each.size_bytes for each in found if each.size_bytes in best][place]
-        yield (
-            f"# largest gain at {size} B: NCCL takes {ratios[place]:.2f} times as long as {best[size][0]}. The table above has NCCL's own "
-            "constants, without what measurements add"
-        )
+    gains = []
+    for each in found:
+        runs = [row for row in rows if row.size_bytes == each.size_bytes and not row.result.cut]
+        own = [row.time_fs for row in runs if row.choice.algorithm in _SCHEDULES[each.algorithm]]
+        if runs:
+            best = min(runs, key=attrgetter("time_fs"))
+            time_fs = min(each.time_fs, *own)
+            gains.append((time_fs / max(best.time_fs, 1), time_fs, best))
+    if not gains:
+        return
+    name = found[0].library.split()[0].upper()
+    ratio, time_fs, best = max(gains, key=lambda gain: gain[0])
+    if ratio < MOST_ALIKE:
+        yield f"# no algorithm is faster than {name}'s"
+        return
+    times = f"{best} takes {microseconds(best.time_fs / 1e9)} us, {name}'s algorithm {microseconds(time_fs / 1e9)} us"
+    yield (
+        f"# largest gain at {best.size_bytes} B: {times}, the shorter of its times in both tables, which is {ratio:.2f} times as long"
+    )
 
 
 def _choice(each: Prediction) -> str:

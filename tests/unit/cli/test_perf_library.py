@@ -69,7 +69,15 @@ def test_by_default_nccl_comes_before_the_best_of_all(capsys):
     assert status == 0
     assert out.startswith("# nccl 2.27 on dgx-a100, 8 ranks")
     assert out.index("ring LL") < out.index("# simcoll: all_gather on dgx-a100")
-    assert "# largest gain at 1048576 B: NCCL takes" in out
+    assert "# largest gain at 1048576 B: direct LL takes 15.28 us, NCCL's algorithm 18.88 us" in out
+
+
+@pytest.mark.slow
+def test_a_gain_is_not_a_difference_of_constants(capsys):
+    # Predicted are 12 us for grouped sends, with the launch that measurements show; all algorithms beside them start without it.
+    status, out, _ = run(capsys, "all_to_all", "-t", "dgx-a100", "-b", "128K", "-e", "128K")
+    assert status == 0
+    assert out.endswith("# no algorithm is faster than NCCL's\n")
 
 
 def test_a_machine_without_numbers_is_no_obstacle(capsys):
