@@ -215,9 +215,9 @@ def _hashed(names: Ints, salt: np.uint64) -> Hashes:
     return mix(names.astype(np.uint64) + salt)
 
 
-def _hashed_names(names: Ints) -> Hashes:
-    """Hashes of many rows with few names."""
-    return _hashed(np.arange(int(names.max(initial=-1)) + 1), SALTS[0])[names]
+def _words(count: int, salt: np.uint64) -> Hashes:
+    """Hashes of numbers below ``count``, apart from those of lanes and links, to which they are added."""
+    return mix(_hashed(np.arange(count), salt))
 
 
 def refine(
@@ -240,14 +240,12 @@ def refine(
     runs = _runs(patterns)
     messages = np.empty(begins[-1] if ties else max((len(step) for _, step in runs), default=0), np.uint64)
     # Equal numbers mean equal costs only within a step, and a step is compared only with itself.
-    steps = _hashed(np.arange(len(patterns)), SALTS[1])
-    fixed = [
-        _hashed_names(
-            alike(step.delay_fs, step.busy_fs, step.wire, step.post_fs, *places[some[0] : some[0] + step.connected])
-        )
-        + np.repeat(steps[some[0] : some[-1] + 1], np.diff(begins[some[0] : some[-1] + 2]))
-        for some, step in runs
-    ]
+    every, fixed = _words(len(patterns), SALTS[1]), []
+    for some, step in runs:
+        costs = step.delay_fs, step.busy_fs, step.wire, step.post_fs
+        names = alike(*costs, *places[some[0] : some[0] + step.connected])
+        own = np.repeat(every[some[0] : some[-1] + 1], np.diff(begins[some[0] : some[-1] + 2]))
+        fixed.append(_words(int(names.max(initial=-1)) + 1, SALTS[0])[names] + own)
     # Every round except the last increases the number of classes.
     for _ in range(nlanes + len(links) + count + len(marks) + 2 if most_rounds is None else most_rounds):
         old = Colours(_hashed(lanes, SALTS[0]), _hashed(links, SALTS[1]), _hashed(ways, SALTS[2]))
