@@ -14,6 +14,7 @@ import msgspec
 
 from simcoll.errors import ConfigError, nearest, shown
 from simcoll.formats.strict import read_file
+from simcoll.limits.text import refuse_repeated_keys
 from simcoll.workload.gpu import DTYPE_BYTES, Gpu
 from simcoll.workload.workload import Call, Rules, Workload
 
@@ -146,8 +147,11 @@ def load_comm_groups(path: str | Path) -> dict[str, list[int]]:
     ConfigError
         When it cannot be read or has another structure.
     """
+    content = read_file(path, MAX_FILE_BYTES)
     try:
-        return msgspec.json.decode(read_file(path, MAX_FILE_BYTES), type=dict[str, list[int]])
+        found = msgspec.json.decode(content, type=dict[str, list[int]])
+        refuse_repeated_keys(content, str(path))
+        return found
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f'expected groups such as {{"1": [0, 1]}}: {error}', file=str(path)) from None
 

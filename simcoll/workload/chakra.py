@@ -274,7 +274,10 @@ class _Rank:
             raise ConfigError(
                 f"group {name!r:.60} has ranks {list(ranks)!s:.60}; expected different ones, 0 to {self.nranks - 1}"
             )
-        self.groups[name] = members
+        if self.groups.setdefault(name, members) != members:
+            raise ConfigError(
+                f"group {name!r:.60} is described twice, with ranks {list(self.groups[name])!s:.60} and {list(members)!s:.60}"
+            )
 
 
 def _number(node: Node, name: str, default: int | None) -> int:

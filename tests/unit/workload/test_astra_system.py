@@ -10,6 +10,7 @@ from simcoll.cli import main
 from simcoll.errors import ConfigError
 from simcoll.formats.chakra_nodes import Node, dump_nodes
 from simcoll.workload.astra_system import parse_astra_system
+from simcoll.workload.chakra import parse_chakra
 
 SYSTEM = {
     "scheduling-policy": "LIFO", "endpoint-delay": 10, "active-chunks-per-dimension": 1, "preferred-dataset-splits": 4,
@@ -110,7 +111,17 @@ def test_groups_in_a_file_of_their_own(tmp_path, capsys):
         ("[1]", "expected groups such as"),
         ('{"0": [0, 1], "1": [2, 4]}', "group '1' has ranks [2, 4]; expected different ones, 0 to 3"),
         ('{"0": [0, 1], "2": [2, 3]}', "nothing describes group '1'"),
+        ('{"0": [0, 1], "0": [2, 3], "1": [2, 3]}', "the key '0' occurs twice"),
     ):
         groups.write_text(text)
         assert main(words) == 2
         assert said in capsys.readouterr().err
+
+
+def test_a_group_that_file_and_trace_describe_differently_is_refused():
+    said = '["[{\\"pg_name\\": \\"1\\", \\"ranks\\": [0, 1]}]"]'
+    told = Node(0, "pg", "METADATA", values=said)
+    files = [(dump_nodes({}, [told]), f"t.{rank}.et") for rank in range(4)]
+    assert parse_chakra(files, groups={"1": [0, 1]}).nranks == 4
+    with pytest.raises(ConfigError, match=r"described twice, with ranks \[2, 3\] and \[0, 1\]"):
+        parse_chakra(files, groups={"1": [2, 3]})
