@@ -15,7 +15,7 @@ from simcoll.arrays import Ints
 from simcoll.core.hashing import token_at
 from simcoll.core.proof import LEVELS
 from simcoll.core.schedule import REDUCE, Repeat, Schedule, Step
-from simcoll.core.step import spread
+from simcoll.core.step import distinct, spread
 from simcoll.errors import ScheduleError
 from simcoll.proving.vector import Vector
 
@@ -144,7 +144,8 @@ def _turns(block: Repeat, first: int, table: _Table) -> Iterator[tuple[int, Move
     found = [np.zeros((4, 0), np.int64)]
     for inner, step in enumerate(block.steps):
         start, at = block.window(step.src_chunk)
-        starts, which = np.unique(start, return_inverse=True)
+        starts = distinct(start)
+        which = np.searchsorted(starts, start)
         chunks = block.chunk_at(starts[:, None] + np.arange(modulus))
         places = vector.at(np.zeros_like(chunks), chunks)[1]
         from_buffer, to_buffer = (vector.layout.region(chunk) for chunk in (step.src_chunk, step.dst_chunk))

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from simcoll.arrays import Ints
 from simcoll.core.proof import Proof
 from simcoll.core.schedule import COPY, REDUCE, SYNC, Repeat, Schedule, Step, joined
-from simcoll.core.step import expanded, spread
+from simcoll.core.step import distinct, expanded, spread
 from simcoll.errors import ScheduleError, expect
 from simcoll.proving.columns import follow
 from simcoll.proving.vector import Vector, vector_of
@@ -174,7 +174,7 @@ def _windows(schedule: Schedule, vector: Vector, number: int, repeat: Repeat, st
     """The places of every window that a repeated step touches, ``[windows, modulus]``; all its transfers must keep their place."""
     layout = schedule.layout
     (src, src_at), (dst, dst_at) = (repeat.window(chunk) for chunk in (step.src_chunk, step.dst_chunk))
-    starts, which = np.unique(np.concatenate([src, dst]), return_inverse=True)
+    starts = distinct(src, dst)
     places = starts[:, None] + np.arange(repeat.modulus)
     inside = starts.min() >= 0 and (repeat.order is not None or int(places.max()) < layout.size)
     if inside:
@@ -183,10 +183,11 @@ def _windows(schedule: Schedule, vector: Vector, number: int, repeat: Repeat, st
         least = layout.output_base if schedule.collective.in_place else 0  # inputs may be aliases
         inside = chunks.min() >= least and not vector.own[region].any() and bool((region == region[:, :1]).all())
     if inside and (step.count == 1).all() and np.array_equal(src_at, dst_at):
-        windows, alike = np.unique(vector.at(np.zeros_like(chunks), chunks)[1], axis=0, return_inverse=True)
-        from_window, to_window = np.split(alike.reshape(-1)[which], 2)
-        if np.array_equal(from_window, to_window):
-            return windows
+        windows = vector.at(np.zeros_like(chunks), chunks)[1]
+        first, like = np.unique(windows[:, 0], return_index=True, return_inverse=True)[1:]
+        from_window, to_window = (like[np.searchsorted(starts, start)] for start in (src, dst))
+        if np.array_equal(windows, windows[first[like]]) and np.array_equal(from_window, to_window):
+            return windows[first]
     raise _refuse(schedule, f"step {number}: the repeat does not shift all chunks equally", step=number)
 
 
