@@ -175,13 +175,11 @@ def _windows(schedule: Schedule, vector: Vector, number: int, repeat: Repeat, st
     layout = schedule.layout
     (src, src_at), (dst, dst_at) = (repeat.window(chunk) for chunk in (step.src_chunk, step.dst_chunk))
     starts = distinct(src, dst)
-    places = starts[:, None] + np.arange(repeat.modulus)
-    inside = starts.min() >= 0 and (repeat.order is not None or int(places.max()) < layout.size)
-    if inside:
-        chunks = repeat.chunk_at(places)
-        region = layout.region(chunks)
-        least = layout.output_base if schedule.collective.in_place else 0  # inputs may be aliases
-        inside = chunks.min() >= least and not vector.own[region].any() and bool((region == region[:, :1]).all())
+    chunks = repeat.chunk_at(np.maximum(starts[:, None], 0) + np.arange(repeat.modulus))
+    region = layout.region(chunks)
+    least = layout.output_base if schedule.collective.in_place else 0  # inputs may be aliases
+    inside = starts[0] >= 0 and chunks.min() >= least and chunks.max() < layout.size
+    inside = inside and not vector.own[region].any() and bool((region == region[:, :1]).all())
     if inside and (step.count == 1).all() and np.array_equal(src_at, dst_at):
         windows = vector.at(np.zeros_like(chunks), chunks)[1]
         first, like = np.unique(windows[:, 0], return_index=True, return_inverse=True)[1:]

@@ -202,7 +202,8 @@ def _turning(block: Repeat, chunk: Ints, lengths: Ints) -> tuple[Ints, Ints]:
     """Elements of chunks, and each transfer's place there for a shift of 0; every window is stored twice in a row."""
     first, place = block.window(chunk)
     starts, which = np.unique(first, return_inverse=True)
-    table = lengths[block.chunk_at(starts[:, None] + np.arange(block.modulus))]
+    windows = block.chunk_at(starts[:, None] + np.arange(block.modulus))
+    table = lengths.take(windows, mode="clip")  # a window may leave the buffers where no transfer does
     return np.tile(table, 2).reshape(-1), 2 * block.modulus * which + place
 
 

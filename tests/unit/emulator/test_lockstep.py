@@ -1,11 +1,14 @@
 """Runs without a calendar: when they are taken, and that they are those of the loops."""
 
+from dataclasses import replace
 from threading import Event, Thread
 
 import pytest
 
 import simcoll
+from simcoll.core.collective import Collective
 from simcoll.core.protocol import Protocol
+from simcoll.core.schedule import Layout, Repeat, Schedule, transfers
 from simcoll.emulator import emulate, lockstep
 from simcoll.emulator.fast.compiled import COMPILED
 from simcoll.emulator.fast.turns import Spinning, spinning, summary
@@ -128,3 +131,19 @@ def test_other_threads_go_on_while_compiled_code_plays(monkeypatch):
         over.set()
         thread.join()
     assert max(inside) > 10
+
+
+@pytest.mark.parametrize(
+    ("base", "modulus", "order"),
+    [(5, 8, None), (-3, 8, None), (0, 6, [5, 6, 7, 8, 9, 77])],
+)
+def test_windows_may_leave_the_buffers_where_no_transfer_does(base, modulus, order):
+    layout = Layout(Collective("broadcast", 2), 5)
+    start = transfers(0, layout.input(), 0, layout.output(), count=5)
+    turn = Repeat((transfers(0, layout.output(), 1, layout.output()),), 5, 1, base, modulus, order)
+    repeated = Schedule("pieces", layout, lambda: [start, turn])
+    single = replace(repeated, source=repeated.steps)
+    for count in (10, 1003):  # equal chunks, and others
+        plans = [simcoll.bind(schedule, count, "uint8") for schedule in (repeated, single)]
+        told, expected = (emulate(plan, crossbar(2, "1 GB/s", "1 us"), **QUIET) for plan in plans)
+        assert outcome(told) == outcome(expected)
