@@ -41,7 +41,7 @@ def plan_designs(
     """
     from simcoll.cli.grids import play_grid
     from simcoll.formats.output import write_files
-    from simcoll.planning.designs import best_of, firsts, latest, notes_of, refined, space_grid
+    from simcoll.planning.designs import best_of, firsts, latest, notes_of, refined, space_grid, tight_of
     from simcoll.planning.scenario import file_of
     from simcoll.planning.space import load_space
 
@@ -66,8 +66,8 @@ def plan_designs(
         return
     rows = latest(runs)
     best, front = best_of(rows, space[0])
-    if tight := [row["result"]["fits"] for row in rows if row.get("result", {}).get("fits", "yes") != "yes"]:
-        print(f"# {len(tight):,} do not fit, such as {tight[0]}")
+    if tight := tight_of(rows):
+        print(f"# {tight}")
     shown = list({row["key"]: row for row in (*best[:top], *firsts(best))}.values())
     for line in _table(shown, space[0], front):
         print(line)

@@ -38,6 +38,7 @@ __all__ = [
     "notes_of",
     "refined",
     "space_grid",
+    "tight_of",
     "time_design",
 ]
 
@@ -199,10 +200,9 @@ def best_of(rows: Sequence[Row], space: Space) -> tuple[list[Row], list[Row]]:
     """
     ran = [row for row in rows if row.get("result", {}).get("fits") == "yes"]
     if not ran:
-        tight = sum("result" in row for row in rows)
-        such = next((f" (the first: {row['result']['fits']})" for row in rows if "result" in row), "")
+        wrong = sum("error" in row for row in rows)
         raise ConfigError(
-            f"none of {len(rows):,} designs ran: {tight:,} do not fit{such}, {len(rows) - tight:,} are impossible",
+            f"none of {len(rows):,} designs ran: {tight_of(rows) or '0 do not fit'}; {wrong:,} are impossible",
             file=space.file,
         )
     figures = front_figures(space, ran[0]["result"])
@@ -215,6 +215,16 @@ def best_of(rows: Sequence[Row], space: Space) -> tuple[list[Row], list[Row]]:
         return key(row["result"]), row["key"] not in leading, row["key"]
 
     return sorted(ran, key=rank), sorted(front, key=rank)
+
+
+def tight_of(rows: Sequence[Row]) -> str:
+    """How many designs exceed each limit, with the first of them; empty if all fit."""
+    units: dict[str, list[str]] = {}
+    for row in rows:
+        fits = row.get("result", {}).get("fits", "yes")
+        if fits != "yes":
+            units.setdefault(fits.partition(" of ")[2].partition(" ")[2], []).append(fits)
+    return ", ".join(f"{len(found):,} do not fit, such as {found[0]}" for found in units.values())
 
 
 def firsts(best: Sequence[Row]) -> list[Row]:

@@ -150,10 +150,10 @@ def load_comm_groups(path: str | Path) -> dict[str, list[int]]:
     content = read_file(path, MAX_FILE_BYTES)
     try:
         found = msgspec.json.decode(content, type=dict[str, list[int]])
-        refuse_repeated_keys(content, str(path))
-        return found
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f'expected groups such as {{"1": [0, 1]}}: {error}', file=str(path)) from None
+    refuse_repeated_keys(content, str(path))
+    return found
 
 
 def _algorithm(kind: str, value: object, key: str, file: str | None) -> str:

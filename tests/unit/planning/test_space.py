@@ -12,7 +12,7 @@ import pytest
 from simcoll.errors import ConfigError
 from simcoll.formats.toml_text import toml_text
 from simcoll.limits.paths import shipped_files
-from simcoll.planning.designs import best_of, beyond_pcie, latest, notes_of, refined, time_design
+from simcoll.planning.designs import best_of, beyond_pcie, latest, notes_of, refined, tight_of, time_design
 from simcoll.planning.figures import FIGURES, pareto_front
 from simcoll.planning.goodput import goodput_grid
 from simcoll.planning.grid import GridRun
@@ -183,6 +183,17 @@ def test_the_first_of_equals_is_on_the_front(tmp_path):
 def test_a_note_on_some_designs_names_the_first():
     rows = [row_of("a", 2, 5, 5, ["all", "some"]), row_of("b", 2, 4, 4, ["all"]), row_of("c", 2, 3, 3, ["all", "some"])]
     assert notes_of(rows) == ["all", "name a and 1 more: some"]
+
+
+def test_what_does_not_fit_is_counted_by_limit(tmp_path):
+    rows = [row_of("a", 1, 1, 1)] + [{"result": {"fits": f"{gib}.0 of 8.0 GiB"}} for gib in (9, 12)]
+    assert tight_of(rows[:1]) == ""
+    both = "2 do not fit, such as 9.0 of 8.0 GiB, 1 do not fit, such as 16.0 of 10.0 $ an hour"
+    assert tight_of([*rows, {"result": {"fits": "16.0 of 10.0 $ an hour"}}, {"error": "no"}]) == both
+    with pytest.raises(
+        ConfigError, match=r"none of 3 designs ran: 2 do not fit, such as 9\.0 of 8\.0 GiB; 1 are impossible"
+    ):
+        best_of([*rows[1:], {"error": "no"}], space_of(tmp_path))
 
 
 @pytest.mark.parametrize(
