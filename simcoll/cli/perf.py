@@ -121,6 +121,7 @@ def predict(
         raise ConfigError(
             "--library, --env and --calibration are for what a library chooses, -a and -p for what you choose"
         )
+    usual = algorithm is None and protocol is None and named.root in {None, 0} and not disturbed.asked
     notes: list[str] = []
     if not protocols and not asked.alone:
         protocols, note = default_protocols(machine)
@@ -129,15 +130,15 @@ def predict(
     if concurrent:
         if group is None:
             raise ConfigError("--concurrent is about the groups of a mesh; give --group, such as tp=8,dp=64")
-        if asked.alone or named.programs or checked:
+        if env or calibration or named.programs or checked:
             raise ConfigError(
-                "--concurrent is for the times of schedules, not for --library, --env, --calibration, --check and GOAL programs"
+                "--concurrent is for the times of schedules, not for --env, --calibration, --check and GOAL programs"
             )
-        for note in notes:
+        chosen = library or ("nccl" if usual else "")
+        for note in () if chosen else notes:
             print(f"# {note}")
-        mesh_lines(sweep, machine, group, csv=wanted[""].csv)
+        mesh_lines(sweep, machine, group, csv=wanted[""].csv, library=chosen)
         return
-    usual = algorithm is None and protocol is None and named.root in {None, 0} and not disturbed.asked
     for axis, part in machines.items():
         with blamed_on(f"--group, axis {axis}" if axis else None):
             disturbance.check(part)

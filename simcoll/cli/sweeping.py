@@ -126,7 +126,7 @@ def _summary(rows: Sequence[Row], checked: int, moved: int, wrong: int) -> str:
     )
 
 
-def mesh_lines(sweep: Sweep, machine: Topology, mesh: str, *, csv: Path | None) -> None:
+def mesh_lines(sweep: Sweep, machine: Topology, mesh: str, *, csv: Path | None, library: str = "") -> None:
     """Print and write the table of a collective in one group and in all groups along a mesh's axes, after Ctrl-C too."""
     from simcoll.formats.output import write_file
     from simcoll.planning.groups import COLUMNS, group_rows, groups_csv, parse_mesh
@@ -134,14 +134,15 @@ def mesh_lines(sweep: Sweep, machine: Topology, mesh: str, *, csv: Path | None) 
 
     axes = parse_mesh(mesh, machine.nranks)
     sweep.disturbed.check(machine)
-    print(f"# {sweep.collective} on {machine.name}, mesh {mesh}, fastest axis first")
+    chosen = f", as {library} would choose" if library else ""
+    print(f"# {sweep.collective} on {machine.name}, mesh {mesh}, fastest axis first{chosen}")
     if sweep.disturbed:
         print(printable(f"# disturbed: {sweep.disturbed}"))
     for line in titles(COLUMNS):
         print(line, flush=True)
     rows: list[GroupRow] = []
     stopped = False
-    found = group_rows(sweep, machine, axes)
+    found = group_rows(sweep, machine, axes, library)
     steps = [f"{axis} {format_size(size)}" for axis, ranks in axes.axes for size in sweep.sizes if ranks > 1]
     try:
         with Progress() as progress:

@@ -14,6 +14,7 @@ from simcoll.emulator import emulate
 from simcoll.emulator.programs import Call, Program, ProgramResult
 from simcoll.errors import ConfigError, shown
 from simcoll.formats.output import csv_bytes
+from simcoll.libraries.plans import library_plan
 from simcoll.planning.sweep import Sweep, build, costs_of, counts_for
 from simcoll.planning.table import microseconds, table_line
 from simcoll.topology import Topology
@@ -98,8 +99,8 @@ class GroupRow:
         return table_line(COLUMNS, (*cells, self.algorithm, self.protocol))
 
 
-def group_rows(sweep: Sweep, machine: Topology, mesh: Mesh) -> Iterator[GroupRow]:
-    """Rows by axis and size, with the sweep's algorithms or the default for each size.
+def group_rows(sweep: Sweep, machine: Topology, mesh: Mesh, library: str = "") -> Iterator[GroupRow]:
+    """Rows by axis and size, with the choices of a library, the sweep's algorithms, or the default for each size.
 
     Disturbances refer to ranks of the machine, so a straggler outside the first group shows in all groups at once.
     """
@@ -109,9 +110,8 @@ def group_rows(sweep: Sweep, machine: Topology, mesh: Mesh) -> Iterator[GroupRow
         groups = mesh.groups(axis)
         near = machine.with_ranks(groups[0])
         for total in sweep.sizes:
-            runs = [
-                (name, _played(sweep, machine, groups[:1], plan), plan) for name, plan in _plans(sweep, total, near)
-            ]
+            plans = _chosen(sweep, total, near, library) if library else _plans(sweep, total, near)
+            runs = [(name, _played(sweep, machine, groups[:1], plan), plan) for name, plan in plans]
             name, one, plan = min(runs, key=lambda run: (run[1].cut is not None, run[1].time_fs))
             every = _played(sweep, machine, groups, plan)
             yield GroupRow(
@@ -134,6 +134,12 @@ def _plans(sweep: Sweep, total: int, near: Topology) -> Iterator[tuple[str, Plan
         made = build(sweep, choice, near)
         for protocol in sweep.protocols_of(made) or sweep.protocols:
             yield str(choice), bind(made, count, sweep.dtype, sweep.op, protocol=costs_of(sweep, protocol, near, made))
+
+
+def _chosen(sweep: Sweep, total: int, near: Topology, library: str) -> Iterator[tuple[str, Plan]]:
+    """The plan that a library would choose for one group."""
+    plan = library_plan(sweep.collective, total, near, library=library)
+    yield plan.schedule.name, plan
 
 
 def _played(sweep: Sweep, machine: Topology, groups: Ints, plan: Plan) -> ProgramResult:

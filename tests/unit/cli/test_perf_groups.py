@@ -7,6 +7,7 @@ import pytest
 import simcoll
 from simcoll.cli import main
 from simcoll.errors import ConfigError
+from simcoll.libraries.plans import library_plan
 from simcoll.planning.groups import group_rows, parse_mesh
 from simcoll.planning.sweep import Sweep
 from simcoll.topology import fat_tree, load_topology
@@ -80,6 +81,25 @@ def test_the_library_along_each_axis(capsys):
     assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("# nccl")] == [
         "# nccl 2.27 on dgx-h100, 8 ranks", "# nccl 2.27 on dgx-h100, 2 ranks"
     ]  # fmt: skip
+
+
+def test_what_nccl_would_choose_in_all_groups_at_once(capsys):
+    argv = "perf all_reduce -t dgx-h100 --nodes 2 -b 64K -e 64M -f 1024 --group tp=8,dp=2 --concurrent"
+    machine = load_topology("dgx-h100", nodes=2)
+    for options in ([], ["--library", "nccl"]):
+        assert main([*argv.split(), *options]) == 0
+        head, *lines = capsys.readouterr().out.splitlines()
+        assert head.endswith("fastest axis first, as nccl would choose")
+        rows = [line.split() for line in lines if not line.startswith("#")]
+        assert [row[0] for row in rows] == ["tp", "tp", "dp", "dp"]
+        for row, size in zip(rows[:2], (1 << 16, 1 << 26), strict=True):
+            plan = library_plan("all_reduce", size, machine.with_ranks(range(8)))
+            assert row[-2:] == [plan.schedule.name, plan.protocol.name]
+            assert float(row[-5]) == pytest.approx(
+                simcoll.emulate(plan, machine.with_ranks(range(8))).time_us, rel=1e-3
+            )
+    assert main([*argv.split(), "--env", "NCCL_ALGO=Ring"]) == 2
+    assert "not for --env" in capsys.readouterr().err
 
 
 def test_what_disturbs_counts_ranks_on_the_machine(tmp_path, capsys):
