@@ -67,7 +67,9 @@ def _communication(result: StepResult | WorkloadResult) -> Iterator[str]:
         moved = (
             f"{each.bytes / 2**20:,.0f} MiB" if each.bytes >= 2**20 and each.bytes % 2**30 else format_size(each.bytes)
         )
-        yield _row(axis, f"exposed {format_time(max(0, each.exposed_fs))} of {format_time(each.total_fs)}, {moved}")
+        yield _row(
+            axis, f"exposed {format_time(max(0, each.exposed_fs))}, alone {format_time(each.total_fs)}, {moved} a GPU"
+        )
     yield _row("bound", f"{format_time(result.bound_fs)}: {result.limit}")
     for name, share in result.link_use:
         yield _row("busiest", f"{name}, {100 * share:.0f} % of its capacity")

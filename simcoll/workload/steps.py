@@ -179,7 +179,7 @@ def _notes(design: Design, tier: int) -> tuple[str, ...]:
         )
     if design.calibration.hash == UNCALIBRATED.hash:
         found.append(
-            "uncalibrated: kernels are fused, attention is the fastest that was measured; constants of eager PyTorch and of Megatron: "
+            "uncalibrated: assumes fused kernels and the fastest attention that was measured; for eager PyTorch and Megatron, see "
             "simcoll list calibrations"
         )
     theirs = design.topology.traits.get("gpu", "").lower().replace(" ", "-")
