@@ -161,8 +161,8 @@ def _pareto(space: Space, best: Sequence[Row], front: Sequence[Row]) -> dict[str
     ]  # fmt: skip
     told = [
         {"field": "name", "type": "nominal", "title": "design"}, {"field": "tier", "type": "nominal"},
-        {"field": "x", "type": "quantitative", "title": _label(x), "format": ",.5~g"},
-        {"field": "y", "type": "quantitative", "title": _label(y), "format": ",.5~g"},
+        {"field": "x", "type": "quantitative", "title": _label(x), "format": ",.5~r"},
+        {"field": "y", "type": "quantitative", "title": _label(y), "format": ",.5~r"},
     ]  # fmt: skip
     plane = {
         "x": {"field": "x", "type": "quantitative", "title": _label(x), "scale": {"zero": False}},

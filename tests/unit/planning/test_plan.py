@@ -107,6 +107,14 @@ def test_a_report_in_a_browser(planned, tmp_path):
         marks = "document.querySelectorAll('#chart-pareto .mark-symbol path').length"
         assert page.value(marks) >= 8
 
+        # Under the pointer, a design with its figures in full.
+        symbol = "document.querySelector('#chart-pareto svg .mark-symbol path').getBoundingClientRect()"
+        page.value("document.getElementById('chart-pareto').scrollIntoView()")
+        x, y = (page.value(f"{symbol}.{side} + {symbol}.{size} / 2") for side, size in (("x", "width"), ("y", "height")))
+        page.ask("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+        page.until("document.querySelector('.vg-tooltip.visible')?.textContent.includes('tokens/s')")
+        assert "e+" not in page.value("document.querySelector('.vg-tooltip.visible').textContent")
+
         # The keyboard alone: to the head of the second column, sort, and back.
         page.value("document.querySelector('#best .scroll').focus()")
         for _ in range(2):
