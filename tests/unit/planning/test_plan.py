@@ -110,7 +110,9 @@ def test_a_report_in_a_browser(planned, tmp_path):
         # Under the pointer, a design with its figures in full.
         symbol = "document.querySelector('#chart-pareto svg .mark-symbol path').getBoundingClientRect()"
         page.value("document.getElementById('chart-pareto').scrollIntoView()")
-        x, y = (page.value(f"{symbol}.{side} + {symbol}.{size} / 2") for side, size in (("x", "width"), ("y", "height")))
+        x, y = (
+            page.value(f"{symbol}.{side} + {symbol}.{size} / 2") for side, size in (("x", "width"), ("y", "height"))
+        )
         page.ask("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
         page.until("document.querySelector('.vg-tooltip.visible')?.textContent.includes('tokens/s')")
         assert "e+" not in page.value("document.querySelector('.vg-tooltip.visible').textContent")

@@ -7,12 +7,13 @@ import math
 import random
 import tomllib
 
+import numpy as np
 import pytest
 
 from simcoll.errors import ConfigError
 from simcoll.formats.toml_text import toml_text
 from simcoll.limits.paths import shipped_files
-from simcoll.planning.designs import best_of, beyond_pcie, latest, notes_of, refined, tight_of, time_design
+from simcoll.planning.designs import bars_of, best_of, beyond_pcie, latest, notes_of, refined, tight_of, time_design
 from simcoll.planning.figures import FIGURES, pareto_front
 from simcoll.planning.goodput import goodput_grid
 from simcoll.planning.grid import GridRun
@@ -21,6 +22,8 @@ from simcoll.planning.sweep_grid import load_sweep, sweep_grid
 from simcoll.topology import load_topology
 from simcoll.workload.design import design_from
 from simcoll.workload.memory import memory_by_stage
+from simcoll.workload.timeline import Clock, Span
+from simcoll.workload.workload import Compute, Workload
 
 PLAN = """
 title = "small"
@@ -178,6 +181,17 @@ def test_the_first_of_equals_is_on_the_front(tmp_path):
     best, front = best_of(equals, space_of(tmp_path))
     assert len(front) == 1
     assert best[0] is front[0]
+
+
+def test_a_timeline_has_its_stages_in_order():
+    stages = [f"stage{stage}" for stage in range(12)]
+    work = tuple(
+        Compute(id=f"{stage} {turn}", on=stage, time_fs=5, name="forward") for turn in range(2) for stage in stages
+    )
+    workload = Workload(12, {stage: np.array([rank]) for rank, stage in enumerate(stages)}, {}, work)
+    spans = [Span(at, each.on, each.stream, at, at + 5) for at, each in enumerate(work)]
+    bars = bars_of(workload, Clock(99, tuple(spans)))
+    assert list(dict.fromkeys(bar.lane for bar in bars)) == [f"{stage} compute" for stage in stages]
 
 
 def test_a_note_on_some_designs_names_the_first():
