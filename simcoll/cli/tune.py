@@ -30,6 +30,7 @@ def tune_library(
     factor: Annotated[int, Parameter(name=["-f", "--factor"]), WHOLE] = 4,
     protocol: Annotated[str | None, Parameter(name=["--protocol", "-p"])] = None,
     library: str | None = None,
+    calibration: Path | None = None,
 ) -> None:
     """Write the fastest choice for each size, and print the gain over the default.
 
@@ -49,9 +50,12 @@ def tune_library(
         Protocol of MPI libraries' messages. Default: ideal.
     library
         Model of NCCL for nccl-csv, as for simcoll perf. Default: nccl; rccl for AMD's GPUs.
+    calibration
+        A file that simcoll calibrate wrote, for nccl-csv.
     """
     from simcoll.formats.output import refuse_places, write_file
     from simcoll.formats.tuner_files import tuner_format
+    from simcoll.libraries.calibration import load_calibration
     from simcoll.planning.mpi_libraries import load_mpi_library
     from simcoll.planning.sweep import size_ladder
     from simcoll.planning.table import microseconds
@@ -64,7 +68,10 @@ def tune_library(
         raise ConfigError("--protocol is for MPI libraries; NCCL's protocols are among its choices")
     if not of_nccl and library is not None:
         raise ConfigError("--library is the model of NCCL, for --format nccl-csv")
-    refuse_places([output], [topology, library])
+    if not of_nccl and calibration is not None:
+        raise ConfigError("--calibration is for the model of NCCL, for --format nccl-csv")
+    refuse_places([output], [topology, library, calibration])
+    overlay = load_calibration(calibration) if calibration else None
     machine = load_topology(topology, nodes=nodes)
     sizes = size_ladder(parse_size(begin, what="-b"), parse_size(end, what="-e"), factor)
     of_mpi = {} if of_nccl else load_mpi_library(format).collectives
@@ -74,14 +81,15 @@ def tune_library(
         if each not in known:
             raise ConfigError(f"format {format!r} has no {each!r} known here; known: {', '.join(known)}")
     found = (
-        nccl_choices(machine, wanted, sizes, library)
+        nccl_choices(machine, wanted, sizes, library, overlay)
         if of_nccl
         else played_choices(machine, wanted, sizes, format, protocol or "ideal")
     )
     picked: list[Picked] = []
     width = max([22, *(len(name) for each in of_mpi.values() for name in each.algorithms.values())])
     wide = 20 if of_nccl else width
-    print(printable(f"# topology {machine.name}: {counted(machine.nranks, 'rank')}"))
+    under = f", calibration {overlay.hash}" if overlay else ""
+    print(printable(f"# topology {machine.name}: {counted(machine.nranks, 'rank')}{under}"))
     print(
         f"# collective            size  {'choice':<{width}}  time (us)  {'default':<{wide}}  time (us)    gain  error"
     )
@@ -101,10 +109,8 @@ def tune_library(
     rules = rules_of(picked, machine, exact=of_nccl, blocks=blocks)
     write_file(output, chosen.dump(rules))
     if of_nccl:
-        print("# default: the fastest by the formula, which fits published tables better than NCCL's own estimates")
-        print("# error: median error of predictions of this collective and size; * the gain exceeds it on both sides")
-        if any(row.estimated for row in picked):
-            print("# last column: what NCCL's own estimates prefer instead, and the gain over that")
+        for remark in _remarks(picked, tuned=bool(overlay and overlay.tuning)):
+            print(f"# {remark}")
     else:
         model = load_mpi_library(format)
         print(
@@ -114,6 +120,17 @@ def tune_library(
         for note in model.notes:
             print(f"# {model.name}: {note}")
     print(f"# wrote {output}: {counted(len(rules), 'rule')}")
+
+
+def _remarks(picked: Sequence[Picked], *, tuned: bool) -> Iterator[str]:
+    """Explain the columns of NCCL's choices; ``tuned``: the calibration has NCCL's own table."""
+    if tuned:
+        yield "default: NCCL's choice by its own table in the calibration; where that has none, the fastest by the formula"
+    else:
+        yield "default: the fastest by the formula, which fits published tables better than NCCL's own estimates"
+    yield "error: median error of predictions of this collective and size; * the gain exceeds it on both sides"
+    if any(row.estimated for row in picked):
+        yield "last column: what NCCL's own estimates prefer instead, and the gain over that"
 
 
 def _told(found: Iterator[Picked], collectives: Sequence[str], sizes: Sequence[int]) -> Iterator[Picked]:

@@ -13,10 +13,11 @@ from simcoll.core.schedule import Schedule
 from simcoll.emulator import emulate
 from simcoll.errors import ConfigError
 from simcoll.formats.tuner_rules import NO_LIMIT, Rule
+from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.environment import DEFAULT, Environment
 from simcoll.libraries.formula import stated
 from simcoll.libraries.plans import bind_size
-from simcoll.libraries.prediction import chosen, predict
+from simcoll.libraries.prediction import calibrated, chosen, predict
 from simcoll.planning.accuracy import WAYS, band_of, errors_of, medians
 from simcoll.planning.leaders import time_through_leaders
 from simcoll.planning.library_table import library_for
@@ -86,23 +87,28 @@ def _errors(collective: str) -> Mapping[str, float]:
 
 
 def nccl_choices(
-    topology: Topology, collectives: Sequence[str], sizes: Sequence[int], library: str | None = None
+    topology: Topology,
+    collectives: Sequence[str],
+    sizes: Sequence[int],
+    library: str | None = None,
+    calibration: Calibration | None = None,
 ) -> Iterator[Picked]:
-    """The fastest of NCCL's algorithms and protocols for each size.
+    """The fastest of NCCL's algorithms and protocols for each size, under a calibration if there is one.
 
     The choices that the corrected formula finds fastest are played. The first of them is the default: published tables are nearer to it
     than to what NCCL's own estimates prefer, which is told beside it.
     """
     model, machine = library_for(library, topology), machine_of(topology)
+    overlaid = calibrated(model, machine, calibration)
     for collective in collectives:
         bytes_ = np.array(sizes, float)
-        offered, _ = chosen(machine, collective, bytes_, model)
+        offered, _ = chosen(machine, collective, bytes_, overlaid)
         every = {(cost.algorithm, cost.protocol): cost.time_us(bytes_) for cost in offered}
         estimates = {
             (cost.algorithm, cost.protocol): cost.time_us(bytes_) for cost in stated(machine, collective, bytes_, model)
         }
         for place, size in enumerate(sizes):
-            own = predict(collective, size, topology, library=model)
+            own = predict(collective, size, topology, library=model, calibration=calibration)
             near, prefers = (
                 sorted(known, key=lambda key: (float(np.broadcast_to(known[key], len(sizes))[place]), key))
                 for known in (every, estimates)
@@ -111,7 +117,9 @@ def nccl_choices(
             for algorithm, protocol in [*near[:PLAYED], *(key for key in prefers[:1] if key in every)]:
                 if (algorithm, protocol) not in found:
                     only = Environment(((collective, (algorithm,)),), ((collective, (protocol,)),), nvls=DEFAULT.nvls)
-                    found[algorithm, protocol] = predict(collective, size, topology, library=model, environment=only)
+                    found[algorithm, protocol] = predict(
+                        collective, size, topology, library=model, calibration=calibration, environment=only
+                    )
             best = min(found.values(), key=lambda each: each.time_fs)
             other = found.get(prefers[0], own) if prefers else own
             yield Picked(

@@ -7,7 +7,9 @@ import pytest
 
 from simcoll.algorithms import ALGORITHMS
 from simcoll.cli import main
+from simcoll.formats.nccl_tuning import Tuned, TuningTable
 from simcoll.formats.tuner_files import Rule, tuner_format
+from simcoll.libraries.calibration import Calibration, write_calibration
 from simcoll.limits.paths import data_folder
 from simcoll.planning.leaders import time_through_leaders
 from simcoll.planning.mpi_libraries import load_mpi_library
@@ -63,6 +65,28 @@ def test_what_estimates_of_nccl_prefer_stands_beside_the_default():
     assert large.estimated_fs > large.default_fs >= large.time_fs
 
 
+def test_the_default_of_a_calibration_with_nccls_table_is_its_choice(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rows = (
+        Tuned("all_reduce", "tree", "LL128", 48_500_000_000, 1248 * 10**14),
+        Tuned("all_reduce", "nvls_tree", "Simple", 53_000_000_000, 2667 * 10**14),
+    )
+    made = Calibration(launch_fs=5 * 10**9, tuning=(TuningTable(16, 2, rows),))
+    write_calibration("mine.toml", made)
+    line = "tune -t dgx-h100 --nodes 2 -c all_reduce -b 1M -e 1M -f 2 -o t.csv"
+    assert main([*line.split(), "--calibration", "mine.toml"]) == 0
+    out = capsys.readouterr().out
+    assert f"16 ranks, calibration {made.hash}" in out
+    assert "# default: NCCL's choice by its own table in the calibration" in out
+    (row,) = [each.split() for each in out.splitlines() if each.startswith("  all_reduce")]
+    assert row[2:4] == ["tree", "ll128"]
+    assert row[6:8] == ["nvls_tree", "Simple"]
+    assert float(row[9].removesuffix("x")) > 2
+    assert main(line.split()) == 0
+    (plain,) = [each.split() for each in capsys.readouterr().out.splitlines() if each.startswith("  all_reduce")]
+    assert float(row[5]) == pytest.approx(float(plain[5]) + 5, abs=0.02)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["openmpi", "openmpi-han", "mpich", "oneccl"])
 def test_files_for_mpi(tmp_path, monkeypatch, capsys, name):
@@ -109,6 +133,8 @@ def test_files_for_mpi(tmp_path, monkeypatch, capsys, name):
         (["-c", "all_to_all"], "has no 'all_to_all' known here"),
         (["-p", "LL"], "--protocol is for MPI libraries"),
         (["--format", "mpich", "--library", "nccl"], "--library is the model of NCCL"),
+        (["--format", "mpich", "--calibration", "x.toml"], "--calibration is for the model of NCCL"),
+        (["--calibration", "none.toml"], "none.toml: cannot read: No such file"),
         (["-b", "1M", "-e", "1K"], "the largest size, 1024 bytes, is below the smallest, 1048576"),
     ],
 )
