@@ -14,10 +14,11 @@ from simcoll.core.protocol import Protocol
 from simcoll.core.schedule import Schedule
 from simcoll.emulator.paths import DEEPEST_FIFO
 from simcoll.errors import ConfigError
+from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.environment import DEFAULT, Environment
 from simcoll.libraries.library import Library, load_library
 from simcoll.libraries.playing import play
-from simcoll.libraries.prediction import COLLECTIVES, chosen
+from simcoll.libraries.prediction import COLLECTIVES, calibrated, chosen
 from simcoll.topology import Topology
 from simcoll.topology.machine import machine as machine_of
 from simcoll.tuning import collective_on, costs, default_protocols, schedule_on
@@ -38,6 +39,7 @@ def library_play(
     *,
     library: str | Library = "nccl",
     environment: Environment = DEFAULT,
+    calibration: Calibration | None = None,
     algorithm: str = "",
 ) -> tuple[Schedule, Protocol]:
     """The schedule and protocol that a library would run on all ranks of a topology.
@@ -47,6 +49,8 @@ def library_play(
 
     Parameters
     ----------
+    calibration
+        A calibration from measurements of this machine, without its correction by size, which is of a whole run and not of its messages.
     algorithm
         Run this algorithm instead, with the protocol of the library's choice.
 
@@ -65,7 +69,7 @@ def library_play(
     collective = collective_on(
         kind, topology.nranks, 0 if kind in {"broadcast", "reduce", "gather", "scatter"} else None
     )
-    for schedule, protocol in _offers(kind, size_bytes, topology, load_library(library), environment):
+    for schedule, protocol in _offers(kind, size_bytes, topology, load_library(library), environment, calibration):
         if algorithm and schedule.name != algorithm:
             return schedule_on(collective, algorithm, topology), protocol
         return schedule, protocol
@@ -75,14 +79,20 @@ def library_play(
 
 
 def _offers(
-    kind: str, size_bytes: int, topology: Topology, library: Library, environment: Environment
+    kind: str,
+    size_bytes: int,
+    topology: Topology,
+    library: Library,
+    environment: Environment,
+    calibration: Calibration | None,
 ) -> Iterator[tuple[Schedule, Protocol]]:
     """The ways to run it that the emulator can play, the library's choice first."""
     if kind not in COLLECTIVES:
         return
     machine = machine_of(topology)
     try:
-        judged, pick = chosen(machine, kind, np.array([float(max(1, size_bytes))]), library, environment)
+        overlaid = calibrated(library, machine, calibration)
+        judged, pick = chosen(machine, kind, np.array([float(max(1, size_bytes))]), overlaid, environment, calibration)
     except ConfigError:  # no numbers for this machine
         return
     times = [float(cost.time_us(np.array([float(max(1, size_bytes))]))[0]) for cost in judged]
@@ -91,7 +101,8 @@ def _offers(
         found = play(judged[at], 0, kind, max(1, size_bytes), topology, machine)
         if not isinstance(found, str):
             depth = min(found.protocol.fifo_depth, DEEPEST_FIFO)  # a FIFO of this depth holds the flow of one latency
-            yield found.schedule, replace(found.protocol, fifo_depth=depth)
+            launch_fs = max(0, found.protocol.launch_fs + (calibration.launch_fs if calibration else 0))
+            yield found.schedule, replace(found.protocol, fifo_depth=depth, launch_fs=launch_fs)
 
 
 def library_plan(
@@ -101,6 +112,7 @@ def library_plan(
     *,
     library: str | Library = "nccl",
     environment: Environment = DEFAULT,
+    calibration: Calibration | None = None,
     algorithm: str = "",
     imbalance: float = 1.0,
 ) -> Plan:
@@ -117,7 +129,13 @@ def library_plan(
         As :func:`library_play`.
     """
     schedule, protocol = library_play(
-        kind, size_bytes, topology, library=library, environment=environment, algorithm=algorithm
+        kind,
+        size_bytes,
+        topology,
+        library=library,
+        environment=environment,
+        calibration=calibration,
+        algorithm=algorithm,
     )
     return bind_size(schedule, protocol, size_bytes, imbalance)
 

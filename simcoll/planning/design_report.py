@@ -282,7 +282,7 @@ def _inputs(design: Design) -> Table:
             f"{model.parameters / 1e9:,.1f} B parameters, {model.layers} layers, hidden {model.hidden}",
             "",
         ),
-        ("calibration", design.calibration.state, design.calibration.hash),
+        ("calibration", design.calibrations, design.calibration.hash),
         ("sequence, global batch, type", f"{design.sequence}, {design.global_batch}, {design.dtype}", "the plan file"),
         ("design", design.hash, "hash of everything that decides the result"),
     ]

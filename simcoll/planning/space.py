@@ -228,6 +228,7 @@ def _merged(document: Mapping[str, Any], alternative: Mapping[str, Any], folder:
         ("gpu", "calibration"),
         ("gpu", "measured"),
         ("topology", "name"),
+        ("topology", "calibration"),
     ):
         value = found.get(table, {}).get(key) if isinstance(found.get(table, {}), dict) else None
         if isinstance(value, str) and is_file(folder / value):
@@ -270,7 +271,8 @@ def _table(document: dict[str, Any], name: str, record: type[_Record]) -> _Recor
 def _inputs_hash(merged: Mapping[str, Any]) -> str:
     """Hash of the files that a design names, so that a changed file makes other points."""
     told: list[object] = []
-    for table, key in (("model", "hf"), ("gpu", "name"), ("gpu", "calibration"), ("gpu", "measured")):
+    files = (("model", "hf"), ("gpu", "name"), ("gpu", "calibration"), ("gpu", "measured"), ("topology", "calibration"))
+    for table, key in files:
         value = merged.get(table, {}).get(key)
         if isinstance(value, str) and is_file(value):
             told.append(read_file(value, MAX_BYTES))

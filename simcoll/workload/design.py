@@ -13,6 +13,8 @@ import msgspec
 
 from simcoll.errors import ConfigError, blamed_on, nearest, shown
 from simcoll.formats.strict import convert_table, read_file
+from simcoll.libraries.calibration import Calibration as NetworkCalibration
+from simcoll.libraries.calibration import load_calibration as load_network
 from simcoll.libraries.prediction_cache import topology_digest
 from simcoll.limits.paths import is_file
 from simcoll.limits.text import parse_toml
@@ -49,6 +51,8 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         Remaining share of capacity, by link.
     slow
         Slow-down factors of computation, by rank: ``{"37" = 1.1}``.
+    calibration
+        A file that ``simcoll calibrate`` wrote from logs of NCCL on this machine.
     """
 
     name: str
@@ -57,6 +61,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     set: dict[str, Any] = {}
     degraded: dict[str, str | int | float] = {}
     slow: dict[str, float] = {}
+    calibration: str = ""
 
 
 class _GpuTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -98,6 +103,8 @@ class Design:
         Usable bytes of a GPU.
     measured
         Measured times of operators, which replace the roofline.
+    network
+        The calibration of collectives.
     """
 
     title: str
@@ -113,6 +120,7 @@ class Design:
     mesh: Mesh
     memory_limit: int
     measured: Measured | None = None
+    network: NetworkCalibration | None = None
 
     @property
     def micro_batches(self) -> int:
@@ -130,6 +138,11 @@ class Design:
         return {int(rank): factor for rank, factor in self.cluster.slow.items()}
 
     @property
+    def calibrations(self) -> str:
+        """The state of the calibration, and the hash of that of collectives if there is one."""
+        return self.calibration.state + (f"; collectives: calibration {self.network.hash}" if self.network else "")
+
+    @property
     def hash(self) -> str:
         """Hash of everything that determines the result."""
         parts: tuple[object, ...] = (
@@ -138,6 +151,8 @@ class Design:
         )  # fmt: skip
         if self.measured is not None:
             parts = (*parts, sorted(self.measured.times.items()))
+        if self.network is not None:
+            parts = (*parts, self.network.hash)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
@@ -236,9 +251,12 @@ def _checked(read: _File, topology: Topology, folder: Path, stem: str) -> Design
         beside = folder / read.gpu.calibration
         calibration = load_calibration(beside) if is_file(beside) else shipped_calibration(read.gpu.calibration)
     measured = load_measured(folder / read.gpu.measured) if read.gpu.measured else None
-    limit = gpu.memory_bytes
-    if read.limits.memory:
-        limit = min(limit, parse_size(read.limits.memory, what="memory", path="$.limits.memory"))
+    network = load_network(folder / read.topology.calibration) if read.topology.calibration else None
+    limit = (
+        parse_size(read.limits.memory, what="memory", path="$.limits.memory")
+        if read.limits.memory
+        else gpu.memory_bytes
+    )
     parallel = read.parallel
     inner = parallel.tp * parallel.cp * parallel.pp
     dp = parallel.dp or max(1, topology.nranks // inner)
@@ -247,7 +265,7 @@ def _checked(read: _File, topology: Topology, folder: Path, stem: str) -> Design
     _divides(model, asked, parallel, dp)
     return Design(
         read.title or stem, model, asked.sequence, asked.global_batch, asked.dtype, gpu, calibration, read.topology, topology,
-        parallel, mesh, limit, measured,
+        parallel, mesh, limit, measured, network,
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from simcoll.core.reduction import parse_dtype
 from simcoll.emulator import programs
 from simcoll.errors import ConfigError
 from simcoll.libraries import choices
+from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.plans import library_plan, library_play
 from simcoll.topology import Topology
 from simcoll.topology.graph import LINK_KINDS
@@ -48,11 +49,14 @@ class Plans:
         Whether no link of the cluster is degraded.
     rules
         Selection rules; None: as NCCL would.
+    calibration
+        A calibration of NCCL on this machine.
     """
 
     topology: Topology
     alike: bool = False
     rules: Rules | None = None
+    calibration: Calibration | None = None
     _lies: dict[bytes, bytes] = field(default_factory=dict)
     _places: dict[bytes, Topology] = field(default_factory=dict)
     _plans: dict[tuple[object, ...], Plan] = field(default_factory=dict)
@@ -98,8 +102,10 @@ class Plans:
         place = self.place(ranks)
         size, algorithm = call.size_bytes, call.algorithm
         if not (call.sizes or call.root):
-            return library_plan(call.kind, size, place, imbalance=call.imbalance, algorithm=algorithm)
-        found, protocol = library_play(call.kind, size, place, algorithm=algorithm)
+            return library_plan(
+                call.kind, size, place, calibration=self.calibration, imbalance=call.imbalance, algorithm=algorithm
+            )
+        found, protocol = library_play(call.kind, size, place, calibration=self.calibration, algorithm=algorithm)
         collective = _collective(call, len(ranks))
         if found.collective != collective:
             found = schedule_on(collective, found.name, place)
@@ -143,7 +149,7 @@ class Plans:
         key = (self.lie(np.array([source, target])), size_bytes)
         if key not in self._protocols:
             pair = self.place(np.array([source, target]))
-            self._protocols[key] = library_play("send_recv", size_bytes, pair)[1]
+            self._protocols[key] = library_play("send_recv", size_bytes, pair, calibration=self.calibration)[1]
         return self._protocols[key]
 
 

@@ -142,6 +142,8 @@ def operations_from(document: Mapping[str, Any], *, file: str = "operations") ->
     with blamed_on(file):
         read = convert_table(dict(document), _File)
         folder = Path(file).parent
+        if read.topology is not None and read.topology.calibration:
+            raise ConfigError("is for designs, whose collectives are NCCL's", path="$.topology.calibration")
         topology = None if read.topology is None else load_cluster(read.topology, folder)
         slow = {} if read.topology is None else {int(rank): factor for rank, factor in read.topology.slow.items()}
         return Listed(_List(read, folder, topology, Path(file).stem).workload(), topology, slow)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from simcoll.emulator.programs import emulate_program
 from simcoll.errors import ConfigError
+from simcoll.libraries.calibration import Calibration
 from simcoll.topology import Topology
 from simcoll.workload.lower import Plans, lower
 from simcoll.workload.timeline import Clock, Span, play_classes, taken_fs
@@ -26,9 +27,11 @@ __all__ = ["Played", "alone_on", "play_workload", "slowed"]
 
 
 @lru_cache(maxsize=64)
-def alone_on(topology: Topology, *, alike: bool, rules: Rules | None = None) -> Alone:
+def alone_on(
+    topology: Topology, *, alike: bool, rules: Rules | None = None, calibration: Calibration | None = None
+) -> Alone:
     """Times of single operations on a topology, shared by all steps on it."""
-    return Alone(Plans(topology, alike, rules))
+    return Alone(Plans(topology, alike, rules, calibration))
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ class Step:
     def __init__(self, design: Design) -> None:
         self.design = design
         self.parts = Parts(design)
-        self.alone: Alone = alone_on(design.topology, alike=not design.cluster.degraded)
+        self.alone: Alone = alone_on(design.topology, alike=not design.cluster.degraded, calibration=design.network)
         self.slots = tuple(self.parts.operation(slot) for slot in self.parts.script.slots)
 
     @cached_property
@@ -134,7 +134,7 @@ class Step:
         return StepResult(
             title=design.title,
             design_hash=design.hash,
-            calibration=design.calibration.state,
+            calibration=design.calibrations,
             tier=tier,
             time_fs=time_fs,
             tokens=design.tokens,
@@ -191,6 +191,10 @@ def _notes(design: Design, tier: int) -> tuple[str, ...]:
         found.append(f"the calibration is of {design.calibration.gpu}, not of {design.gpu.name}")
     if design.measured is not None:
         found.append(design.measured.note())
+    if design.network is not None and design.network.corrections:
+        found.append(
+            "the calibration of collectives is used without its correction by size, which is not of single messages"
+        )
     if design.slow and tier == 1:
         found.append("tier 1 slows all ranks of a stage down as much as the slowest of them")
     if design.calibration.overlap == 0 and design.parallel.overlap_dp:

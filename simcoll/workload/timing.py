@@ -69,7 +69,9 @@ class Alone:
     def _remembered(self, key: tuple[object, ...], make: Callable[[], programs.Operation]) -> Measured:
         if key in self._known:
             return self._known[key]
-        place = key_of("alone", topology_digest(self.topology), self.plans.alike, repr(self.plans.rules), *key)
+        plans = self.plans
+        under = (plans.calibration.hash,) if plans.calibration else ()
+        place = key_of("alone", topology_digest(self.topology), plans.alike, repr(plans.rules), *under, *key)
         known = recall(place, _FORM)
         if known is None:
             made = self._known[key] = self._play(make())
