@@ -6,6 +6,7 @@ import logging
 import os
 import pickle
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -230,9 +231,24 @@ def _dask(kind: str) -> Iterator[Pool]:
                 )
         # Not even the scheduler may take two requests for one: a point that is played again shall be played.
         yield Pool(
-            client.get_executor(pure=False), lambda: max(1, sum(client.nthreads().values())), lost=(KilledWorker,),
+            client.get_executor(pure=False), _counted(lambda: sum(client.nthreads().values())), lost=(KilledWorker,),
             gone=(CommClosedError, CancelledError),
         )  # fmt: skip
+
+
+def _counted(count: Callable[[], int]) -> Callable[[], int]:
+    """The number of workers, at least one; says once when there are none, for which dask waits in silence."""
+    waiting = False
+
+    def workers() -> int:
+        nonlocal waiting
+        many = count()
+        if not many and not waiting:
+            sys.stderr.write("# no dask worker is there; waiting for one\n")
+        waiting = not many
+        return max(1, many)
+
+    return workers
 
 
 def _or_why(version: object) -> str:

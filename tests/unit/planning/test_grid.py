@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -454,6 +455,21 @@ def test_dask_gives_the_bytes_of_one_though_a_worker_is_killed(sweep, tmp_path):
         said = process.communicate(timeout=120)[1].splitlines()
         ours = [line for line in said if "- distributed." not in line]  # dask may tell that it does a key again
         assert (ours, process.returncode) == ([], 0)
+
+        # Without workers it waits, and says so; without the scheduler it ends with one line.
+        process = subprocess.Popen(
+            [sys.executable, *sweep("gone", "--executor", f"dask://{address}", seeds=20)], stderr=subprocess.PIPE, text=True,
+            env=environment(), stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        started.append(process)
+        rows = tmp_path / "gone" / "rows.jsonl"
+        until(lambda: process.poll() is not None or (rows.exists() and rows.read_bytes().count(b"\n") > 5))
+        started[2].kill()
+        assert process.stderr.readline() == "# no dask worker is there; waiting for one\n"
+        started[0].kill()
+        (last,) = process.communicate(timeout=120)[1].splitlines()
+        assert re.match(r"simcoll: the scheduler does not answer any more \(\w+\); finished rows are kept", last)
+        assert process.returncode == 2
     finally:
         for each in reversed(started):
             each.kill()
