@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 from collections.abc import Generator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+COMPILING = pytest.StashKey[subprocess.Popen[bytes]]()
 
 # What other runs predicted is not what the code of now predicts.
 os.environ["SIMCOLL_CACHE_DIR"] = ""
@@ -29,6 +35,21 @@ def pytest_xdist_auto_num_workers() -> Generator[None, int, int]:
     """One worker more than pytest-xdist would start: some tests wait, for time-outs and for processes."""
     cores = yield
     return cores if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else cores + 1
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Begin to compile the engine, once and not in every worker, while these collect."""
+    # The whole suite has workers, and needs the engine; a part may not.
+    if getattr(config.option, "tx", None) and config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+        command = [sys.executable, Path(__file__).parent / "support" / "compiling.py"]
+        config.stash[COMPILING] = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node: Any) -> None:
+    """Let the tests wait for the compiled engine."""
+    if COMPILING in node.config.stash:
+        node.config.stash[COMPILING].wait()
 
 
 @pytest.hookimpl(tryfirst=True)
