@@ -48,12 +48,11 @@ def _gloo(script, arguments, ranks, folder):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    sys.argv, sys.path[0] = [str(script), *arguments], str(script.parent)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
-    os.environ |= {"LOCAL_WORLD_SIZE": str(ranks)}
 
     def rank_of(rank):
-        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        sys.argv, sys.path[0] = [str(script), *arguments], str(script.parent)
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+        os.environ |= {"LOCAL_WORLD_SIZE": str(ranks), "RANK": str(rank), "LOCAL_RANK": str(rank)}
         runpy.run_path(str(script), run_name="__main__")
 
     pids = [_forked(lambda rank=rank: rank_of(rank), folder / f"{rank}") for rank in range(ranks)]
@@ -95,9 +94,9 @@ def play(player, scripts, ranks, algorithm=None, ordered=()):
     return found
 
 
-def run(player, scripts, ranks, algorithm=None, ordered=()):
-    """The same in a process of its own, which imports PyTorch once for all of them."""
-    words = [sys.executable, "-W", "ignore", "-m", "tests.conformance.torch_programs", "--play", player]
+def run(players, scripts, ranks, algorithm=None, ordered=()):
+    """The same for every player, in a process of its own, which imports PyTorch once for all of them."""
+    words = [sys.executable, "-W", "ignore", "-m", "tests.conformance.torch_programs", "--play", *players]
     words += [] if algorithm is None else ["--algorithm", algorithm]
     words += ["--ordered", *map(str, ordered)] if ordered else []
     words += ["--ranks", str(ranks), "--", *map(str, scripts)]
@@ -118,19 +117,20 @@ def difference(ours, theirs):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8, 16])
-    parser.add_argument("--play", choices=["gloo", "simcoll"], help="only play, here, and print the numbers")
+    parser.add_argument("--play", nargs="+", choices=["gloo", "simcoll"], help="only play, here, and print the numbers")
     parser.add_argument("--algorithm", help="what collectives run on simcoll, where it serves")
     parser.add_argument("--ordered", type=Path, nargs="+", default=[], help="the scripts that use it; default all")
     parser.add_argument("scripts", nargs="*", type=Path, help="instead of those of the project")
     options = parser.parse_args()
     scripts, ordered = ([each.resolve() for each in some] for some in (options.scripts or PROGRAMS, options.ordered))
     if options.play:
-        sys.stdout.write(json.dumps(play(options.play, scripts, options.ranks[0], options.algorithm, ordered)) + "\n")
+        found = [play(one, scripts, options.ranks[0], options.algorithm, ordered) for one in options.play]
+        sys.stdout.write(json.dumps(found) + "\n")
         return
     print("| ranks |", " | ".join(each.stem for each in scripts), "|")
     print("|---:|" + "---:|" * len(scripts))
     for ranks in options.ranks:
-        ours, theirs = (run(player, scripts, ranks, options.algorithm) for player in ("simcoll", "gloo"))
+        ours, theirs = run(("simcoll", "gloo"), scripts, ranks, options.algorithm)
         shown = [f"{difference(*pair):.1e}" for pair in zip(ours, theirs, strict=True)]
         print(f"| {ranks} |", " | ".join(shown), "|", flush=True)
 
