@@ -52,7 +52,7 @@ def test_arrays_are_equal_on_threads(n):
 
 @pytest.mark.slow
 @needs_mpi
-@pytest.mark.parametrize("n", [2, 8])
+@pytest.mark.parametrize("n", [2, 6])
 def test_arrays_are_equal_on_processes(n, tmp_path, monkeypatch):
     monkeypatch.setenv("SIMCOLL_BACKEND", "mpi")
     done = run_mpi(n, "-W", "error", PROGRAMS / "every_call.py", n, tmp_path / "returns")
