@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Any
@@ -112,7 +113,17 @@ def select(seed: int = 0) -> tuple[Case, ...]:
                     cases.append(case)
                     covered |= _pairs(case)
                     break
-    return tuple(cases)
+    return tuple(_needed(cases))
+
+
+def _needed(cases: list[Case]) -> Iterator[Case]:
+    """The cases without those of which every pair occurs in others."""
+    times = Counter(pair for case in cases for pair in _pairs(case))
+    for case in cases:
+        if all(times[pair] > 1 for pair in _pairs(case)):
+            times.subtract(_pairs(case))
+        else:
+            yield case
 
 
 def machine() -> simcoll.types.Topology:

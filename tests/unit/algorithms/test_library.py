@@ -88,9 +88,10 @@ def test_proved_for_every_number_of_ranks_and_root_with_the_claimed_order(collec
             # All roots for small groups; beyond, those at both ends and one in the middle.
             roots = range(n) if n <= 9 and position == 0 else sorted({0, n // 2, n - 1})
             tried = collectives(collective, n, roots)
-            if len(roots) > 1 and KINDS[collective].rooted and (position > 0 or n > 9):
-                # In place from one root, out of place from the next.
-                tried = [which for at, which in enumerate(tried) if (at // 2 + at + n + position) % 2]
+            if position > 0 or n > 9:
+                # In place from one root, out of place from the next; without roots, for one number of ranks and for the next.
+                turn = n if KINDS[collective].rooted else RANKS.index(n)
+                tried = [which for at, which in enumerate(tried) if (at // 2 + at + turn + position) % 2]
             proofs = [verify(simcoll.schedule(which, name, **params)) for which in tried]
             assert {proof.kind for proof in proofs} == {"full"}
             levels |= {proof.order for proof in proofs}
@@ -113,6 +114,19 @@ def counts_of(collective, n):
     return [0] if collective == "barrier" else counts
 
 
+def shares(counts, n, position, places):
+    """In place or not, and the counts that are played so: all with the default parameters of up to three ranks, else a half.
+
+    Six ranks and eight play different halves: together every count in every place with the defaults, every count with all parameters.
+    """
+    half = n // 2 % 2
+    if n >= 6 and position > 0:
+        return [(places[(half + position) % len(places)], counts[half::2])]
+    if n >= 6:
+        return [(place, counts[(half + place) % 2 :: 2]) for place in places]
+    return [(place, counts if position == 0 else counts[(n + position + place) % 2 :: 2]) for place in places]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("collective", "name"), CASES)
 def test_data_equals_the_definition(collective, name):
@@ -124,14 +138,11 @@ def test_data_equals_the_definition(collective, name):
             which = Collective(collective, n, root=n - 1 if KINDS[collective].rooted else None)
             if collective == "send_recv":
                 which = Collective(collective, n, pairs=tuple((r, (r + 1) % n) for r in range(n)))
-            for in_place in (False, True):
-                # The data of an all-to-all or send-recv in place moves out of its own way before it is run.
-                if in_place and KINDS[collective].alias is None:
-                    continue
+            # The data of an all-to-all or send-recv in place moves out of its own way before it is run.
+            places = (False,) if KINDS[collective].alias is None else (False, True)
+            for in_place, counts in shares(counts_of(collective, n), n, position, places):
                 schedule = simcoll.schedule(replace(which, in_place=in_place), name, **params)
-                # Every count with all parameters, in place or not; all counts in both with the defaults.
-                counts = counts_of(collective, n)
-                for count in counts if position == 0 else counts[(n + position + in_place) % 2 :: 2]:
+                for count in counts:
                     if schedule.divisible and not isinstance(count, int):
                         with pytest.raises(ConfigError, match="equal blocks"):
                             simcoll.bind(schedule, count)

@@ -15,17 +15,23 @@ from simcoll.testing.examples import needed_params
 
 
 def variants(algorithm, n):
-    """Schedules of an algorithm at n ranks: in place and not; with 2 and 3 channels and pieces where it has them, one of them in place."""
+    """Schedules of an algorithm at n ranks: in place and not; with 2 and 3 channels and pieces where it has them, one of them in place.
+
+    From six ranks on: in place or not, and with more channels than pieces or the other way round; of numbers that follow each other,
+    and of even and odd ones, some have either.
+    """
     for turn, (channels, pieces) in enumerate(((1, 1), (2, 3), (3, 2))):
         params = {"channels": channels, "pieces": pieces}
         params = {name: value for name, value in params.items() if name in algorithm.params}
         if (channels, pieces) != (1, 1) and not params:
             continue
+        if n >= 6 and turn == 2 - n % 2:  # even numbers have the first of the two
+            continue
         params = needed_params(algorithm.collective, algorithm.name, n) | params
         if algorithm.name == "hierarchical":
             params["box"] = max(box for box in (1, 2, 3, 4) if n % box == 0)
         # Which of the two takes turns, such that even numbers, odd ones and powers of two have both.
-        for in_place in (False, True) if turn == 0 else (bool((n // 2 + turn) % 2),):
+        for in_place in (False, True) if turn == 0 and n < 6 else (bool((n // 2 + turn) % 2),):
             try:
                 yield simcoll.schedule(algorithm.collective, algorithm.name, nranks=n, in_place=in_place, **params)
             except ConfigError:
