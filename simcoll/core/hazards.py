@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,15 +28,22 @@ __all__ = ["by_transfer", "check_orderable", "derive_waits", "hazards", "overwri
 MOST = 2**20
 """Number of accesses to chunks that are handled together, and of chunks of which there is a table."""
 KEPT_ROWS = 2**21
-"""Up to this number, transfers are kept between passes, at some 60 bytes each: every group of ranks takes a pass."""
+"""Up to this number, transfers are kept between passes, at 29 bytes each: every group of ranks takes a pass."""
 BLOCK_ROWS = 2**17
 """Number of transfers of consecutive steps that are handled together."""
 
 
 class _Block(NamedTuple):
-    """Consecutive steps as one, and the number of transfers of each."""
+    """Transfers of consecutive steps: first chunk read and written, over all ranks, number of chunks, channel, and operation.
 
-    step: Step
+    ``lengths`` are the numbers of transfers of the steps. A message without data has no chunks.
+    """
+
+    read: Ints
+    written: Ints
+    chunks: Ints
+    channel: Shorts
+    op: NDArray[np.int8]
     lengths: list[int]
 
 
@@ -48,14 +55,14 @@ class _Transfers(NamedTuple):
 
     channel: Shorts
     op: NDArray[np.int8]
-    step: Ints
+    step: Shorts
 
 
 class _Accesses(NamedTuple):
     """Reads or writes in order: the transfer, and the cell, which is a chunk or a run of chunks with equal accesses."""
 
     cell: Shorts
-    transfer: Ints
+    transfer: Array
 
 
 class _Versions(NamedTuple):
@@ -69,40 +76,50 @@ class _Versions(NamedTuple):
     made: Shorts
 
 
-def _blocks(steps: Steps) -> Iterator[_Block]:
+def _blocks(steps: Steps, size: int) -> Iterator[_Block]:
     """The steps in blocks."""
     some: list[Step] = []
     rows = 0
     for _, step in steps():
         if some and rows + len(step) > BLOCK_ROWS:
-            yield _Block(joined(some), [*map(len, some)])
+            yield _block(some, size)
             some, rows = [], 0
         some.append(step)
         rows += len(step)
     if some:
-        yield _Block(joined(some), [*map(len, some)])
+        yield _block(some, size)
 
 
-def _accesses(blocks: Blocks, size: int, low: int, high: int) -> tuple[_Accesses, _Accesses, int]:
-    """Reads and writes of the memory of ranks ``low .. high - 1``, and the number of cells.
+def _block(some: list[Step], size: int) -> _Block:
+    one = joined(some)
+    data = one.op != SYNC  # a message without data may name any chunk
+    read, written = ((rank * size + chunk) * data for rank, chunk in one.ends)
+    return _Block(
+        read, written, one.count * data, one.channel.astype(np.int32), one.op.astype(np.int8), [*map(len, some)]
+    )
 
-    A reduction's read of its destination is left out: the write stands for it, except in a fold.
+
+def _accesses(blocks: Blocks, low: int, high: int, kind: Any) -> tuple[_Accesses, _Accesses, int]:
+    """Reads and writes of the chunks ``low .. high - 1``, and the number of cells.
+
+    A reduction's read of its destination is left out: the write stands for it, except in a fold. ``kind`` has room for all numbers.
     """
-    first, none = 0, np.zeros(0, np.int64)
-    ends: tuple[list[tuple[Ints, Ints, Ints]], ...] = [(none, none, none)], [(none, none, none)]
-    for step, _ in blocks():
-        for (rank, chunk), ranges in zip(step.ends, ends, strict=True):
-            here = np.flatnonzero((step.op != SYNC) & (rank >= low) & (rank < high))
-            begin = (rank[here] - low) * size + chunk[here]
-            ranges.append((begin, begin + step.count[here], first + here))
-        first += len(step)
+    first, none = 0, np.zeros(0, kind)
+    ends: tuple[list[tuple[Array, Array, Array]], ...] = [(none, none, none)], [(none, none, none)]
+    for block in blocks():
+        for begin, ranges in zip((block.read, block.written), ends, strict=True):
+            here = np.flatnonzero((begin >= low) & (begin < high))
+            start = begin[here] - low
+            end = start + block.chunks[here]
+            ranges.append((start.astype(kind), end.astype(kind), (first + here).astype(kind)))
+        first += len(block.chunks)
     (*read, reader), (*written, writer) = (map(np.concatenate, zip(*ranges, strict=True)) for ranges in ends)
-    cells, count = _cells([*read, *written], (high - low) * size)
+    cells, count = _cells([*read, *written], high - low)
     return _spread(cells[0], cells[1], reader), _spread(cells[2], cells[3], writer), count
 
 
-def _spread(begin: Shorts, end: Shorts, transfer: Ints) -> _Accesses:
-    """The accesses of transfers to ranges of cells."""
+def _spread(begin: Shorts, end: Shorts, transfer: Array) -> _Accesses:
+    """The accesses of transfers to ranges of cells: every number of each range, with its transfer."""
     length = end - begin
     ahead = np.cumsum(length, dtype=np.int32) - length
     cell = np.repeat(begin - ahead, length)
@@ -110,7 +127,7 @@ def _spread(begin: Shorts, end: Shorts, transfer: Ints) -> _Accesses:
     return _Accesses(cell, np.repeat(transfer, length))
 
 
-def _cells(edges: list[Ints], chunks: int) -> tuple[list[Shorts], int]:
+def _cells(edges: list[Array], chunks: int) -> tuple[list[Shorts], int]:
     """The cells at the edges of all ranges of chunks, and the number of cells.
 
     No transfer begins or ends between two edges, so the chunks there have the same accesses and form one cell.
@@ -156,14 +173,14 @@ def hazards(cell: Ints, write: NDArray[np.bool_]) -> tuple[Ints, Ints]:
     return np.concatenate([after, writes[row]]), np.concatenate([written[after], since[row] + offset])
 
 
-def _rank_groups(blocks: Blocks, nranks: int) -> list[int]:
-    """Bounds of groups of consecutive ranks, each with few enough accesses to be handled together."""
+def _groups(blocks: Blocks, nranks: int, size: int) -> list[int]:
+    """Bounds of the chunks of groups of consecutive ranks, each with few enough accesses to be handled together."""
     total = np.zeros(nranks, np.int64)
-    for step, _ in blocks():
-        for rank in (step.src_rank, step.dst_rank):
-            total += np.bincount(rank, step.count, nranks).astype(np.int64)
+    for block in blocks():
+        for begin in (block.read, block.written):
+            total += np.bincount(begin // max(size, 1), block.chunks, nranks).astype(np.int64)
     group = np.cumsum(total) // MOST
-    return [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), nranks]
+    return [each * size for each in (0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), nranks)]
 
 
 def _with_overwriters(waits: Ints, swaps: Ints, count: int) -> Ints:
@@ -184,14 +201,14 @@ def _with_overwriters(waits: Ints, swaps: Ints, count: int) -> Ints:
     return waits
 
 
-def _kept(steps: Steps) -> Blocks:
+def _kept(steps: Steps, size: int) -> Blocks:
     """The steps in blocks, which are kept if they are few."""
     kept: list[_Block] = []
     rows = 0
-    for block in _blocks(steps):
-        rows += len(block.step)
+    for block in _blocks(steps, size):
+        rows += len(block.chunks)
         if rows > KEPT_ROWS:
-            return partial(_blocks, steps)
+            return partial(_blocks, steps, size)
         kept.append(block)
     return partial(iter, kept)
 
@@ -223,43 +240,53 @@ def wait_pairs(steps: Steps, nranks: int, size: int) -> tuple[Array, Array]:
     tuple
         Running numbers of the waiting transfers, in order, and of the transfers that they wait for.
     """
-    blocks, none = _kept(steps), np.zeros(0, np.int64)
-    columns = [(none, none, none), *((step.channel, step.op, np.array(lengths)) for step, lengths in blocks())]
-    channel, op, lengths = (np.concatenate(column) for column in zip(*columns, strict=True))
-    of = _Transfers(channel.astype(np.int32), op.astype(np.int8), np.repeat(np.arange(len(lengths)), lengths))
-    count, starts = max(len(channel), 1), np.append(0, np.cumsum(lengths))
-    found, beside = [none], [none]
-    for low, high in pairwise(_rank_groups(blocks, nranks)):
-        reads, writes, cells = _accesses(blocks, size, low, high)
-        across, inside = _tied(reads, writes, _versions(reads, writes, cells, starts), cells, of)
-        found.append(across[0] * count + across[1])
-        beside.append(inside[0] * count + inside[1])
-    waits = _with_overwriters(distinct(*found), distinct(*beside), count)
+    waits, swaps, count = _encoded(_kept(steps, size), nranks, size)
+    waits = _with_overwriters(waits, swaps, count)
     kind = np.int32 if count < 2**31 else np.int64  # there may be millions, and they are kept
     return (waits // count).astype(kind), (waits % count).astype(kind)
 
 
+def _encoded(blocks: Blocks, nranks: int, size: int) -> tuple[Ints, Ints, int]:
+    """The pairs of :func:`_tied` for all transfers, as :func:`_with_overwriters` takes them."""
+    none = np.zeros(0, np.int64)
+    columns = [(none, none, none), *((block.channel, block.op, np.array(block.lengths)) for block in blocks())]
+    channel, op, lengths = (np.concatenate(column) for column in zip(*columns, strict=True))
+    step = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
+    of = _Transfers(channel.astype(np.int32), op.astype(np.int8), step)
+    count, starts = max(len(channel), 1), np.append(0, np.cumsum(lengths))
+    found, beside = [none], [none]
+    for low, high in pairwise(_groups(blocks, nranks, size)):
+        kind = np.int32 if max(count, high - low) < 2**31 else np.int64
+        reads, writes, cells = _accesses(blocks, low, high, kind)
+        across, inside = _tied(reads, writes, _versions(reads, writes, cells, starts), cells, of)
+        for pairs, (first, second) in ((found, across), (beside, inside)):
+            pairs.append(first.astype(np.int64) * count + second)
+    return distinct(*found), distinct(*beside), count
+
+
 def _tied(
     reads: _Accesses, writes: _Accesses, versions: _Versions, cells: int, of: _Transfers
-) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
+) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
     """Pairs (later, earlier) of different channels that must stay in order, and pairs (reader, writer) of one step and channel."""
     read, replaced, made = versions
     reader, writer = reads.transfer, writes.transfer
-    order = None
-    if (made != np.arange(cells, cells + len(made))).any():
-        order = np.argsort(made, kind="stable")
+    order = size = begin = np.zeros(0, np.int32)
+    folds = bool((made != np.arange(cells, cells + len(made))).any())
+    if folds:
+        order = np.argsort(made, kind="stable").astype(np.int32)
+        size = np.bincount(made - cells, minlength=len(made)).astype(np.int32)
+        begin = np.cumsum(size, dtype=np.int32) - size
         also = of.op[writer] == REDUCE  # each reads what others of its fold overwrite
         read, reader = np.append(read, replaced[also]), np.append(reader, writer[also])
-    ordered = made[order] if order is not None else made
 
-    def makers(version: Shorts, owner: Ints) -> tuple[Ints, Ints]:
+    def makers(version: Shorts, owner: Array) -> tuple[Array, Array]:
         """Pairs of an owner of a version and a transfer that made it."""
         rows = np.flatnonzero(version >= cells)
-        if order is None:
-            return owner[rows], writer[version[rows] - cells]
-        begin, end = (np.searchsorted(ordered, version[rows], side) for side in ("left", "right"))
-        row, offset = spread(end - begin)
-        return owner[rows[row]], writer[order[begin[row] + offset]]
+        write, owner = version[rows] - cells, owner[rows]
+        if not folds:
+            return owner, writer[write]
+        place, owner = _spread(begin[write], begin[write] + size[write], owner)
+        return owner, writer[order[place]]
 
     after, before = makers(np.append(read, replaced), np.append(reader, writer))
     across = of.channel[after] != of.channel[before]

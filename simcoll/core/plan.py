@@ -279,7 +279,7 @@ class Plan:
 
     def transfers(self) -> Iterator[tuple[int, Step]]:
         """Stream the same steps, numbered, in chunks of the schedule."""
-        for step in self.steps():
+        for step in self.steps(staged=False):
             yield (
                 step.step,
                 Step(step.src_rank, step.src_chunk, step.dst_rank, step.dst_chunk, step.count, step.op, step.channel),

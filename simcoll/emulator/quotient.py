@@ -13,6 +13,7 @@ import numpy as np
 
 from simcoll.arrays import Array, Ints, Shorts
 from simcoll.core.plan import Plan
+from simcoll.core.step import distinct
 from simcoll.emulator.fast.timed import Shape, Timed
 from simcoll.emulator.quotient_partition import Partition, Ties, certify, connections_in_order, first_of, refine
 
@@ -153,7 +154,7 @@ def folded(
     if ties is not None and len(ties.later):
         begins = np.cumsum([0, *map(len, steps)])
         every = np.concatenate([names + begin for names, begin in zip(classes, begins.tolist(), strict=False)])
-        waits = np.divmod(np.unique(every[ties.later] * begins[-1] + every[ties.earlier]), begins[-1])
+        waits = np.divmod(distinct(every[ties.later] * begins[-1] + every[ties.earlier]), begins[-1])
     return Quotient(groups, patterns, tuple(steps), tuple(classes), *of_classes, partition.links, waits)
 
 
