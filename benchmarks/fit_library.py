@@ -83,7 +83,8 @@ def priors() -> dict[str, tuple[float, float]]:
     found["fabric.slingshot-alps.ll_rate"] = (10.0, 1.0)
     found |= {f"fabric.slingshot-alps.steps:{i}": (10.0, 0.8) for i in range(7)}
     found |= {f"correction.net_hop_factor:{i}": (1.0, 0.4) for i in range(3)}
-    found |= {f"correction.tree_power_factor:{i}": (1.0, 0.4) for i in range(3)}
+    # Under LL, trees over nodes carry NCCL's rate without its correction for trees, which is therefore not fitted: power 0.
+    found |= {f"correction.tree_power_factor:{i}": (1.0, 0.4) for i in (1, 2)}
     found |= {
         "correction.base_factor:1": (1.0, 0.1),
         "correction.ll_growth": (0.2, 0.5),
@@ -135,6 +136,10 @@ class Rows:
         small = small if small.any() else self.size <= 2**16
         offset = float(np.clip(np.median((self.time - predicted)[small]), -2, 90)) if small.any() else 0.0
         return np.log(np.maximum(predicted + KEPT * offset, 0.05) / self.time)
+
+    def alone(self) -> bool:
+        """Whether each GPU has its own process, and the collective its own kernels."""
+        return self.settings.launcher == "process-per-gpu" and self.table.collective not in corrected.P2P
 
     def depends_on(self, place: str) -> bool:
         """Whether a number can matter here."""
@@ -252,8 +257,32 @@ def launchers(tables: list[Rows], numbers: dict[str, float]) -> dict[str, float]
     return results
 
 
+def hops(tables: list[Rows], numbers: dict[str, float]) -> dict[str, float]:
+    """Time of a hop under LL over NCCL's, per class of GPU.
+
+    It is the median over systems of small rows of one node with a process for each GPU; a system at NCCL's time is added, so that one
+    alone counts half.
+    """
+    places = [place for place in load_library("nccl").values if place.endswith(".ll_hop_factor")]
+    found = libraries(numbers | dict.fromkeys(places, 1.0))["nccl"]
+    late: dict[str, dict[str, list[float]]] = {place: {} for place in places}
+    for rows in tables:
+        place, small = f"class.{rows.kind}.ll_hop_factor", (rows.size >= 64) & (rows.size <= 2**14)
+        if place in late and small.any() and rows.machine.domains == 1 and rows.alone():
+            sizes = rows.size[small]
+            costs, pick = chosen(rows.machine, rows.table.collective, sizes, found, rows.settings)
+            more = rows.time[small] - rows.predicted(found, sizes)
+            hops = np.array([costs[at].hops for at in pick])
+            late[place].setdefault(rows.table.system, []).append(float(np.median(more / hops)))
+    nccls = found.numbers("hop.nvlink.ring")[0]
+    return {
+        place: max(0.5, 1 + float(np.median([0.0, *(np.median(values) for values in systems.values())])) / nccls)
+        for place, systems in late.items()
+    }
+
+
 def starts(tables: list[Rows], numbers: dict[str, float]) -> dict[str, float]:
-    """Time that starting takes with a process for each GPU beyond NCCL's constants, per class in a domain and per fabric over several.
+    """Time that starting over nodes takes with a process for each GPU beyond NCCL's constants, per fabric.
 
     It is the median over systems of what their small rows take longer; two systems without it are added, so that one alone says nothing.
     """
@@ -261,10 +290,8 @@ def starts(tables: list[Rows], numbers: dict[str, float]) -> dict[str, float]:
     found = libraries(numbers | dict.fromkeys(none, 0.0))
     late: dict[str, dict[str, list[float]]] = {place: {} for place in none}
     for rows in tables:
-        place = f"fabric.{rows.machine.fabric}.launch" if rows.machine.domains > 1 else f"class.{rows.kind}.launch"
-        small = rows.size <= 2**14
-        alone = rows.settings.launcher == "process-per-gpu" and rows.table.collective not in corrected.P2P
-        if place in late and small.any() and alone:
+        place, small = f"fabric.{rows.machine.fabric}.launch", rows.size <= 2**14
+        if place in late and small.any() and rows.machine.domains > 1 and rows.alone():
             more = float(np.median((rows.time - rows.predicted(found[rows.table.library]))[small]))
             late[place].setdefault(rows.table.system, []).append(more)
     return {
@@ -313,7 +340,8 @@ def main(*, only: str = "", dry: bool = False) -> None:
     slopes = fit.slopes(x, fit.residuals(x))
 
     def finished(found: dict[str, float], seen: list[Rows]) -> dict[str, float]:
-        if not only:  # what starting takes follows from all the others
+        if not only:  # what a hop under LL and starting take follows from all the others
+            found |= hops(seen, found)
             found |= starts(seen, found)
             found |= launchers(seen, found)
         return found

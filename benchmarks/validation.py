@@ -61,10 +61,11 @@ Rows over 1.5 times the time of a larger size, or over twice their time in place
 LATER = """
 ## Later tables
 
-{tables} tables found on 24 November 2026, predicted with the numbers of 22 November. Two mechanisms were then changed (below): trees over
-two nodes, which brought Kestrel and p4d at large sizes from 36 and 16 % to these, and LL on A100, whose number is from the tables of
-Azure ML and thanos on one node (20 and 32 % before at small sizes). Nothing else is fitted to any of these tables. RCCL on MI300X
-seems to leave LL128 for Simple at 8 MiB, where predictions keep it.
+{tables} tables: 17 found on 24 November 2026, predicted with the numbers of 22 November, and the last two, found on 27 November. Two
+mechanisms were changed after the first: trees over two nodes, which brought Kestrel and p4d at large sizes from 36 and 16 % to these,
+and LL on A100, whose number is from the tables of Azure ML and thanos on one node (20 and 32 % before at small sizes). After the last
+two, those of 27 November (below). Blind these two were 51 / 24 / 0.9 and - / - / 7.4 %, the first 6.3 / 16 / 3.4 with two points.
+Nothing else is fitted to any of these tables. RCCL on MI300X seems to leave LL128 for Simple at 8 MiB, where predictions keep it.
 
 | table | ranks | uncalibrated: small / middle / large | two points: small / middle / large |
 |---|---|---|---|
@@ -76,13 +77,30 @@ REASONS = """
 * **LL on A100.** NCCL gives a ring under LL one channel for each 4 KiB and rank (512 threads of 8 B), so that latency grows with the
   message up to 32 KiB: by 0.27 us a hop as fitted on all GPUs, and by 0.8 us on A100, which is not fitted but read off two later tables of
   one node (11.2 us over 14 hops), where no network and no CPU can be the cause. In the development tables of one node a single process
-  launches for all GPUs, which hides it. Forced rings on two DGX A100, 1 KiB to 256 MiB, are now off by a median of 7 % and by at most
-  29 %, before by 14 and 40 %, too fast from 4 KiB to 4 MiB. Fitted to all tables it would be 1.28 us, without any one system 1.20 to
+  launches for all GPUs, which hides it. Forced rings on two DGX A100, 1 KiB to 256 MiB, are now off by a median of 8 % and by at most
+  30 %, before by 14 and 40 %, too fast from 4 KiB to 4 MiB. Fitted to all tables it would be 1.28 us, without any one system 1.20 to
   1.42. Within a node, of this growth and the size over the rate the longer counts; over nodes their sum is closer. Calibrated with two
   points, small sizes of runs by a single process became worse: 5.8 instead of 4.4 % over the development tables. Why 256 KiB to 4 MiB
   over two nodes of A100 take 15 to 30 % longer than predicted is not known. The rings' time falls from 135 us at 512 KiB to 120 at
   1 MiB, where the run leaves LL for LL128; NCCL's formula does that from 638 KB on without the 2 us that posting a message takes on
   AMD, so the version that ran had no such overhead.
+* **Trees under LL.** all_reduce over nodes took up to a third less than predicted from 64 to 256 KiB on InfiniBand and RoCE (A100,
+  H100, B200): two nodes of H100 38.8 and 48.7 us at 128 and 256 KiB, predicted 54.6 and 63.8. NCCL's table of the shortfall of trees,
+  0.4 of the rate at 256 KiB, decides its choice only, and rings' measured share of LL's rate does not hold for trees: without both, and
+  so with one number less, these are predicted as 43.5 and 51.4 us. On EFA, where LL slows down to 64 KiB, predictions of the middle
+  band became up to 6 points worse with two points, and on Slingshot with 64 ranks and more up to 18; over all systems 17 gained there
+  and 10 lost.
+* **A hop under LL** takes 1.3 us on Blackwell, not NCCL's 0.6: 0.65 us more for each of 14 hops (all_reduce) and 0.7 for each of 7
+  (all_gather and reduce_scatter) of eight B200, 0.75 on eight GB200; two racks of 64 agree (0.35 us over the 1 us of posting, 126
+  hops). It is fitted for each class from one node with a process per GPU, and replaces a constant start: A100 0.8 us, from two and four
+  A100 PCIe, brought Azure ML and thanos, to which nothing of it is fitted, from 12 and 26 % to 2 and 12 at small sizes. One send to one
+  peer became slower with it (B200 3 to 10 %, Leonardo 37 to 52 % at small sizes), as sends have no such hops.
+* **Tried on 27 November 2026, and not kept.** Rings cross the network once more than NCCL counts: all_gather over nodes from 27 to 22 %
+  at small sizes, but with two points worse on eight systems and better on none. Hops under LL that get longer up to 64 KiB over nodes
+  instead of 32: better on Slingshot, worse on InfiniBand. LL and LL128 in a node for the longer of latency and transfer instead of
+  their sum, and a latency of all_reduce that grows to 128 B with the number of blocks that are not empty: no gain. A launch that larger
+  messages hide: with a single process for all GPUs small sizes gain (5.5 to 2.3 %) and middle ones lose (11 to 14). An offset that
+  grows with the latency: worse from any share on; the plain sum is best.
 * **Small sizes on clouds.** The launch time differs by 10 to 30 us between runs on the same machine. Two points of your own
   remove this error.
 * **all_gather and reduce_scatter over nodes from 256 KiB to 64 MiB** take up to twice as long as predicted on eight fast NICs

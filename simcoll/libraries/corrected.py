@@ -139,10 +139,9 @@ def _paired(terms: list[Terms], machine: Machine, collective: str, library: Libr
 
 
 def _started(cost: Cost, machine: Machine, library: Library) -> Cost:
-    """A cost with the start-up time of typical machines beyond NCCL's constants, which describe an idle one."""
+    """A cost with the start-up time of typical machines over nodes beyond NCCL's constants, which describe an idle one."""
     fabric = fabric_of(machine, library)
-    late = library.number(f"{fabric}.launch" if fabric else f"{class_of(machine, library)}.launch", 0.0)
-    return replace(cost, latency_us=cost.latency_us + late)
+    return replace(cost, latency_us=cost.latency_us + library.number(f"{fabric}.launch", 0.0))
 
 
 def _offered(
@@ -181,10 +180,12 @@ def _linked(
     if s.domains > 1:
         net = _over_fabric(net, each.protocol, library, fabric)
     if each.protocol == "LL":
+        hop = hop * number(f"{kind}.ll_hop_factor", 1.0)
         grown, own = _ramp(size_bytes, library), number(f"{kind}.ll_growth", 0.0)
         if s.domains > 1:
             net = net + number(f"{fabric}.ll_growth", 0.0) * grown
-            rate = rate * number("correction.net_ll_share", 1.0)
+            if each.algorithm == "ring":  # trees reach NCCL's rate
+                rate = rate * number("correction.net_ll_share", 1.0)
         else:
             rate = rate * number(f"{kind}.ll_factor", 1.0)
             if (

@@ -49,7 +49,6 @@ _KEYS = {
     "class.*_factor": "number",
     "class.*_channel_rate": "rate",
     "class.*_start": "time",
-    "class.*.launch": "time",
     "fabric.*.choice": "text",
     "fabric.*.protocols": "texts",
     "fabric.*.algorithms": "texts",

@@ -184,13 +184,15 @@ _TAKEN: dict[str, Callable[[Library], Library]] = {
     "growth of LL's latency with size": lambda library: _neutral(
         library, {"ll_growth": 0.0, "fabric.slingshot.steps": 0.0}
     ),
-    "LL below its rate over the network": lambda library: _neutral(library, {"net_ll_share": 1.0}),
+    "rings under LL below their rate over the network": lambda library: _neutral(library, {"net_ll_share": 1.0}),
     "filling the pipeline of Simple": lambda library: _neutral(library, {".simple_start": 0.0, "net_start": 0.0}),
     "start of reductions in switches (25 us, as NCCL says)": lambda library: _neutral(
         library, {"nvls_start": 25.0, "nvls_tree_start": 25.0, "nvls_tree_hop_factor": 1.0}
     ),
-    "trees further below their rate": lambda library: _neutral(library, {"tree_power_factor": 1.0}),
-    "latencies of LL128 by generation": lambda library: _neutral(library, {"ll128_hop_factor": 1.0}),
+    "rates of trees other than NCCL's": lambda library: _neutral(library, {"tree_power_factor": 1.0}),
+    "latencies of LL and LL128 by generation": lambda library: _neutral(
+        library, {"ll_hop_factor": 1.0, "ll128_hop_factor": 1.0}
+    ),
     "rates of LL and LL128 by generation": lambda library: _neutral(library, {".ll_factor": 1.0, "ll128_factor": 1.0}),
     "measured rates (0.8 of every NVLink, 0.96 of every NIC)": lambda library: _neutral(
         library, {"ring_share": 0.8, ".share": 0.96, "nvls_share": 1.04, "nvls_large_share": 1.04, "p2p_share": 0.8}

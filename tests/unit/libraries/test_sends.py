@@ -19,8 +19,7 @@ def start_us(peers):
     """Before bytes flow in a node of B200, under Simple."""
     return (
         NUMBER("correction.p2p_start") + NUMBER("correction.p2p_peer") * peers + NUMBER("correction.p2p_simple_start")
-        + NUMBER("class.blackwell.launch")
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(
