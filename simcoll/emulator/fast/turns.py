@@ -332,8 +332,7 @@ def summary(plan: Plan) -> Summary:
     found: Summary | None = known.summaries.get(key)
     if found is None:
         plan.expect_waits()
-        whole = key == EVEN
-        unit = replace(plan, sizes=plan.schedule.layout.chunks, dtype=np.dtype(np.int8)) if whole else plan
+        unit = replace(plan, sizes=plan.schedule.layout.chunks, dtype=np.dtype(np.int8)) if key == EVEN else plan
         found = _counted(unit)
         known.summaries = {key: value for key, value in known.summaries.items() if key == EVEN}
         known.summaries[key] = found if found.rows <= REMEMBERED_ROWS else replace(found, groups=None)
