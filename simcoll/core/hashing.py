@@ -11,22 +11,27 @@ __all__ = ["SALTS", "mix", "mix_in_place", "token_at"]
 SALTS = tuple(np.uint64(salt) for salt in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9))
 """Salts that keep hashes of different kinds of things apart."""
 
+# The finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014): shifts, and factors between them. As arrays they need no conversion
+# on every call, which for few words is half the time.
+_SHIFTS = [np.array(shift, np.uint64) for shift in (30, 27, 31)]
+_FACTORS = [np.array(factor, np.uint64) for factor in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)]
+
 
 def mix(values: Words) -> Words:
-    """A bijective mix of 64-bit words (the finaliser of SplitMix64: Steele, Lea, Flood, OOPSLA 2014)."""
+    """A bijective mix of 64-bit words."""
     with np.errstate(over="ignore"):
-        z = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
+        z = (values ^ (values >> _SHIFTS[0])) * _FACTORS[0]
+        z = (z ^ (z >> _SHIFTS[1])) * _FACTORS[1]
+    return z ^ (z >> _SHIFTS[2])
 
 
 def mix_in_place(words: Words, spare: Words) -> None:
     """:func:`mix` without allocation; ``spare`` is overwritten."""
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        np.right_shift(words, np.uint64(shift), out=spare)
+    for shift, factor in zip(_SHIFTS, _FACTORS, strict=False):  # the last shift has no factor
+        np.right_shift(words, shift, out=spare)
         np.bitwise_xor(words, spare, out=words)
-        np.multiply(words, np.uint64(factor), out=words)
-    np.right_shift(words, np.uint64(31), out=spare)
+        np.multiply(words, factor, out=words)
+    np.right_shift(words, _SHIFTS[2], out=spare)
     np.bitwise_xor(words, spare, out=words)
 
 

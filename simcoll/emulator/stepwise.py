@@ -59,11 +59,11 @@ def moved(plan: Plan, inputs: Iterable[Array]) -> tuple[Array | None, ...]:
 class _Moves(NamedTuple):
     """Similar transfers of one step: of equal length, and all copied or all combined.
 
-    ``sources`` and ``targets`` are their first elements; no two write the same element.
+    ``sources`` and ``targets`` are their first elements; no two write the same element. Kept targets may be a slice.
     """
 
     sources: Ints
-    targets: Ints
+    targets: Any
     length: int
     combines: bool
 
@@ -77,7 +77,7 @@ class Pool:
         Views of the array: input, output and scratch of every rank. They start with a pattern that reveals reads of unwritten memory.
     """
 
-    __slots__ = ("_array", "_first", "_kept", "_plan", "buffers")
+    __slots__ = ("_array", "_first", "_kept", "_plan", "_views", "buffers")
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -86,6 +86,7 @@ class Pool:
         self._first = (ends - sizes.reshape(-1)).reshape(sizes.shape)
         self._array = unwritten(int(ends[-1]), plan.dtype)
         self._kept: list[list[_Moves]] | None = None
+        self._views: dict[int, Array] = {}
         pieces = np.split(self._array, ends[:-1])
         self.buffers = [pieces[rank : rank + 3] for rank in range(0, len(pieces), 3)]
 
@@ -99,7 +100,7 @@ class Pool:
     def play(self) -> None:
         """Move all data; the moves are derived on the first call and kept."""
         if self._kept is None:
-            self._kept = list(self.steps())
+            self._kept = [list(map(_in_place, moves)) for moves in self.steps()]
         for moves in self._kept:
             self.move(moves)
 
@@ -114,21 +115,26 @@ class Pool:
         windows = [self._windows(each.length) for each in moves]
         values = [here[each.sources] for each, here in zip(moves, windows, strict=True)]
         for each, here, value in zip(moves, windows, values, strict=True):
-            if each.combines:
+            if not each.combines:
+                here[each.targets] = value
+            elif isinstance(each.targets, slice):
+                combine(self._plan.op, here[each.targets], value)
+            else:
                 count = max(1, COMBINED // each.length)
                 for begin in range(0, len(value), count):
                     rows = slice(begin, begin + count)
                     total = here[each.targets[rows]]
                     combine(self._plan.op, total, value[rows])
                     here[each.targets[rows]] = total
-            else:
-                here[each.targets] = value
 
     def _windows(self, length: int) -> Array:
         """Windows of ``length`` elements at every offset, as views: ``[offset, length]``."""
-        array = self._array
-        shape, strides = (array.size - length + 1, length), array.strides * 2
-        return np.lib.stride_tricks.as_strided(array, shape, strides)
+        found = self._views.get(length)
+        if found is None:
+            array = self._array
+            shape, strides = (array.size - length + 1, length), array.strides * 2
+            found = self._views[length] = np.lib.stride_tricks.as_strided(array, shape, strides)
+        return found
 
     def _moves(self, step: PlanStep) -> list[_Moves]:
         first, moving = self._first, step.op != SYNC
@@ -155,6 +161,17 @@ class Pool:
             [np.flatnonzero(kind == each) for each in distinct(kind)] if (kind != kind[0]).any() else [slice(None)]
         )
         return [_Moves(source[mine], target[mine], int(length[mine][0]), bool(combines[mine][0])) for mine in alike]
+
+
+def _in_place(moves: _Moves) -> _Moves:
+    """The same transfers with a slice as targets, if these are at equal distances: they are then written without a copy."""
+    order = np.argsort(moves.targets)
+    targets = moves.targets[order]
+    gaps = np.diff(targets)
+    if not len(gaps) or (gaps != gaps[0]).any():
+        return moves
+    every = slice(int(targets[0]), int(targets[-1]) + 1, int(gaps[0]))
+    return moves._replace(sources=moves.sources[order], targets=every)
 
 
 def _overlap(target: Ints, length: Ints) -> bool:
