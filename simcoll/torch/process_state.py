@@ -88,12 +88,14 @@ def _put_variables(wanted: Mapping[Any, Any]) -> None:
     present: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
     if present == wanted:
         return
-    key, value = os.environ.decodekey, os.environ.decodevalue
+    # As os.environ does it, without decoding and encoding on every turn.
     for name in [name for name in present if name not in wanted]:
-        del os.environ[key(name)]
+        os.unsetenv(name)
+        del present[name]
     for name, text in wanted.items():
         if present.get(name) != text:
-            os.environ[key(name)] = value(text)
+            os.putenv(name, text)
+            present[name] = text
 
 
 def call_exit_functions(functions: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]]) -> None:

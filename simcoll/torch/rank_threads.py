@@ -337,8 +337,8 @@ class RankThread:
     def _hand_over(self, message: Any) -> Any:
         self.process.take_turn(self.process)
         self._message = message
-        self._rank_turn.release()
         try:
+            self._rank_turn.release()
             self._clock_turn.acquire()
         except KeyboardInterrupt:  # which only the main thread gets, and the rank computes
             while not self._clock_turn.acquire(timeout=0.1):
