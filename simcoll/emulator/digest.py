@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from simcoll.core.hashing import mix
+from simcoll.core.hashing import mix, mix_in_place
 
 __all__ = ["MovedHash", "TraceHash"]
 
@@ -56,7 +56,7 @@ class MovedHash:
 
     >>> one, at = TraceHash(), [[0], [0], [1], [8], [5], [7], [9]]
     >>> one.add([*at[:4], [15], [17], [19]])
-    >>> MovedHash(at).hexdigest(10) == one.hexdigest()
+    >>> MovedHash(at).hexdigests([10, 20])[0] == one.hexdigest()
     True
     """
 
@@ -66,16 +66,20 @@ class MovedHash:
         arrays = [np.asarray(column, np.int64) for column in columns]
         self._seeds = np.array(_SEEDS, np.uint64)[:, None]
         self._states = np.repeat(self._seeds, len(arrays[0]), axis=1)
-        self._times = arrays[4:]
+        self._times = [array.astype(np.uint64) for array in arrays[4:]]
         for array in arrays[:4]:
             self._states = mix((self._states ^ array.astype(np.uint64)) + self._seeds)
 
-    def hexdigest(self, later: int) -> str:
-        """32 hexadecimal digits, with all times later by ``later``."""
-        states = self._states
+    def hexdigests(self, later: Sequence[int]) -> list[str]:
+        """32 hexadecimal digits for each number of femtoseconds by which all times are later."""
+        by, seeds = np.array(later, np.uint64)[:, None], self._seeds[:, None]
+        states = np.repeat(self._states[:, None], len(later), axis=1)
+        spare = np.empty_like(states)
         for time in self._times:
-            states = mix((states ^ (time + later).astype(np.uint64)) + self._seeds)
-        return _digits(states.sum(axis=1, dtype=np.uint64).tolist())
+            np.bitwise_xor(states, time + by, out=states)
+            np.add(states, seeds, out=states)
+            mix_in_place(states, spare)
+        return [_digits(sums) for sums in np.add.reduce(states, axis=2).T.tolist()]
 
 
 def _digits(sums: Sequence[int]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,8 +18,8 @@ from simcoll.distributed.runtime.fake import FakeArray
 from simcoll.libraries.choices import Choice
 
 __all__ = [
-    "as_array", "as_arrays", "call_on", "check_alike", "check_length", "check_list_of_root", "check_whole", "contiguous", "one_dtype", "one_per_rank",
-    "root_of", "shapes_of", "sizes_of", "split_sizes",
+    "as_array", "as_arrays", "call_on", "check_alike", "check_length", "check_list_of_root", "check_whole", "contiguous", "one_dtype",
+    "one_per_rank", "root_of", "shapes_of", "sizes_of", "split_sizes",
 ]  # fmt: skip
 
 
@@ -91,22 +92,25 @@ def call_on(
     size: int | None = None,
 ) -> Call:
     """The call of a collective on one tensor per rank, with blocks of ``size`` elements (default: the whole tensor)."""
-    call = _call_on(array.shape, array.dtype, name, kind, op, root, array.size if size is None else size)
-    # Equal operators may differ in the sign of a factor 0, and algorithms cannot all be hashed.
-    return call if call.op is op and algorithm is None else call._replace(op=op, algorithm=algorithm)
+    if algorithm is None and (op is None or op.factor is None):
+        return _call_on(name, kind, array.shape, array.dtype, None if op is None else op.name, root, size)
+    blocks = array.size if size is None else size
+    return Call(name, kind, blocks, array.dtype, shapes_of([array]), op, root, algorithm=algorithm)
 
 
 @functools.lru_cache(maxsize=1024)
 def _call_on(
-    shape: tuple[int, ...],
-    dtype: np.dtype[Any],
     name: str,
     kind: str,
-    op: Reduction | None,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    op: str | None,
     root: int | None,
-    size: int,
+    size: int | None,
 ) -> Call:
-    return Call(name, kind, size, dtype, _shown((shape,), 1), op, root)
+    """The same call for all ranks, which need not be compared then."""
+    blocks = math.prod(shape) if size is None else size
+    return Call(name, kind, blocks, dtype, _shown((shape,), 1), None if op is None else Reduction(op), root)
 
 
 def one_dtype(arrays: Sequence[Array], function: str) -> np.dtype[Any]:

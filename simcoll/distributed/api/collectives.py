@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from simcoll.arrays import Array
 from simcoll.distributed.api.arguments import (
@@ -290,5 +291,8 @@ def barrier(
     """Wait until every rank of the group has called. ``device_ids`` is ignored."""
     if (found := member_of(group, "barrier")) is None:
         return None
-    call = Call("barrier", "barrier", 0, np.dtype(np.uint8), algorithm=algorithm)
+    call = _BARRIER if algorithm is None else replace(_BARRIER, algorithm=algorithm)
     return play(found, call, [], [], [], async_op=async_op, timeout=timeout)
+
+
+_BARRIER = Call("barrier", "barrier", 0, np.dtype(np.uint8))

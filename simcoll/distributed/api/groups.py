@@ -65,8 +65,10 @@ def default_store() -> Any:
 def _named(given: Any) -> ProcessGroup | None:
     """The group passed to a call (None: the default); None on a rank outside it."""
     default = default_group()
-    if given is None or given is GroupMember.NON_GROUP_MEMBER:
-        return default if given is None else None
+    if given is None:
+        return default
+    if given is GroupMember.NON_GROUP_MEMBER:
+        return None
     if not isinstance(given, ProcessGroup):
         raise ValueError(f"Invalid process group specified: {given!r}; expected what new_group returned")  # noqa: TRY004  # as torch
     if given.global_rank != default.global_rank:
@@ -83,7 +85,7 @@ def member_of(given: Any, operation: str, depth: int = 3) -> ProcessGroup | None
 
     ``depth`` is the number of frames from this function to the program's line: 3 if the program calls the function that calls this.
     """
-    found = _named(given)
+    found = default_group() if given is None else _named(given)
     if found is None:
         warnings.warn(
             f"Running {operation} on global rank {current_rank().number} which does not belong to the given group.",

@@ -45,7 +45,7 @@ def _post(
     work = begin(shared, current_rank(), name, buffers, p2p=True)
     work.results = [tensor]
     other = "any rank" if peer is None else f"rank {shared.members[peer]}"
-    work.reason = lambda: f"{name} {way} {other}, tag {tag}, on {shared} ({work.entry.site}) waits for {awaited}"
+    work.reason = lambda _: f"{name} {way} {other}, tag {tag}, on {shared} ({work.entry.site}) waits for {awaited}"
     if not blocks:
         work.rank.open_works[work] = None
         if shared.world.debug and not fake:

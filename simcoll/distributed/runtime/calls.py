@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from simcoll.core.reduction import Reduction
 from simcoll.distributed.runtime.work import Work
@@ -15,12 +18,12 @@ from simcoll.libraries.choices import Choice
 
 Splits = tuple[tuple[int, ...], tuple[int, ...]]
 
-__all__ = ["ASPECTS", "Call", "End", "matrix"]
+__all__ = ["ASPECTS", "Call", "End", "faked", "matrix"]
 
 ASPECTS = ("function", "number of elements", "dtype", "op", "root", "algorithm", "whether tensors are fake")
 
 
-class Call(NamedTuple):
+class Call(msgspec.Struct, frozen=True, eq=False):
     """One rank's call of a collective.
 
     Attributes
@@ -75,6 +78,12 @@ class Call(NamedTuple):
         if self.fake:
             parts.append("fake")
         return " ".join(part for part in parts if part)
+
+
+@functools.lru_cache(maxsize=1024)
+def faked(call: Call) -> Call:
+    """The call without data."""
+    return replace(call, fake=True)
 
 
 @dataclass(slots=True, eq=False)

@@ -110,19 +110,15 @@ class Device:
         return join.tail
 
 
-_START: ContextVar[Waitable | None] = ContextVar("simcoll_start_of_calls", default=None)
-
-
-def start_of_calls() -> Waitable | None:
-    """The event that calls made now must wait for; None if they start at once."""
-    return _START.get()
+start_of_calls: ContextVar[Waitable | None] = ContextVar("simcoll_start_of_calls", default=None)
+"""The event that calls made now must wait for; None if they start at once."""
 
 
 @contextmanager
 def after(stream: DeviceStream) -> Iterator[None]:
     """Make calls inside the block start when the stream reaches them."""
-    token = _START.set(stream.tail)
+    token = start_of_calls.set(stream.tail)
     try:
         yield
     finally:
-        _START.reset(token)
+        start_of_calls.reset(token)

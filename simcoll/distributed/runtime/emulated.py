@@ -108,7 +108,7 @@ class EmulatedWorld:
         self._meetings: dict[str, Meeting] = {}
         self._store = HashStore()
         self._own_stores: dict[int, OwnStore] = {}
-        self.tasks = Tasks(MAX_TIME_FS, self._schedule_tasks)
+        self.tasks = Tasks(MAX_TIME_FS)
         if self.history.timeline is not None:
             self.tasks.on_waited = self._waited
         if self.history.recording is not None:
@@ -184,13 +184,13 @@ class EmulatedWorld:
         return self.env._now  # type: ignore[return-value]  # noqa: SLF001  # as the calendar's, on every call
 
     def _schedule_tasks(self) -> None:
-        if not self._asked:
-            self._asked = True
-            event = simpy.Event(self.env)
-            event.callbacks.append(self._run_ready)
-            event._ok = True  # noqa: SLF001  # as SimPy's own events that are triggered when they are made
-            event._value = None  # noqa: SLF001
-            self.env.schedule(event, priority=PROGRAMS)
+        """Let the ready tasks run after the other events of this timestamp."""
+        self._asked = True
+        event = simpy.Event(self.env)
+        event.callbacks.append(self._run_ready)
+        event._ok = True  # noqa: SLF001  # as SimPy's own events that are triggered when they are made
+        event._value = None  # noqa: SLF001
+        self.env.schedule(event, priority=PROGRAMS)
 
     def _run_ready(self, _event: simpy.Event) -> None:
         self._asked = False
@@ -241,6 +241,8 @@ class EmulatedWorld:
         try:
             with np.errstate(all="ignore"):  # arithmetic of reductions is IEEE's and wraps, as on a GPU
                 while True:
+                    if tasks.ready and not self._asked:
+                        self._schedule_tasks()
                     upcoming = self.env.peek()
                     if upcoming == math.inf and unsettled:
                         settling = list(unsettled)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -37,7 +37,7 @@ class Followers:
 
     alike: Alike
     emulator: Emulator
-    classes: dict[int, Sequence[int]]
+    classes: Mapping[int, Sequence[int]]
     leave: Callable[[int, Array | None], None]
     elsewhere: list[Playing] = field(default_factory=list)
     _classes: dict[int, _Class] = field(default_factory=dict)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from simcoll.core.plan import Plan
 from simcoll.distributed.runtime.recording import Recording
 from simcoll.distributed.runtime.timeline import Timeline
+from simcoll.emulator.digest import MovedHash
 from simcoll.units import format_size
 
 __all__ = ["History", "Record"]
 
 KEPT_RECORDS = 100_000
+HASHED_TOGETHER = 1 << 14
+"""Messages whose hashes are computed at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,10 @@ class Record:
         return f"{self.name} #{self.sequence} of group {self.group}: {self.schedule}, {size}, {self.messages} messages"
 
 
+_Unhashed = tuple[tuple[str, int, str], Plan, int, tuple[int, int], MovedHash | str]
+"""Group, sequence number and name of an operation; its plan, messages, begin and end, and hash."""
+
+
 @dataclass(slots=True)
 class History:
     """What a run has recorded so far.
@@ -48,8 +56,6 @@ class History:
         How many records are kept.
     end_fs
         When the last operation ended.
-    digest
-        Sum of the operations' hashes, which does not depend on their order.
     findings
         Problems short of an error.
     failures
@@ -61,15 +67,17 @@ class History:
     """
 
     max_records: int = KEPT_RECORDS
-    records: list[Record] = field(default_factory=list)
     operations: int = 0
     messages: int = 0
     end_fs: int = 0
-    digest: int = 0
     findings: list[str] = field(default_factory=list)
     failures: list[BaseException] = field(default_factory=list)
     timeline: Timeline | None = None
     recording: Recording | None = None
+    _records: list[Record] = field(default_factory=list)
+    _digest: int = 0
+    _unhashed: list[_Unhashed] = field(default_factory=list)
+    _waiting: int = 0
 
     def add(
         self,
@@ -79,19 +87,44 @@ class History:
         plan: Plan,
         times_fs: tuple[int, int],
         messages: int = 0,
-        trace_hash: str = "",
+        trace_hash: MovedHash | str = "",
     ) -> None:
-        """Add a finished operation; ``times_fs`` is its begin and end."""
-        record = Record(
-            group, sequence, name, plan.schedule.title, plan.protocol.name, plan.total_bytes, messages, *times_fs, trace_hash
-        )  # fmt: skip
-        text = f"{group} {sequence} {name} {record.schedule} {trace_hash}"
-        number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")
-        self.digest = (self.digest + number) % 2**128
+        """Add a finished operation; ``times_fs`` is its begin and end, by which a MovedHash is moved when it is needed."""
+        self._unhashed.append(((group, sequence, name), plan, messages, times_fs, trace_hash))
+        self._waiting += 1 + messages
+        if self._waiting > HASHED_TOGETHER:
+            self._settle()
         self.messages += messages
         self.operations += 1
         self.end_fs = max(self.end_fs, times_fs[1])
         if self.timeline is not None:
             self.timeline.played.append((plan, times_fs))
-        if len(self.records) < self.max_records:
-            self.records.append(record)
+
+    @property
+    def records(self) -> list[Record]:
+        """The first ``max_records`` operations."""
+        self._settle()
+        return self._records
+
+    @property
+    def digest(self) -> int:
+        """Sum of the operations' hashes, which does not depend on their order."""
+        self._settle()
+        return self._digest
+
+    def _settle(self) -> None:
+        """Hash the operations since the last time; those that repeat one another together, which takes half the time."""
+        added, self._unhashed, self._waiting = self._unhashed, [], 0
+        begins: defaultdict[MovedHash, list[int]] = defaultdict(list)
+        for *_, times_fs, trace in added:
+            if isinstance(trace, MovedHash):
+                begins[trace].append(times_fs[0])
+        moved = {trace: iter(trace.hexdigests(later)) for trace, later in begins.items()}
+        for label, plan, messages, times_fs, trace in added:
+            title, trace_hash = plan.schedule.title, trace if isinstance(trace, str) else next(moved[trace])
+            text = f"{label[0]} {label[1]} {label[2]} {title} {trace_hash}"
+            number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")
+            self._digest = (self._digest + number) % 2**128
+            if len(self._records) < self.max_records:
+                protocol, size_bytes = plan.protocol.name, plan.total_bytes
+                self._records.append(Record(*label, title, protocol, size_bytes, messages, *times_fs, trace_hash))

@@ -15,7 +15,7 @@ import numpy as np
 from simcoll.arrays import Array
 from simcoll.core.collective import Collective
 from simcoll.core.plan import Plan
-from simcoll.distributed.runtime.calls import ASPECTS, Call, matrix
+from simcoll.distributed.runtime.calls import ASPECTS, Call, faked, matrix
 from simcoll.distributed.runtime.device import start_of_calls
 from simcoll.distributed.runtime.fake import is_fake
 from simcoll.distributed.runtime.records import Entry, buffers_of, calling_site
@@ -44,8 +44,8 @@ def begin(group: Communicator, me: Rank, name: str, buffers: Buffers, *, p2p: bo
     now, history = world.now, world.history
     inputs = buffers_of(buffers[0])
     outputs = inputs if buffers[1] is buffers[0] else buffers_of(buffers[1])
-    # Frames above the function of a collective: this one, that of its stream, the world's issue, and play.
-    site = calling_site(above=1 if p2p else 4)
+    # The program is above the collective, play, the world's issue, that of a stream, and this function; messages have two fewer.
+    site = calling_site(above=4 if p2p else 6)
     entry = Entry((group.name, group.desc), name, made[here], p2p, inputs, outputs, group.timeout_fs, now, site)
     made[here] += 1
     entry.number = me.flight[-1].number + 1 if me.flight else 0
@@ -55,11 +55,7 @@ def begin(group: Communicator, me: Rank, name: str, buffers: Buffers, *, p2p: bo
         me.memory.given(buffers[1])
     if history.timeline is not None:
         history.timeline.operations.append((me.number, entry))
-    work = Work(me, name, *buffers, entry)
-    work.deadline_fs = now + group.timeout_fs
-    work.explicit = group.explicit
-    work.raises = group.raises
-    work.gate = start_of_calls()
+    work = Work(me, name, *buffers, entry, now + group.timeout_fs, group.explicit, group.raises, start_of_calls.get())
     if history.recording is not None:
         history.recording.begin(work)
     return work
@@ -76,7 +72,7 @@ def plan_of(group: Communicator, call: Call, sizes: Any, members: tuple[int, ...
 
 def deliver(work: Work, call: Call, values: Array | None, nranks: int) -> str | None:
     """Fill a call's outputs from a plan's flat output; returns a violation found in watched buffers, if any."""
-    error = work.guarded()
+    error = work.guarded() if work.rank.watched_works else None
     if error is None and values is not None:
         if call.op is not None:
             call.op.finish(values, nranks)
@@ -107,8 +103,9 @@ class Operation:
         """Global ranks whose calls are still awaited."""
         return [member for number, member in enumerate(self.group.members) if number not in self.calls]
 
-    def describe(self, rank: int) -> str:
-        """The event that a group rank waits for."""
+    def describe(self, work: Work) -> str:
+        """The event that the rank of a Work waits for."""
+        rank = self.group.group_rank[work.rank.number]
         missing = self.missing()
         if missing:
             return f"{self.what(rank)} waits for rank {listed(missing)}"
@@ -123,13 +120,14 @@ class Operation:
         late = [member for member, at_fs in zip(self.group.members, called, strict=True) if at_fs == last]
         return f"; rank {listed(late)} called last, {format_time(self.group.world.now - last)} ago"
 
-    def add(self, rank: int, call: Call, work: Work) -> None:
-        """Record the call of a rank; the first call determines the plan."""
-        if not self.calls and call.splits is None:
-            self.plan = plan_of(self.group, call, call.sizes)
-        self.calls[rank] = call
-        self.works[rank] = work
-        work.reason = lambda: self.describe(rank)
+    def known_plan(self, call: Call) -> Plan | None:
+        """The plan of a call, unless it depends on the other ranks' splits; the last call's, if it is repeated."""
+        group = self.group
+        if call.splits is not None:
+            return None
+        if group.planned is None or group.planned[0] is not call:
+            group.planned = call, plan_of(group, call, call.sizes)
+        return group.planned[1]
 
     def joined(self, splits: Sequence[tuple[Sequence[int], Sequence[int]]]) -> str | None:
         """Make the plan of an all_to_all from every rank's splits; returns the first disagreement of two, as a sentence."""
@@ -240,7 +238,9 @@ def execute(
     shared = group.communicator
     work = begin(shared, me, call.name, buffers)
     operation = _Executed(shared, work.entry.sequence, executor=executor, here=group.rank(), before=shared.turn)
-    operation.add(operation.here, call, work)
+    operation.plan = operation.known_plan(call)
+    operation.calls[operation.here], operation.works[operation.here] = call, work
+    work.reason = operation.describe
     shared.turn = operation.turn
     if announce:
         operation.announce(me)
@@ -274,11 +274,11 @@ def play(
     if pending is not None:
         pending.append((call, sources, targets))
         return None
-    if is_fake([*sources, *targets], timed=me.world.timed):
-        call = call._replace(fake=True)
+    if is_fake(sources if sources is targets else [*sources, *targets], timed=me.world.timed):
+        call = faked(call)
     work = me.world.issue(group, me, call, (sources, targets), guard=async_op and not call.fake)
-    work.results = list(results)
     if async_op:
+        work.results = list(results)
         me.open_works[work] = None
         return work
     if timeout is not None and timeout_fs(timeout) > 0:

@@ -14,6 +14,7 @@ from simcoll.distributed.runtime.history import History
 from simcoll.distributed.runtime.takes import Event, Links, Take, Takes, take_of
 from simcoll.emulator.budget import check_exact, exact_bytes
 from simcoll.emulator.dataplane import Storage
+from simcoll.emulator.digest import MovedHash
 from simcoll.emulator.engine import Player
 from simcoll.emulator.events.detours import Detours
 from simcoll.emulator.events.pace import Pace
@@ -158,7 +159,7 @@ class Playing:
     _log: list[Event] = field(default_factory=list)
     _early: set[int] = field(default_factory=set)  # left by a take, and not yet by the player
     _stale: bool = True  # whether inputs have come since data was moved
-    _expected_fs: int = -1
+    _expected_fs: int = -1  # after the first entry, as in a take
     _behind: bool = False
     _stage: Stage = field(init=False)
     _take: Take | None = None
@@ -208,29 +209,29 @@ class Playing:
         if staged is not None:
             self._stale, begin = True, 0
             for source in sources:
-                staged[begin : begin + source.size] = source.reshape(-1)
+                place = staged if source.size == staged.size else staged[begin : begin + source.size]
+                place[...] = source if source.ndim == 1 else source.reshape(-1)
                 begin += source.size
             if op is not None and op.factor is not None:
                 staged[...] = op.prepared(staged)
-        event = (self.emulator.calendar.now - self.begin_fs, rank, False)
-        if self._take is not None and not self._follows(event):
+        log, event = self._log, (self.emulator.calendar.now - self.begin_fs, rank, False)
+        if self._take is not None and self._take.log[len(log)] != event and not self._finds_take(event):
             self.emulator.catch_up()
-        self._log.append(event)
-        if self._player is not None:
+        log.append(event)
+        if self._take is not None:
+            after_fs, _, leaves = self._take.log[len(log)]  # this rank has yet to leave
+            if leaves or after_fs != self._expected_fs:
+                self._expect(self._take)
+        elif self._player is not None:
             self._player.enter(rank)
-        elif self._take is not None:
-            self._expect(self._take)
 
     # Following a take
 
-    def _follows(self, event: Event) -> bool:
-        """Whether an entry matches the next event of the take, or of another take with the same history."""
-        count = len(self._log)
-        if self._take is not None and count < len(self._take.log) and self._take.log[count] == event:
-            return True
+    def _finds_take(self, event: Event) -> bool:
+        """Follow another take, with the same history and this entry; returns whether there is one."""
         before = (*self._log, event)
         for take in self.emulator.takes.of(self.plan):
-            if take.log[: count + 1] == before:
+            if take.log[: len(before)] == before:
                 self._take = take
                 return True
         return False
@@ -244,8 +245,8 @@ class Playing:
         time_fs = self.begin_fs + after_fs
         if leaves:
             calendar.at(time_fs, self._go_on, take)
-        elif time_fs != self._expected_fs:
-            self._expected_fs = time_fs
+        elif after_fs != self._expected_fs:
+            self._expected_fs = after_fs
             if time_fs == calendar.now:
                 calendar.at_end(self._look)
             else:
@@ -253,14 +254,13 @@ class Playing:
 
     def _go_on(self, take: Take) -> None:
         """Release the ranks that leave at this time."""
-        after_fs = self.emulator.calendar.now - self.begin_fs
-        while self._take is take and len(self._log) < len(take.log) and not self.stopped:
-            time_fs, rank, leaves = take.log[len(self._log)]
-            if time_fs != after_fs or not leaves:
+        after_fs, log, events = self.emulator.calendar.now - self.begin_fs, self._log, take.log
+        while self._take is take and len(log) < len(events) and not self.stopped:
+            event = events[len(log)]
+            if event[0] != after_fs or not event[2]:
                 self._expect(take)
                 return
-            self._early.add(rank)
-            self._leave(rank, after_fs)
+            self._leave(event)
 
     def _look(self, _event: object) -> None:
         """Abandon the take if an expected rank has not entered by now."""
@@ -273,6 +273,7 @@ class Playing:
     def stop_following(self) -> list[tuple[int, Callable[[int], None], int]]:
         """Abandon the take; returns the timed actions that bring a simulation to this point."""
         self._take, self._behind = None, True
+        self._early = {rank for _, rank, left in self._log if left}
         self._player = player = self._play()
         return [(self.begin_fs + after_fs, player.enter, rank) for after_fs, rank, left in self._log if not left]
 
@@ -294,15 +295,16 @@ class Playing:
         elif self._behind and not self.stopped:
             raise InternalError(f"{self.label}: rank {rank} left its player, but not the take that was followed")
         elif not self.stopped:
-            self._leave(rank, self.emulator.calendar.now - self.begin_fs)
+            self._leave((self.emulator.calendar.now - self.begin_fs, rank, True))
 
-    def _leave(self, rank: int, after_fs: int) -> None:
-        self._log.append((after_fs, rank, True))
+    def _leave(self, event: Event) -> None:
+        self._log.append(event)
         self._left += 1
         if self._left == len(self._stage.inputs):
             self._close_when_over()
+        rank = event[1]
         values, pool = self._stage.outputs[rank], self._stage.pool
-        if self._take is not None and self._stale and values is not None and pool is not None:
+        if self._stale and self._take is not None and values is not None and pool is not None:
             pool.play()
             self._stale = False
         self.leave(rank, values)
@@ -323,11 +325,8 @@ class Playing:
         alone = emulator.links.give_back(self, stage.links) and emulator.steady
         if self._take is not None:
             emulator.following.pop(self, None)
-            end_fs, messages, trace_hash = (
-                begin_fs + self._take.end_fs,
-                self._take.messages,
-                self._take.hash.hexdigest(begin_fs),
-            )
+            trace_hash: MovedHash | str = self._take.hash
+            end_fs, messages = begin_fs + self._take.end_fs, self._take.messages
         elif self._player is not None:
             player, emulator.playing = self._player, emulator.playing - 1
             player.check()

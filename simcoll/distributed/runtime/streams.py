@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from simcoll.arrays import Array
 from simcoll.core.plan import Plan
-from simcoll.distributed.runtime.alike import Alike
 from simcoll.distributed.runtime.calls import Call
 from simcoll.distributed.runtime.followers import Followers
 from simcoll.distributed.runtime.operations import Operation, begin, deliver, plan_of
@@ -26,15 +25,20 @@ from simcoll.distributed.runtime.world import Buffers, Communicator, Rank
 __all__ = ["Streams"]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Streams:
     """A group's operations on the emulator: one stream per rank, and the operations that await further calls."""
 
     group: Communicator
     emulator: Emulator
     streams: defaultdict[int, list[_Matched]] = field(default_factory=lambda: defaultdict(list))
-    together: dict[int, Sequence[int]] = field(default_factory=dict)
     open: dict[int, _Matched] = field(default_factory=dict)
+
+    @functools.cached_property
+    def together(self) -> Mapping[int, Sequence[int]]:
+        """The group ranks that enter with a rank: itself and its followers."""
+        alike, members = self.group.world.alike, self.group.members
+        return {rank: (rank,) for rank in range(len(members))} if alike is None else alike.classes_of(members)
 
     def issue(self, me: Rank, call: Call, buffers: Buffers, *, guard: bool) -> Work:
         """Match a call with the other ranks' calls, and enqueue it on the rank's stream."""
@@ -56,24 +60,6 @@ class Streams:
                 operation.enter(here)
         return work
 
-    def entering(self, rank: int) -> Sequence[int]:
-        """The group ranks that enter with a rank: itself and its followers."""
-        alike = self.group.world.alike
-        return (rank,) if alike is None else self.classes(alike)[rank]
-
-    def classes(self, alike: Alike) -> dict[int, Sequence[int]]:
-        """The ranks of the group by the group rank of their leaders."""
-        if not self.together:
-            self.together = alike.classes_of(self.group.members)
-        return self.together
-
-    def leave(self, rank: int) -> None:
-        """Advance a rank's stream: its part of the operation at the head has finished."""
-        stream = self.streams[rank]
-        stream.pop(0)
-        if stream:
-            stream[0].enter(rank)
-
     def fail(self, error: str, sequence: int) -> None:
         """Fail this operation, all later ones and future calls: the ranks are out of step."""
         self.group.failure = self.group.failure or error
@@ -88,7 +74,8 @@ class _Matched(Operation):
     """An operation of emulated ranks, from the first call to the last departure."""
 
     streams: Streams
-    aspects: tuple[Any, ...] | None = None
+    first: Call | None = None
+    aspects: tuple[Any, ...] = ()
     mismatch: bool = False
     failed: bool = False
     playing: Playing | None = None
@@ -96,15 +83,16 @@ class _Matched(Operation):
     followers: Followers | None = None
 
     def match(self, rank: int, call: Call, work: Work) -> None:
-        """Compare the call of a rank with the first one."""
-        aspects = call.aspects()
-        if self.aspects is None:
-            self.aspects = aspects
-        elif aspects != self.aspects:
+        """Record the call of a rank, and compare it with the first one, which determines the plan."""
+        if self.first is None:
+            self.first, self.aspects, self.plan = call, call.aspects(), self.known_plan(call)
+        elif call is not self.first and call.aspects() != self.aspects:
             self.mismatch = True
             self.streams.emulator.unsettled[self.settle] = None
-        for number in self.streams.entering(rank):
-            self.add(number, call, work)
+        for number in self.streams.together[rank]:
+            self.calls[number] = call
+            self.works[number] = work
+        work.reason = self.describe
         if len(self.calls) == len(self.group.members):
             if self.mismatch:
                 self.settle()
@@ -117,7 +105,7 @@ class _Matched(Operation):
             self._refuse(wrong)
         elif self.plan is not None:
             for rank in self.early:
-                self._enter(rank, self.plan)
+                self.enter(rank)
 
     def settle(self) -> None:
         """Report a disagreement to every rank, once all have called or no more calls can come."""
@@ -142,27 +130,26 @@ class _Matched(Operation):
     def enter(self, rank: int) -> None:
         """Let a rank enter whose stream has reached the operation, once its device stream has too."""
         work = self.works[rank]
-        if work.gate is not None and not work.gate.done:
-            work.gate.when_done(functools.partial(self.enter, rank))
+        gate = work.gate
+        if gate is not None and not gate.done:
+            gate.when_done(functools.partial(self.enter, rank))
             return
-        if work.gate is not None and work.gate.error is not None:
-            work.over(work.gate.error)
+        if gate is not None and gate.error is not None:
+            work.over(gate.error)
             return
-        work.entry.started_fs = self.streams.emulator.calendar.now
+        if work.entry.started_fs < 0:
+            work.entry.started_fs = self.streams.emulator.calendar.now
         if self.mismatch:
             return
         if self.plan is None:
             self.early.append(rank)
-        else:
-            self._enter(rank, self.plan)
-
-    def _enter(self, rank: int, plan: Plan) -> None:
+            return
+        call = self.calls[rank]
         if self.playing is None:
-            self.playing = self._begin(self.calls[rank], plan)
-        work, op = self.works[rank], self.calls[rank].op
-        for number in self.streams.entering(rank):
-            self.playing.enter(number, work.sources, op)
-        work.sources = []  # copied: what was kept of inputs that are outputs, too, can go
+            self.playing = self._begin(call, self.plan)
+        for number in self.streams.together[rank]:
+            self.playing.enter(number, work.sources, call.op)
+        work.sources = ()  # copied: what was kept of inputs that are outputs, too, can go
         if self.followers is not None:
             self.followers.enter(rank)
 
@@ -171,7 +158,7 @@ class _Matched(Operation):
         streams, alike, leave = self.streams, self.group.world.alike, self._leave
         label = (self.group.name, self.sequence, call.name)
         if alike is not None:
-            self.followers = Followers(alike, streams.emulator, streams.classes(alike), leave)
+            self.followers = Followers(alike, streams.emulator, streams.together, leave)
             groups = alike.like(self.group.members)
             self.followers.play((plan_of(self.group, call, call.sizes, members) for members in groups), label)
             leave = self.followers.left
@@ -183,6 +170,10 @@ class _Matched(Operation):
         self.followers = None  # they know this one: no circle is left to be collected
 
     def _leave(self, rank: int, values: Array | None) -> None:
+        """Finish the part of a rank, and advance its stream."""
         work = self.works[rank]
         work.over(deliver(work, self.calls[rank], values, len(self.group.members)))
-        self.streams.leave(rank)
+        stream = self.streams.streams[rank]
+        stream.pop(0)
+        if stream:
+            stream[0].enter(rank)

@@ -140,8 +140,6 @@ class Tasks:
     ----------
     horizon_fs
         No wait expires later than this.
-    on_ready
-        Called whenever a task can continue.
     on_waited
         Called after every wait with the task, the waitable, its description when the wait began, and that time.
     on_passed
@@ -149,7 +147,6 @@ class Tasks:
     """
 
     horizon_fs: float = math.inf
-    on_ready: Callable[[], None] | None = None
     on_waited: Callable[[Task, Waitable, str, int], None] | None = None
     on_passed: Callable[[Task, Waitable], None] | None = None
     hub: greenlet.greenlet = field(default_factory=greenlet.getcurrent)
@@ -180,22 +177,12 @@ class Tasks:
     def wake(self, task: Task) -> None:
         """Make a task ready."""
         self.ready.append(task)
-        if self.on_ready is not None:
-            self.on_ready()
-
-    def block(self, task: Task, timeout_fs: int | None, now: int, *, explicit: bool) -> None:
-        """Set the deadline of a blocked task."""
-        deadline_fs = -1 if timeout_fs is None else now + timeout_fs
-        task.waited_from_fs = now
-        task.deadline_fs = deadline_fs if deadline_fs <= self.horizon_fs else -1
-        task.explicit = explicit and task.deadline_fs >= 0
-        if task.deadline_fs >= 0:
-            self.deadline_fs = min(self.deadline_fs, task.deadline_fs)
 
     def run_ready(self) -> None:
         """Run all ready tasks, lowest rank first."""
-        ready, self.ready = self.ready, []
-        for task in sorted(ready, key=_order):
+        ready = sorted(self.ready, key=_order)
+        self.ready.clear()
+        for task in ready:
             if not task.dead:
                 task.waiting = None
                 task.switch()
@@ -235,8 +222,10 @@ def past_of(owner: Owner) -> dict[str, int]:
     return dict(task.past) if task is not None and task.owner is owner else {}
 
 
-def wait_until(waitable: Waitable, timeout_fs: int | None = None, *, explicit: bool = False) -> None:
-    """Block the running task until a waitable has finished.
+def wait_until(
+    waitable: Waitable, timeout_fs: int | None = None, *, explicit: bool = False, deadline_fs: int | None = None
+) -> None:
+    """Block the running task until a waitable has finished, at most for a timeout or until a deadline.
 
     Raises
     ------
@@ -245,32 +234,36 @@ def wait_until(waitable: Waitable, timeout_fs: int | None = None, *, explicit: b
     ValueError
         When no rank program runs here.
     """
-    task = current_task()
-    if not waitable.done:
+    task, blocks = current_task(), not waitable.done
+    if blocks:
         if task is None:
             raise ValueError("only a rank program can wait: start one with spawn")
-        _block(task, waitable, timeout_fs, explicit=explicit)
+        world = task.owner.world
+        tasks, begin_fs = world.tasks, world.now
+        if timeout_fs is not None:
+            deadline_fs = begin_fs + timeout_fs
+        task.waited_from_fs = begin_fs
+        if deadline_fs is None or deadline_fs > tasks.horizon_fs:
+            task.deadline_fs, task.explicit = -1, False
+        else:
+            task.deadline_fs, task.explicit = max(begin_fs, deadline_fs), explicit
+            tasks.deadline_fs = min(tasks.deadline_fs, task.deadline_fs)
+        wake = functools.partial(tasks.ready.append, task)
+        waitable.watchers.append(wake)
+        reason = "" if tasks.on_waited is None else waitable.waits_for()
+        while not waitable.done:
+            task.waiting = waitable
+            tasks.hub.switch()
+            message, task.interrupt = task.interrupt, None
+            if message is not None and not waitable.done:
+                waitable.watchers.remove(wake)
+                raise waitable.raises(message)
+        if tasks.on_waited is not None:
+            tasks.on_waited(task, waitable, reason, begin_fs)
     if waitable.error is not None:
         raise waitable.raises(waitable.error)
-    if task is not None and task.owner.world.tasks.on_passed is not None:
-        task.owner.world.tasks.on_passed(task, waitable)
-
-
-def _block(task: Task, waitable: Waitable, timeout_fs: int | None, *, explicit: bool) -> None:
-    tasks = task.owner.world.tasks
-    tasks.block(task, timeout_fs, task.owner.world.now, explicit=explicit)
-    wake = functools.partial(tasks.wake, task)
-    waitable.watchers.append(wake)
-    begin_fs, reason = task.waited_from_fs, "" if tasks.on_waited is None else waitable.waits_for()
-    while not waitable.done:
-        task.waiting = waitable
-        tasks.hub.switch()
-        message, task.interrupt = task.interrupt, None
-        if message is not None and not waitable.done:
-            waitable.watchers.remove(wake)
-            raise waitable.raises(message)
-    if tasks.on_waited is not None:
-        tasks.on_waited(task, waitable, reason, begin_fs)
+    if task is not None and (tasks := task.owner.world.tasks).on_passed is not None:
+        tasks.on_passed(task, waitable)
 
 
 def listed(ranks: Iterable[int]) -> str:

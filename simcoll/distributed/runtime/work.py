@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -108,22 +108,34 @@ class Work(Waitable):
         "sender", "sources", "targets",
     )  # fmt: skip
 
-    def __init__(self, rank: Owner, name: str, sources: list[Array], targets: list[Array], entry: Entry) -> None:
+    def __init__(
+        self,
+        rank: Owner,
+        name: str,
+        sources: Sequence[Array],
+        targets: Sequence[Array],
+        entry: Entry,
+        deadline_fs: int,
+        explicit: bool,
+        raises: type[RuntimeError],
+        gate: Waitable | None,
+    ) -> None:
         super().__init__()
+        self.raises = raises
         self.rank = rank
         self.name = name
         self.sources = sources
         self.targets = targets
-        self.results: list[Any] = []
+        self.results: Sequence[Any] = ()
         self.entry = entry
         self.sender: int | None = None
-        self.gate: Waitable | None = None
-        self.explicit = False
-        self.deadline_fs = -1
-        self.reason: Callable[[], str] | None = None
+        self.gate = gate
+        self.explicit = explicit
+        self.deadline_fs = deadline_fs
+        self.reason: Callable[[Work], str] | None = None
         self._future: Future | None = None
         self._checks: tuple[int, int] | None = None
-        self._watched: list[Array] = []
+        self._watched: Sequence[Array] = ()
 
     def guard(self) -> None:
         """Watch the buffers while the operation is in flight.
@@ -142,15 +154,19 @@ class Work(Waitable):
         """The violation found in the watched buffers, if any."""
         if self._checks is None:
             return None
-        before, self._checks = self._checks, None
-        del self.rank.watched_works[self]
-        for which, arrays, expected in (("input", self._watched, before[0]), ("output", self.targets, before[1])):
+        before, watched = self._checks, self._watched
+        self._unwatch()
+        for which, arrays, expected in (("input", watched, before[0]), ("output", self.targets, before[1])):
             if _checksum(arrays) != expected:
                 return (
                     f"the {which} buffer of {self.name} (issued at {self.entry.site}) was changed while the operation was in"
                     " flight; call wait() before touching it"
                 )
         return None
+
+    def _unwatch(self) -> None:
+        self._checks, self._watched = None, ()
+        del self.rank.watched_works[self]
 
     def received_beside(self, other: Work) -> None:
         """Account for another receive into the same tensor, which is not a change by the program.
@@ -167,7 +183,7 @@ class Work(Waitable):
             size = target.size
             part = values if size == whole else values[begin : begin + size]
             if part.size == size:
-                target[...] = part.reshape(target.shape)
+                target[...] = part if target.ndim == 1 else part.reshape(target.shape)
             else:
                 target.reshape(-1)[: part.size] = part
             begin += size
@@ -178,15 +194,17 @@ class Work(Waitable):
             return
         if error is None:
             self.entry.completed_fs = self.rank.world.now
-        self.entry.error = error
-        self.sources, self._watched, self._checks = [], [], None
-        self.rank.watched_works.pop(self, None)
+        else:
+            self.entry.error = error
+        self.sources = ()
+        if self._checks is not None:
+            self._unwatch()
         self.reason = None
         self.finish(error)
 
     def waits_for(self) -> str:
         """The operation, and the ranks it waits for."""
-        return self.name if self.reason is None else self.reason()
+        return self.name if self.reason is None else self.reason(self)
 
     def expired(self, waited_fs: int) -> str:
         """Torch's message for a timeout, with the missing ranks."""
@@ -210,8 +228,7 @@ class Work(Waitable):
         if timeout is not None and not self.done and timeout_fs(timeout) > 0:
             wait_until(self, timeout_fs(timeout), explicit=True)
         else:
-            left = max(0, self.deadline_fs - self.rank.world.now) if self.deadline_fs >= 0 else None
-            wait_until(self, left, explicit=self.explicit)
+            wait_until(self, explicit=self.explicit, deadline_fs=self.deadline_fs)
         return True
 
     def is_completed(self) -> bool:

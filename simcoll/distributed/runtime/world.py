@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Protocol, cast
 
+from greenlet import getcurrent  # type: ignore[import-untyped]
+
 from simcoll.arrays import Array
 from simcoll.core.plan import Plan
 from simcoll.distributed.runtime.alike import Alike
@@ -19,7 +21,7 @@ from simcoll.distributed.runtime.calls import Call, End
 from simcoll.distributed.runtime.history import History
 from simcoll.distributed.runtime.memory import Memory
 from simcoll.distributed.runtime.records import Flight, new_flight
-from simcoll.distributed.runtime.tasks import Arrival, Clock, Meeting, Waitable, current_task
+from simcoll.distributed.runtime.tasks import Arrival, Clock, Meeting, Task, Waitable, current_task
 from simcoll.distributed.runtime.work import Work
 from simcoll.distributed.stores import Store
 from simcoll.distributed.stores.errors import DistBackendError
@@ -126,6 +128,8 @@ class Communicator:
         The reason why the group is unusable.
     turn
         The last call of this process on a registered backend.
+    planned
+        The last call whose plan was asked for, and the plan.
     calls, messages, barriers
         Number made so far, by group rank.
     """
@@ -144,6 +148,7 @@ class Communicator:
     destroyed: dict[int, None] = field(default_factory=dict)
     failure: str | None = None
     turn: Waitable | None = None
+    planned: tuple[Call, Plan] | None = None
     calls: Counter[int] = field(default_factory=Counter)
     messages: Counter[int] = field(default_factory=Counter)
     barriers: Counter[int] = field(default_factory=Counter)
@@ -256,7 +261,8 @@ def current_rank_or_none() -> Rank | None:
 
 def current_rank() -> Rank:
     """The rank whose program runs this code; a ValueError outside of rank programs."""
-    task = current_task()
+    here = getcurrent()
+    task: Task | None = here if type(here) is Task else current_task()
     if task is None:
         raise ValueError(f"{NOT_INITIALIZED} (This code is not in a rank program: start those with spawn.)")
     return task.owner  # type: ignore[return-value]

@@ -334,6 +334,16 @@ def test_a_work_that_is_never_waited_for():
         dist.spawn(wrong, 2)
 
 
+def test_the_lines_of_calls_in_code_that_is_compiled_anew():
+    def program(rank, world_size):
+        for number in range(20):
+            exec(compile("\n" * number + "dist.barrier()", f"cell{number}.py", "exec"), {"dist": dist})
+        return [entry["frames"][0] for entry in dist.flight_record()["entries"]]
+
+    for frames in dist.spawn(program, 2).returns:
+        assert [(each["filename"], each["line"]) for each in frames] == [(f"cell{n}.py", n + 1) for n in range(20)]
+
+
 def test_flight_record(tmp_path):
     def program(rank, world_size):
         group = dist.new_group([0, 1], group_desc="pair")

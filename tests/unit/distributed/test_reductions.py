@@ -110,9 +110,12 @@ def test_premul_sum():
             dist.all_reduce(x, op=OP.PREMUL_SUM)
         with pytest.raises(RuntimeError, match="whole factor"):
             dist.all_reduce(y, op=dist.premul_sum(0.5))
-        return float(x[0]), int(y[0])
+        zeros = np.ones(1), np.ones(1)
+        for zero, factor in zip(zeros, (0.0, -0.0), strict=True):  # equal, but not the same factor
+            dist.all_reduce(zero, op=dist.premul_sum(factor))
+        return float(x[0]), int(y[0]), [bool(np.signbit(zero[0])) for zero in zeros]
 
-    assert run(program, 3) == ((3.0, 12),) * 3
+    assert run(program, 3) == ((3.0, 12, [False, True]),) * 3
 
 
 def test_reduce_op_class():

@@ -8,7 +8,7 @@ import pytest
 import simcoll
 import simcoll.distributed as dist
 from simcoll.core.protocol import Protocol
-from simcoll.distributed.runtime import playing
+from simcoll.distributed.runtime import history, playing
 from simcoll.distributed.runtime.takes import Take, Takes
 from simcoll.emulator.digest import MovedHash, TraceHash
 from simcoll.planning import Call, Program
@@ -231,7 +231,15 @@ def test_the_hash_of_messages_that_are_later():
     times = np.random.default_rng(1).integers(0, MAX_TIME_FS // 2, (7, 50))
     later = TraceHash()
     later.add([*times[:4], *(times[4:] + 12345)])
-    assert MovedHash(times).hexdigest(12345) == later.hexdigest()
+    assert MovedHash(times).hexdigests([0, 12345])[1] == later.hexdigest()
+
+
+def test_operations_that_are_hashed_together_have_the_hashes_of_each_alone(monkeypatch):
+    together = dist.spawn(repeated, 8, args=(5,))
+    monkeypatch.setattr(history, "HASHED_TOGETHER", 0)
+    alone = dist.spawn(repeated, 8, args=(5,))
+    assert len({record.trace_hash for record in alone.records}) == 10
+    assert (together.records, together.trace_hash) == (alone.records, alone.trace_hash)
 
 
 def test_old_takes_give_way():
