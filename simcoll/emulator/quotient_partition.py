@@ -244,8 +244,8 @@ def refine(
     for some, step in runs:
         costs = step.delay_fs, step.busy_fs, step.wire, step.post_fs
         names = alike(*costs, *places[some[0] : some[0] + step.connected])
-        own = np.repeat(every[some[0] : some[-1] + 1], np.diff(begins[some[0] : some[-1] + 2]))
-        fixed.append(_words(int(names.max(initial=-1)) + 1, SALTS[0])[names] + own)
+        fixed.append(_words(int(names.max(initial=-1)) + 1, SALTS[0])[names])
+        fixed[-1] += np.repeat(every[some[0] : some[-1] + 1], np.diff(begins[some[0] : some[-1] + 2]))
     # Every round except the last increases the number of classes.
     for _ in range(nlanes + len(links) + count + len(marks) + 2 if most_rounds is None else most_rounds):
         old = Colours(_hashed(lanes, SALTS[0]), _hashed(links, SALTS[1]), _hashed(ways, SALTS[2]))

@@ -131,13 +131,19 @@ def tied(messages: Words, leader: Ints, later: Array, earlier: Array) -> Words:
     return mix(found)
 
 
-def _plain(column: Array) -> Ints:
-    return np.require(column, np.int64, ["C", "W"])
+def _plain(column: Array) -> Shorts:
+    return np.require(column, np.int32, ["C", "W"])
 
 
 @entry
 def _tie(
-    messages: Words, leader: Ints, later: Ints, earlier: Ints, operations: Words, found: Words, _sources: int = SOURCES
+    messages: Words,
+    leader: Ints,
+    later: Shorts,
+    earlier: Shorts,
+    operations: Words,
+    found: Words,
+    _sources: int = SOURCES,
 ) -> None:
     """See :func:`tied`; ``operations`` is all 0."""
     for row in range(len(leader)):
