@@ -272,8 +272,8 @@ def hops(tables: list[Rows], numbers: dict[str, float]) -> dict[str, float]:
             sizes = rows.size[small]
             costs, pick = chosen(rows.machine, rows.table.collective, sizes, found, rows.settings)
             more = rows.time[small] - rows.predicted(found, sizes)
-            hops = np.array([costs[at].hops for at in pick])
-            late[place].setdefault(rows.table.system, []).append(float(np.median(more / hops)))
+            steps = np.array([costs[at].hops for at in pick])
+            late[place].setdefault(rows.table.system, []).append(float(np.median(more / steps)))
     nccls = found.numbers("hop.nvlink.ring")[0]
     return {
         place: max(0.5, 1 + float(np.median([0.0, *(np.median(values) for values in systems.values())])) / nccls)

@@ -8,6 +8,7 @@ import pytest
 import simcoll
 from simcoll.errors import ConfigError
 from simcoll.libraries.environment import Environment, parse_environment
+from simcoll.libraries.library import load_library
 from simcoll.libraries.prediction import formula_time, predict
 
 H100 = simcoll.load_topology("dgx-h100")
@@ -19,6 +20,23 @@ def test_small_goes_by_latency_and_large_through_the_switches():
     assert (small.protocol, large.algorithm) == ("LL", "nvls")
     # 480 GB/s of bus bandwidth are published for 8 GPUs of a DGX H100.
     assert 2**32 * 14 / 8 / (large.time_fs / 1e15) == pytest.approx(475e9, rel=0.05)
+
+
+def test_a_hop_under_ll_has_the_time_of_its_class_of_gpu():
+    library, node = load_library("nccl"), simcoll.load_topology("dgx-b200")
+    factor = library.number("class.blackwell.ll_hop_factor")
+    as_nccl_says = library.with_values({"class.blackwell.ll_hop_factor": 1.0})
+    for collective, hops in (("all_gather", 7), ("all_reduce", 14)):
+        own, nccls = (formula_time(collective, 64, node, library=each).time_us for each in (library, as_nccl_says))
+        assert own - nccls == pytest.approx(hops * 0.6 * (factor - 1), rel=1e-6)
+
+
+@pytest.mark.parametrize("size", [2**17, 2**18])
+def test_trees_under_ll_carry_their_rate(size):
+    found = formula_time("all_reduce", size, simcoll.load_topology("dell-xe9680", nodes=2))
+    assert (found.algorithm, found.protocol) == ("tree", "LL")
+    # Published for 16 H100 on InfiniBand: 38.8 and 48.7 us.
+    assert found.time_us == pytest.approx({2**17: 38.8, 2**18: 48.7}[size], rel=0.15)
 
 
 def test_the_environment_decides():
