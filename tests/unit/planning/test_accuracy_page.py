@@ -23,6 +23,16 @@ def test_figures_are_medians_over_tables_and_over_rows():
     assert line.startswith("| uncalibrated | **30** / **25** / **2.5** | 20 / 25 / 2.5 |")
 
 
+def test_groups_have_the_same_figures_and_gaps_where_there_are_no_rows():
+    made = errors(ONE, WAYS[0], (8, 100, 110), (16, 100, 120), (2**30, 100, 80))
+    made += errors(ONE, WAYS[1], (2**20, 100, 150))
+    lines = list(accuracy_page._groups(made, "collective", lambda table: table.collective))
+    assert lines[1:] == [
+        "| all_reduce | 1 | uncalibrated | 15 / - / 20 | 15 / - / 20 | 19 / - / 20 | 1.15 / - / 0.80 |\n",
+        "| all_reduce | 1 | two points | - / 50 / - | - / 50 / - | - / 50 / - | - / 1.50 / - |\n",
+    ]
+
+
 def test_what_is_left_without_offset_and_rate():
     late = errors(ONE, WAYS[0], (8, 100_000, 50_000), (1024, 100_000, 50_000))
     slow = errors(TWO, WAYS[0], (8, 100_000, 100_000), (2**30, 2_000_000, 1_000_000))
@@ -39,6 +49,8 @@ def test_numbers_are_taken_away_where_they_are():
     assert bare.number("class.ampere.ring_share") == library.number("class.ampere.ring_share")
     for name, taken in accuracy_page._TAKEN.items():
         assert (taken(library).values == library.values) == (name == "nothing"), name
+    steps = accuracy_page._TAKEN["further steps of LL's latency on Alps"](library)
+    assert steps.numbers("fabric.slingshot-alps.steps") == (0.0,) * 7
 
 
 def test_systems_of_one_kind_are_compared_once():
