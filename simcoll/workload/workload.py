@@ -279,8 +279,7 @@ def _check_groups(groups: Mapping[str, NDArray[np.int64]], nranks: int) -> None:
 def _check_operations(workload: Workload) -> None:
     """Check that all names are defined before their use, which excludes cyclic waits."""
     ids = {operation.id: place for place, operation in enumerate(workload.operations)}
-    seen: set[str] = set()
-    whole: set[tuple[str, tuple[str, ...]]] = set()
+    seen: set[str | tuple[str, tuple[str, ...]]] = set()
     for operation in workload.operations:
         where = f"operation {operation.id!r}"
         if operation.id in seen:
@@ -297,9 +296,9 @@ def _check_operations(workload: Workload) -> None:
                 )
         seen.add(operation.id)
         _check_sizes(workload, operation, where)
-        if isinstance(operation, Call) and (operation.group, operation.on) not in whole:
+        if isinstance(operation, Call) and (operation.group, operation.on) not in seen:
+            seen.add((operation.group, operation.on))
             workload.groups_of(operation)
-            whole.add((operation.group, operation.on))
 
 
 def _check_sizes(workload: Workload, operation: Operation, where: str) -> None:
