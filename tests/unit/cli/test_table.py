@@ -133,7 +133,7 @@ def test_progress_off_a_terminal_is_a_line_a_minute_also_while_one_run_is_longer
         while len(lines) < 3 and time.monotonic() < end:
             time.sleep(0.01)
             lines += capsys.readouterr().err.splitlines()
-    expected = r"# 1,000 of 1,674 (done in 0:\d\d, about \d:\d\d left, now ring LL|points, 0\.0/s)"
+    expected = r"# 1,000 of 1,674 (done in 0:\d\d, about \d:\d\d left, now ring LL|points, 0\.0/min)"
     assert all(re.fullmatch(expected, line) for line in lines[:3])
     assert len(lines) >= 3
     capsys.readouterr()
