@@ -224,7 +224,9 @@ def tight_of(rows: Sequence[Row]) -> str:
         fits = row.get("result", {}).get("fits", "yes")
         if fits != "yes":
             units.setdefault(fits.partition(" of ")[2].partition(" ")[2], []).append(fits)
-    return ", ".join(f"{len(found):,} do not fit, such as {found[0]}" for found in units.values())
+    return ", ".join(
+        f"{len(found):,} do{'es' * (len(found) == 1)} not fit, such as {found[0]}" for found in units.values()
+    )
 
 
 def firsts(best: Sequence[Row]) -> list[Row]:
