@@ -282,7 +282,8 @@ class _Lowering:
         return self.groups[group, classes]
 
     def _call(self, call: Call, after: tuple[int, ...]) -> tuple[int, ...]:
-        if not call.moves and call.kind != "meeting":
+        alone = self.plans.rules is None and self.workload.groups[call.group].shape[1] == 1
+        if (alone or not call.moves) and call.kind != "meeting":
             return tuple(self._compute(name, 0, call.stream, after) for name in self.workload.involved(call))
         groups = self._groups_in(call.group, call.on)
         if call.kind == "meeting":

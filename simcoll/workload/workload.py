@@ -246,9 +246,9 @@ class Workload:
         for name in call.on:
             member[self.classes[name]] = True
         inside = member[found]
-        if (inside.any(axis=1) != inside.all(axis=1)).any():
+        if (inside.any(axis=1) != inside.all(axis=1)).any() or not inside.any():
             raise ConfigError(
-                f"operation {call.id!r}: a group of {call.group!r} is only partly in {', '.join(call.on)}"
+                f"operation {call.id!r}: a group of {call.group!r} is only partly in {', '.join(call.on)}, or none is"
             )
         return found[inside.all(axis=1)]
 

@@ -47,6 +47,12 @@ def test_messages_around_a_ring_go_at_once():
     assert run_workload(found.workload, crossbar(4, "50 GB/s", "1 us")).time_fs == 21 * US
 
 
+def test_a_collective_of_one_rank_takes_no_time():
+    call = {"id": "a", "call": "all_reduce", "axis": "tp", "bytes": 10**6}
+    found = listed(call, {"id": "b", "time": "1 ms", "after": ["a"]}, mesh={"tp": 1, "dp": 4}).workload
+    assert run_workload(found, crossbar(4, "50 GB/s", "1 us")).time_fs == MS
+
+
 def test_work_by_roofline_table_and_repetition(tmp_path):
     (tmp_path / "table.csv").write_text("operator,shape,dtype,milliseconds\ngemm,4096x8,bf16,0.25\n")
     found = operations_from(

@@ -353,6 +353,13 @@ def test_a_gpu_in_the_machine_of_another_is_said():
     assert not any("computation is that of" in note for note in step(design(), tier=1, exposed=False).notes)
 
 
+@pytest.mark.parametrize("shard", ["optimizer", "gradients", "parameters"])
+def test_shards_of_one_rank_are_replicas_alone(shard):
+    first, second = (step(design(tp=2, shard=shard, shard_group=1), tier=tier, exposed=False) for tier in (1, 2))
+    assert second.time_fs == pytest.approx(first.time_fs, rel=0.01)  # gathering beside computation, they share links
+    assert first.axes["replica"].total_fs > 0 == first.axes["shard"].total_fs
+
+
 def test_a_calibration_of_another_gpu_is_said():
     said = "the calibration is of a100, not of h100"
     notes = {

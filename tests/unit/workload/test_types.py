@@ -467,6 +467,9 @@ def test_a_group_may_not_leave_the_classes_of_a_call():
     workload = read_workload(file_of(classes={"a": [0], "b": [1]}))
     with pytest.raises(ConfigError, match="only partly in a"):
         workload.groups_of(Call(id="y", kind="all_reduce", group="dp", size_bytes=8, on=("a",)))
+    half, call = {"first": np.array([0, 1]), "second": np.array([2, 3])}, {"kind": "all_reduce", "size_bytes": 8}
+    with pytest.raises(ConfigError, match="operation 'a': a group of 'tp' is only partly in second, or none is"):
+        Workload(4, half, {"tp": np.array([[0, 1]])}, (Call(id="a", group="tp", on=("second",), **call),))
 
 
 def test_sizes_of_a_model_are_checked():
