@@ -96,9 +96,10 @@ class Game:
                 self.members.setdefault(leader, []).append(number)
                 self.step_of.append(step.step)
         # beside: staged transfers that must be copied aside before each one writes; blocks: the other way round.
+        turns = {(lane, when): turn for lane, entered in self.lanes.items() for when, turn in entered}
         self.beside, self.blocks = [], [[] for _ in self.moves]
         for number, (_, receiver, *_) in enumerate(self.moves):
-            turn = next(turn for when, turn in self.lanes[receiver] if when == self.step_of[number])
+            turn = turns[receiver, self.step_of[number]]
             self.beside.append([other for other in turn if self.moves[other][0] == receiver and self.moves[other][6]])
             for other in self.beside[-1]:
                 self.blocks[other].append(number)
@@ -249,7 +250,7 @@ def right(schedule: Schedule, seed: int, plays: int = PLAYS) -> bool:
             start = game.base[rank][buffer][0] + offset
             spans[-1].append(range(start, start + length))
     for turn in range(plays):
-        memory = [rng.getrandbits(64) for _ in range(game.cells)]
+        memory = np.frombuffer(rng.randbytes(8 * game.cells), np.uint64).tolist()
         before = list(memory)
         inputs = [[memory[at : at + count] for at in given[::count]] for given, _ in spans]
         if not game.play(memory, rng, eager=turn % 2 == 1):

@@ -16,9 +16,10 @@ from simcoll.errors import ConfigError
 from simcoll.testing.examples import needed_params
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from simcoll.algorithms import Algorithm
+    from simcoll.core.step import Step
 
 SIZES = (2, 3, 4, 5, 6, 7, 8)
 FIELDS = ("src_rank", "src_chunk", "dst_rank", "dst_chunk", "count", "op", "channel")
@@ -50,19 +51,24 @@ def rows_of(schedule: Schedule) -> Rows:
     ]
 
 
-def rebuilt(schedule: Schedule, rows: Rows, *, in_place: bool | None = None) -> Schedule:
-    """A schedule with the layout of another and these transfers."""
+def step_of(rows: list[Row]) -> Step:
+    """The transfers of one step."""
 
-    def column(step, name):
-        return np.array([getattr(row, name) for row in step], np.int64)
+    def column(name):
+        return np.array([getattr(row, name) for row in rows], np.int64)
 
-    steps = [
-        transfers(
-            column(step, "src"), column(step, "src_chunk"), column(step, "dst"), column(step, "dst_chunk"),
-            count=column(step, "count"), op=column(step, "op"), channel=column(step, "channel"),
-        )
-        for step in rows
-    ]  # fmt: skip
+    return transfers(
+        column("src"), column("src_chunk"), column("dst"), column("dst_chunk"),
+        count=column("count"), op=column("op"), channel=column("channel"),
+    )  # fmt: skip
+
+
+def rebuilt(
+    schedule: Schedule, rows: Rows, *, in_place: bool | None = None, kept: Mapping[int, Step] | None = None
+) -> Schedule:
+    """A schedule with the layout of another and these transfers; ``kept``: steps that are made, by the identity of their rows."""
+    kept = kept or {}
+    steps = [kept[id(step)] if id(step) in kept else step_of(step) for step in rows]
     layout = schedule.layout
     if in_place is not None:
         collective = replace(layout.collective, in_place=in_place)
@@ -75,13 +81,14 @@ def rebuilt(schedule: Schedule, rows: Rows, *, in_place: bool | None = None) -> 
 def mutants(schedule: Schedule) -> Iterator[tuple[str, Callable[[], Schedule]]]:
     """``(kind of fault, what makes the schedule)`` of every variant with one fault."""
     rows = rows_of(schedule)
+    kept = {id(step): step_of(step) for step in rows}  # a fault is in one step or two
     yield "in place flipped", lambda: rebuilt(schedule, rows, in_place=not schedule.collective.in_place)
     for kind, changed in _faults(schedule, rows):
-        yield kind, partial(_made, schedule, changed)
+        yield kind, partial(_made, schedule, changed, kept)
 
 
-def _made(schedule: Schedule, changed: Callable[[], Rows]) -> Schedule:
-    return rebuilt(schedule, changed())
+def _made(schedule: Schedule, changed: Callable[[], Rows], kept: Mapping[int, Step]) -> Schedule:
+    return rebuilt(schedule, changed(), kept=kept)
 
 
 def _faults(schedule: Schedule, rows: Rows) -> Iterator[tuple[str, Callable[[], Rows]]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from importlib import import_module
 
@@ -147,7 +146,7 @@ def test_the_history_is_a_small_part_of_the_schedule():
 
 
 def held_after(schedule, count):
-    """What every chunk holds after some steps, played one by one: contributions with their numbers."""
+    """What every chunk holds after some steps, played one by one: how often every contribution, as digits of one number."""
     layout, collective = schedule.layout, schedule.collective
     every = np.arange(layout.size)
     canonical = [layout.canonical(np.full_like(every, rank), every).tolist() for rank in range(schedule.nranks)]
@@ -156,7 +155,7 @@ def held_after(schedule, count):
         return rank, canonical[rank][chunk]
 
     held = {
-        place(rank, chunk): Counter([(rank, chunk)])
+        place(rank, chunk): 1 << 32 * (rank * layout.output_base + chunk)
         for rank in range(schedule.nranks)
         if collective.has_input(rank)
         for chunk in range(layout.output_base)
@@ -178,7 +177,7 @@ def held_after(schedule, count):
                     value = (folded[target] if target in folded else before[target]) + value
                 folded[target] = value
                 if op == SWITCH_REDUCE:
-                    value = switched[target] = switched.get(target, Counter()) + value
+                    value = switched[target] = switched.get(target, 0) + value
                 held[target] = value
     return held, place
 
