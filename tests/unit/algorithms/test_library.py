@@ -88,7 +88,7 @@ def test_proved_for_every_number_of_ranks_and_root_with_the_claimed_order(collec
             # All roots for small groups; beyond, those at both ends and one in the middle.
             roots = range(n) if n <= 9 and position == 0 else sorted({0, n // 2, n - 1})
             tried = collectives(collective, n, roots)
-            if position > 0 or n > 9:
+            if position > 0 or n > 5:
                 # In place from one root, out of place from the next; without roots, for one number of ranks and for the next.
                 turn = n if KINDS[collective].rooted else RANKS.index(n)
                 tried = [which for at, which in enumerate(tried) if (at // 2 + at + turn + position) % 2]
