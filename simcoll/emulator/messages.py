@@ -119,7 +119,10 @@ def _ways_up(placement: Placement, topology: Topology, step: PlanStep, rows: lis
     if not local or not others:
         return []
     own = placement.endpoints[step.src_rank[local[0]]]
-    return [link for link in topology.route([own], [placement.endpoints[others[0]]]).links[0, :1].tolist() if link >= 0]
+    up = topology.route([own], [placement.endpoints[others[0]]]).links[0, :1]
+    if placement.shares is not None:
+        up = np.concatenate([up, np.where(up >= 0, placement.shares[up], -1)])
+    return [link for link in up.tolist() if link >= 0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -203,6 +203,9 @@ class StepTimer:
         own = own[other[leader[own]] >= 0]
         ranks = self.placement.endpoints
         up = self.topology.route(ranks[step.src_rank[own]], ranks[other[leader[own]]]).links[:, :1]
+        shares = self.placement.shares
+        if shares is not None:
+            up = np.concatenate([up, np.where(up >= 0, shares[up], -1)], axis=1)
         linked = np.flatnonzero((leader < 0) | (leader == np.arange(len(leader)))) if self.sparse else None
         links = joint_links(leader, shape.links, own, up, linked)
         return replace(

@@ -1,5 +1,7 @@
 """Programs: times by hand, and every wrong program refused with a reason."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,7 @@ from simcoll.emulator.model import jitter_fs
 from simcoll.emulator.program_trace import ProgramTrace
 from simcoll.errors import ConfigError
 from simcoll.planning import Call, Compute, Program, Send
-from simcoll.topology import crossbar, fat_tree
+from simcoll.topology import crossbar, fat_tree, load_topology
 
 US = 10**9
 NET = crossbar(4, "50 GB/s", "1 us")
@@ -101,6 +103,18 @@ def test_plans_at_once():
     assert both.time_fs > emulate(all_reduce(), NET).time_fs
     assert both.wrong == 0
     assert both.bytes_moved == 2 * emulate(all_reduce(), NET).bytes_moved
+
+
+@pytest.mark.parametrize("how", WAYS, ids=str)
+@pytest.mark.parametrize("algorithm", ["ring", "nvls", "switch"])
+def test_a_call_of_another_protocol_leaves_shares_as_they_are(algorithm, how):
+    machine, ranks = load_topology("dgx-h100"), [list(range(8))]
+    half = Protocol("half", link_shares=(("nvlink", Fraction(1, 2)),))
+    plan = simcoll.bind(simcoll.schedule("all_reduce", algorithm, nranks=8), 1 << 20, "uint8", protocol=half)
+    other = simcoll.bind(simcoll.schedule("all_gather", "ring", nranks=8), 8, "uint8")
+    alone = emulate(Program(8, [Call(plan, ranks)]), machine, **{"data": "none", **how}).time_fs
+    after = emulate(Program(8, [Call(other, ranks), Call(plan, ranks)]), machine, keep=True, **{"data": "none", **how})
+    assert after.end_fs(1).max() - after.end_fs(0).max() == alone
 
 
 @pytest.mark.slow
