@@ -83,9 +83,13 @@ def exact_inputs(plan: Plan, seed: int = 0) -> list[Array]:
     """Inputs of every rank whose reduction is exact in any order, as a function of (seed, rank, index).
 
     The factor of a premul_sum counts: the more digits it has, the fewer ranks contribute to an element. A rank without input gets
-    an empty array.
+    an empty array. All are parts of one array, whose memory goes back to the system at once.
     """
-    return [_values(plan, seed, rank, plan.view(rank, INPUT)[2]) for rank in range(plan.nranks)]
+    ends = np.cumsum([plan.view(rank, INPUT)[2] for rank in range(plan.nranks)])
+    inputs = np.split(np.empty(int(ends[-1]), plan.dtype), ends[:-1])
+    for rank, part in enumerate(inputs):
+        part[...] = _values(plan, seed, rank, part.size)
+    return inputs
 
 
 def _slots(plan: Plan, rank: int, which: int) -> Ints:

@@ -32,7 +32,7 @@ def data_errors(plan: Plan, seed: int = 0) -> int:
     """Move generated data through a plan; count the output elements that differ from the collective's definition."""
     inputs = exact_inputs(plan, seed)
     expected = expected_outputs(plan, inputs)
-    inputs.reverse()  # each is freed when it has been copied
+    inputs.reverse()  # they are freed when all have been copied
     return count_wrong(moved(plan, (inputs.pop() for _ in range(plan.nranks))), expected)
 
 
@@ -42,9 +42,7 @@ def moved(plan: Plan, inputs: Iterable[Array]) -> tuple[Array | None, ...]:
     Every engine yields these bits, since the plan orders all transfers that share a chunk.
     """
     pool, reduces = Pool(plan), plan.collective.spec.reduces
-    for given, place in zip(inputs, pool.seen(INPUT), strict=True):
-        if place.size:
-            place[...] = plan.reduction.prepared(given) if reduces else given
+    pool.fill(inputs)
     for moves in pool.steps():
         pool.move(moves)
     outputs: list[Array | None] = []
@@ -96,6 +94,13 @@ class Pool:
         return [
             own[buffer][start : start + size] for own, (buffer, start, size) in zip(self.buffers, places, strict=True)
         ]
+
+    def fill(self, inputs: Iterable[Array]) -> None:
+        """Copy the input of every rank, prepared for a reduction."""
+        reduces = self._plan.collective.spec.reduces
+        for given, place in zip(inputs, self.seen(INPUT), strict=True):
+            if place.size:
+                place[...] = self._plan.reduction.prepared(given) if reduces else given
 
     def play(self) -> None:
         """Move all data; the moves are derived on the first call and kept."""
