@@ -195,7 +195,7 @@ _TAKEN: dict[str, Callable[[Library], Library]] = {
     "latencies of fabrics": lambda library: _neutral(library, {".latency": 0.0}),
     "growth of LL's latency with size": lambda library: _neutral(library, {"ll_growth": 0.0}),
     "further steps of LL's latency on Alps": lambda library: _neutral(library, {".steps": 0.0}),
-    "LL below its rate over the network": lambda library: _neutral(library, {"net_ll_share": 1.0}),
+    "rings under LL below their rate over the network": lambda library: _neutral(library, {"net_ll_share": 1.0}),
     "filling the pipeline of Simple": lambda library: _neutral(library, {".simple_start": 0.0, "net_start": 0.0}),
     "start of reductions in switches (25 us, as NCCL says)": lambda library: _neutral(
         library, {"nvls_start": 25.0, "nvls_tree_start": 25.0, "nvls_tree_hop_factor": 1.0}

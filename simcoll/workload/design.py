@@ -252,11 +252,9 @@ def _checked(read: _File, topology: Topology, folder: Path, stem: str) -> Design
         calibration = load_calibration(beside) if is_file(beside) else shipped_calibration(read.gpu.calibration)
     measured = load_measured(folder / read.gpu.measured) if read.gpu.measured else None
     network = load_network(folder / read.topology.calibration) if read.topology.calibration else None
-    limit = (
-        parse_size(read.limits.memory, what="memory", path="$.limits.memory")
-        if read.limits.memory
-        else gpu.memory_bytes
-    )
+    limit = gpu.memory_bytes
+    if read.limits.memory:
+        limit = min(limit, parse_size(read.limits.memory, what="memory", path="$.limits.memory"))
     parallel = read.parallel
     inner = parallel.tp * parallel.cp * parallel.pp
     dp = parallel.dp or max(1, topology.nranks // inner)
