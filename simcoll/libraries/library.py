@@ -70,7 +70,8 @@ _KEYS = {
     "correction.*": "time",
     "launcher.*": "time",
 }
-_TEXTS = ("name", "version", "description", "missing", "extends")
+_TEXTS = ("name", "version", "description", "missing", "extends", "accuracy")
+_OPTIONAL = {"missing", "extends", "accuracy"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,6 +88,8 @@ class Library:
         Constants by place, such as ``"fabric.ib.latency"``, and their sources.
     borrowed
         Places whose constants are borrowed from another library, with its name.
+    accuracy
+        How far uncalibrated predictions were off; empty where that is not known.
     """
 
     name: str
@@ -96,6 +99,7 @@ class Library:
     values: Mapping[str, Value]
     sources: Mapping[str, str]
     borrowed: Mapping[str, str]
+    accuracy: str = ""
 
     @property
     def digest(self) -> str:
@@ -203,9 +207,9 @@ def parse_library(content: bytes, file: str) -> Library:
         States the place in the file.
     """
     document = parse_toml(content, file)
-    heads = {key: document.pop(key, [] if key in {"missing", "extends"} else None) for key in _TEXTS}
+    heads = {key: document.pop(key, [] if key in _OPTIONAL else None) for key in _TEXTS}
     for key, head in heads.items():
-        texts = head if key == "missing" and isinstance(head, list) else [head] if head or key != "extends" else []
+        texts = head if key == "missing" and isinstance(head, list) else [head] if head or key not in _OPTIONAL else []
         if not all(isinstance(text, str) and text.strip() for text in texts):
             raise ConfigError(f"expected text, got {shown(head)}", file=file, path=f"$.{key}")
     base = load_library(heads["extends"]) if heads["extends"] else None
@@ -217,7 +221,8 @@ def parse_library(content: bytes, file: str) -> Library:
         lent = base.borrowed if base.name == name else dict.fromkeys(base.values, str(base)) | dict(base.borrowed)
         borrowed = {place: lender for place, lender in lent.items() if place not in values}
         values, sources = {**base.values, **values}, {**base.sources, **sources}
-    return Library(name, version, heads["description"], tuple(heads["missing"]), values, sources, borrowed)
+    accuracy = heads["accuracy"] or ""
+    return Library(name, version, heads["description"], tuple(heads["missing"]), values, sources, borrowed, accuracy)
 
 
 def _walk(table: Mapping[str, Any], above: str, values: dict[str, Value], sources: dict[str, str], file: str) -> None:

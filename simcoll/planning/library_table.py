@@ -79,6 +79,8 @@ def library_lines(
         line = f"{table_line((_SIZE, *_TIMES), cells)}  {_choice(each):<{width}}{bound}  {each.bottleneck}"
         yield printable(line)
     yield from doubts(found)
+    if library.accuracy and not found[0].calibration:
+        yield f"# uncalibrated: {library.accuracy}"
     yield f"# not in the model: {'; '.join(library.missing)}"
 
 

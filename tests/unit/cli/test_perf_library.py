@@ -1,12 +1,15 @@
 """``simcoll perf`` with what a library would run."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
 from simcoll.cli import main
 from simcoll.formats.nccl_tests import load_log
 from simcoll.libraries.calibration import Calibration, write_calibration
+from simcoll.libraries.library import load_library
 
 
 def run(capsys, *words):
@@ -37,11 +40,21 @@ def test_the_environment_and_a_calibration_count(capsys, tmp_path):
     write_calibration(tmp_path / "c.toml", overlay)
     _, late, _ = run(capsys, *words, "--calibration", str(tmp_path / "c.toml"))
     assert f"# calibration {overlay.hash}" in late
+    assert ("# uncalibrated: off by" in plain, "# uncalibrated" in late) == (True, False)
     times = [
         float(next(x for x in out.splitlines() if x.strip().startswith("1073741824")).split()[1])
         for out in (plain, late)
     ]
     assert times[1] == pytest.approx(times[0] + 1000, abs=0.1)
+
+
+def test_the_expected_error_is_that_of_the_page_of_accuracy():
+    page = (Path(__file__).parents[3] / "docs" / "accuracy.md").read_text()
+    head = re.findall(
+        r"^\| (?:uncalibrated|two points) \| \*\*(.+?)\*\* / \*\*(.+?)\*\* / \*\*(.+?)\*\*", page, re.MULTILINE
+    )
+    assert len(head) == 2
+    assert re.findall(r"(\S+) / (\S+) / (\S+) %", load_library("nccl").accuracy) == head
 
 
 def test_what_is_assumed_is_printed_and_written(capsys, tmp_path):
