@@ -14,13 +14,12 @@ from simcoll.core.reference import count_wrong, exact_inputs, expected_outputs
 from simcoll.emulator.budget import check_exact, exact_bytes
 from simcoll.emulator.dataplane import Storage
 from simcoll.emulator.events import Event, Policy, Timeline, timeline_of
-from simcoll.emulator.fast.compiled import COMPILED
+from simcoll.emulator.fast.compiled import COMPILED, UNCOMPILED
 from simcoll.emulator.fast.turns import summary
 from simcoll.emulator.paths import (
     ASKED,
     DEEPEST_FIFO,
     FEW_MESSAGES,
-    INSTALL,
     MANY_MESSAGES,
     MOST_HASHED,
     check_engine,
@@ -175,7 +174,7 @@ def _choose(
     if lowered.rows <= few_messages():
         return "simpy", f"only {lowered.rows} rows", None
     if not COMPILED:
-        return "simpy", f"numba is not installed; {INSTALL} makes this faster", None
+        return "simpy", UNCOMPILED, None
     return "fast", f"{lowered.rows} rows", lowered
 
 
