@@ -215,7 +215,23 @@ class _Values:
             results = [total] * len(operation.writes)
         for region, values in zip(operation.writes, results, strict=True):
             for cell, value in zip(region.cells, values, strict=True):
+                self._check_name(region.rank, cell, at)
                 self.held[region.rank, cell] = value
+
+    def _check_name(self, rank: int, cell: int, at: tuple[int, int, int]) -> None:
+        """Refuse an address whose memory has another one in place: what is stored there would not be found under the other."""
+        layout = self.program.layout
+        if layout is None:
+            alias = self.program.in_place and cell < self.program.buffers[0]
+        else:
+            alias = cell < layout.scratch_base and int(layout.canonical(np.array(rank), np.array(cell))) != cell
+        if alias:
+            name = self.program.place(Region(rank, cell, 1))
+            raise ScheduleError(
+                f"{self.program}: {where(self.program, *at)} writes {name}, which in place is part of the larger buffer "
+                "and must be addressed there",
+                rank=rank,
+            )
 
     def _read(self, rank: int, cell: int, at: tuple[int, int, int]) -> int:
         if (rank, cell) not in self.held:

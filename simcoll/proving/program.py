@@ -217,6 +217,10 @@ class _Memory:
         layout = program.layout
         rank, chunk = (cells.reshape(-1) for cells in np.meshgrid(np.arange(n), np.arange(inputs), indexing="ij"))
         if layout is None:
+            if program.in_place and program.buffers[1] < inputs:
+                raise ScheduleError(
+                    f"{program}: in place, the output holds the input, but has {program.buffers[1]} chunks for {inputs}"
+                )
             stored, given = chunk + inputs * program.in_place, np.ones(len(chunk), np.bool_)
             writable = np.full(len(chunk), program.in_place)
         else:
@@ -225,6 +229,14 @@ class _Memory:
         at = rank * self.chunks + stored
         self.read_only[at[~writable]] = True
         self.held[at[given]] = np.flatnonzero(given)
+        self.alias = np.zeros(n * self.chunks, np.bool_)  # the memory of another address
+        if layout is None:
+            self.alias[rank * self.chunks + chunk] = program.in_place
+        else:
+            rank, chunk = (
+                cells.reshape(-1) for cells in np.meshgrid(np.arange(n), np.arange(layout.scratch_base), indexing="ij")
+            )
+            self.alias[rank * self.chunks + chunk] = layout.canonical(rank, chunk) != chunk
 
     def fail(self, number: int, cell: int, reason: str) -> NoReturn:
         """Refuse an instruction's access."""
@@ -232,8 +244,16 @@ class _Memory:
         name = f"{place(self.wiring.program, chunk)} of rank {rank}"
         raise self.wiring.fault(number, f"{reason.format(name)}\n  in {self.wiring.where(number)}", chunk=chunk)
 
+    def _check_names(self, number: Ints, cell: Ints) -> None:
+        """Refuse addresses whose memory has another one in place: what is stored there would not be found under the other."""
+        alias = np.flatnonzero(self.alias[cell])
+        if len(alias):
+            reason = "names {}, which in place is part of the larger buffer and must be addressed there"
+            self.fail(int(number[alias[0]]), int(cell[alias[0]]), reason)
+
     def read(self, number: Ints, cell: Ints) -> Ints:
         """Nodes held by some chunks; refuses empty chunks."""
+        self._check_names(number, cell)
         nodes = self.held[cell]
         empty = np.flatnonzero(nodes < 0)
         if len(empty):
@@ -242,6 +262,7 @@ class _Memory:
 
     def write(self, number: Ints, cell: Ints, nodes: Ints) -> None:
         """Store nodes in chunks; refuses inputs that are not also outputs."""
+        self._check_names(number, cell)
         locked = np.flatnonzero(self.read_only[cell])
         if len(locked):
             self.fail(int(number[locked[0]]), int(cell[locked[0]]), "overwrites {}: inputs are read-only")
