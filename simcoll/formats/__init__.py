@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from simcoll.lazy import lazy_attributes
 
 if TYPE_CHECKING:
+    from simcoll.formats.certificate import certificate_bytes, write_certificate
     from simcoll.formats.goal import goal_text, parse_goal
     from simcoll.formats.goal_bytes import goal_binary, parse_goal_binary
     from simcoll.formats.goal_writer import dump_goal, dump_goal_binary
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from simcoll.formats.schedule_files import load_algorithm, schedule_of
 
 __all__ = [
+    "certificate_bytes",
     "dump_goal",
     "dump_goal_binary",
     "dump_msccl_xml",
@@ -30,11 +32,13 @@ __all__ = [
     "parse_goal_binary",
     "parse_mscclpp_plan",
     "schedule_of",
+    "write_certificate",
 ]
 
 __getattr__, __dir__ = lazy_attributes(
     "simcoll.formats",
     {
+        "simcoll.formats.certificate": ["certificate_bytes", "write_certificate"],
         "simcoll.formats.goal": ["goal_text", "parse_goal"],
         "simcoll.formats.goal_bytes": ["goal_binary", "parse_goal_binary"],
         "simcoll.formats.goal_writer": ["dump_goal", "dump_goal_binary"],
