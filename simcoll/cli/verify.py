@@ -38,7 +38,7 @@ def verify_file(
     root
         Root rank of a named algorithm.
     exact
-        Count contributions exactly instead of by 64-bit fingerprints.
+        Count contributions instead of comparing fingerprints, as is done for small schedules.
     trust_relaxed
         Assume that relaxed signals of an MSCCL++ plan order data, which the memory model does not guarantee.
     certificate
@@ -60,7 +60,7 @@ def verify_file(
             from simcoll.topology import load_topology
 
             found = named_schedule(file, collective, nranks, load_topology(topology) if topology else None, root)
-            proof = verify(found, exact=exact)
+            proof = verify(found, exact=exact or None)
         said = "" if certificate is None else _certified(found, proof, certificate)
     print(f"{f'{file}: ' if is_file_name(file) else ''}{printable(str(found))}\n{proof}{said}")
 
@@ -95,4 +95,4 @@ def _file_proof(file: str, *, exact: bool, trust_relaxed: bool) -> tuple[object,
         return found, f"unproved, data unknown: {matched}"
     if isinstance(found, DeviceProgram):
         return found, verify_device_program(found, trust_relaxed=trust_relaxed)
-    return found, verify(found, exact=exact) if isinstance(found, Schedule) else verify_program(found)
+    return found, verify(found, exact=exact or None) if isinstance(found, Schedule) else verify_program(found)
