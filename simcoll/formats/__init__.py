@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from simcoll.formats.goal_bytes import goal_binary, parse_goal_binary
     from simcoll.formats.goal_writer import dump_goal, dump_goal_binary
     from simcoll.formats.msccl_writer import dump_msccl_xml
-    from simcoll.formats.msccl_xml import load_msccl_xml
+    from simcoll.formats.msccl_xml import load_msccl_xml, parse_msccl_xml
     from simcoll.formats.mscclpp_plan import load_mscclpp_plan, parse_mscclpp_plan
     from simcoll.formats.mscclpp_writer import dump_mscclpp_plan
-    from simcoll.formats.schedule_files import load_algorithm, schedule_of
+    from simcoll.formats.schedule_files import load_algorithm, parse_algorithm, schedule_of
 
 __all__ = [
     "certificate_bytes",
@@ -28,8 +28,10 @@ __all__ = [
     "load_algorithm",
     "load_msccl_xml",
     "load_mscclpp_plan",
+    "parse_algorithm",
     "parse_goal",
     "parse_goal_binary",
+    "parse_msccl_xml",
     "parse_mscclpp_plan",
     "schedule_of",
     "write_certificate",
@@ -43,9 +45,9 @@ __getattr__, __dir__ = lazy_attributes(
         "simcoll.formats.goal_bytes": ["goal_binary", "parse_goal_binary"],
         "simcoll.formats.goal_writer": ["dump_goal", "dump_goal_binary"],
         "simcoll.formats.msccl_writer": ["dump_msccl_xml"],
-        "simcoll.formats.msccl_xml": ["load_msccl_xml"],
+        "simcoll.formats.msccl_xml": ["load_msccl_xml", "parse_msccl_xml"],
         "simcoll.formats.mscclpp_plan": ["load_mscclpp_plan", "parse_mscclpp_plan"],
         "simcoll.formats.mscclpp_writer": ["dump_mscclpp_plan"],
-        "simcoll.formats.schedule_files": ["load_algorithm", "schedule_of"],
+        "simcoll.formats.schedule_files": ["load_algorithm", "parse_algorithm", "schedule_of"],
     },
 )

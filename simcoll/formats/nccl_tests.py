@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from simcoll.formats.log_lines import Skipped, log_lines
 from simcoll.formats.measured import ITEMSIZES, Log, Measured, Run, Table, dotted, finished
 from simcoll.formats.nccl_tests_json import MAX_JSON, tables_of_json
 from simcoll.formats.nccl_tuning import TuningReader
 from simcoll.formats.osu import OsuReader
+from simcoll.limits.given import FilePath, path_of
 from simcoll.units import printable
 
 __all__ = ["load_log"]
@@ -237,7 +237,7 @@ def _wrong(words: Sequence[str]) -> str:
     return "" if fine else word[:20]
 
 
-def load_log(path: str | Path) -> Log:
+def load_log(path: FilePath) -> Log:
     """Read all measurements, tuning tables and choices in a log, in one pass and constant memory.
 
     Raises
@@ -245,6 +245,7 @@ def load_log(path: str | Path) -> Log:
     ConfigError
         When it cannot be read, or is JSON of another kind.
     """
+    path = path_of(path, "load_log")
     skipped = Skipped()
     reader, osu, tuning = _Reader(skipped), OsuReader(skipped), TuningReader(skipped)
     lines: Iterator[tuple[int, str]] = log_lines(path)

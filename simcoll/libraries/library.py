@@ -17,6 +17,7 @@ from typing import Any, cast
 
 from simcoll.errors import ConfigError, nearest, shown
 from simcoll.formats.strict import read_file
+from simcoll.limits.given import Content, content_of
 from simcoll.limits.paths import shipped_files
 from simcoll.limits.text import parse_toml
 from simcoll.units import parse_rate, parse_time
@@ -198,7 +199,7 @@ def _load(path: Path) -> Library:
     return parse_library(path.read_bytes(), path.name)
 
 
-def parse_library(content: bytes, file: str) -> Library:
+def parse_library(content: Content, file: str) -> Library:
     """A library from the text of its file.
 
     Raises
@@ -206,6 +207,7 @@ def parse_library(content: bytes, file: str) -> Library:
     ConfigError
         States the place in the file.
     """
+    content = content_of(content, "parse_library")
     document = parse_toml(content, file)
     heads = {key: document.pop(key, [] if key in _OPTIONAL else None) for key in _TEXTS}
     for key, head in heads.items():

@@ -374,9 +374,7 @@ def _timed(made: Prediction, best: Cost, topology: Topology, machine: Machine) -
     if abs(even - count) * slots * 10**6 < best.rate_GBps[0] * made.time_fs * SLIGHT or count >= 64 * chunks:
         count = even
     plan = bind(found.schedule, count, "uint8", protocol=found.protocol)
-    played = emulate(
-        plan, found.topology or topology, data="none", bound=False, engine="fast" if COMPILED else "auto"
-    )
+    played = emulate(plan, found.topology or topology, data="none", bound=False, engine="fast" if COMPILED else "auto")
     return replace(made, time_fs=played.time_fs, schedule=found.schedule.title, timed_by="events")
 
 

@@ -12,6 +12,7 @@ from simcoll.errors import ConfigError, blamed_on, nearest
 from simcoll.formats.output import write_files
 from simcoll.formats.recognise import TITLES, recognise
 from simcoll.formats.strict import decode_toml, read_file
+from simcoll.limits.given import FilePath, path_of
 from simcoll.limits.paths import exists, shipped_files
 from simcoll.planning.disturbance import disturbance, parse_ranks
 from simcoll.planning.report import results_csv, results_json
@@ -125,7 +126,7 @@ def shipped_scenarios() -> dict[str, str]:
     return {name: load_scenario(path)[0].title for name, path in shipped_files("scenarios").items()}
 
 
-def load_scenario(name: str | Path) -> tuple[Scenario, Path]:
+def load_scenario(name: FilePath) -> tuple[Scenario, Path]:
     """Load a scenario by path or shipped name; returns its path too.
 
     Raises
@@ -133,7 +134,7 @@ def load_scenario(name: str | Path) -> tuple[Scenario, Path]:
     ConfigError
         When it cannot be read or does not fit the format.
     """
-    path = file_of("scenario", name)
+    path = file_of("scenario", path_of(name, "load_scenario"))
     return decode_toml(read_file(path, MAX_BYTES), Scenario, str(path)), path
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from simcoll.errors import ConfigError, nearest, shown
 from simcoll.formats.strict import read_file
+from simcoll.limits.given import Content, content_of
 from simcoll.limits.paths import shipped_files
 from simcoll.limits.text import parse_toml
 from simcoll.units import UBPS_PER_BPS, parse_rate, parse_size
@@ -155,7 +156,7 @@ def _load(path: Path) -> Gpu:
     return parse_gpu(path.read_bytes(), path.name)
 
 
-def parse_gpu(content: bytes, file: str) -> Gpu:
+def parse_gpu(content: Content, file: str) -> Gpu:
     """A GPU from the text of its file.
 
     Raises
@@ -163,6 +164,7 @@ def parse_gpu(content: bytes, file: str) -> Gpu:
     ConfigError
         With the place in the file.
     """
+    content = content_of(content, "parse_gpu")
     document = parse_toml(content, file)
     description = document.pop("description", "")
     if not isinstance(description, str):

@@ -15,7 +15,7 @@ import simcoll
 import simcoll.distributed as dist
 from simcoll.core.protocol import Protocol
 from simcoll.errors import MOST_LETTERS, ConfigError, ScheduleError
-from simcoll.formats.msccl_xml import load_msccl_xml
+from simcoll.formats.msccl_xml import parse_msccl_xml
 from simcoll.formats.schedule_json import dump_schedule, parse_schedule
 from simcoll.limits import memory
 from simcoll.limits.text import MOST_PARTS, parse_toml, refuse_repeated_keys
@@ -187,7 +187,7 @@ def test_scratch_is_whole_numbers(scratch):
 LIMITS = XmlLimits(depth=4, elements=10, attributes=3, letters=20)
 
 
-@pytest.mark.parametrize("parse", [parse_nccl_xml, load_msccl_xml])
+@pytest.mark.parametrize("parse", [parse_nccl_xml, parse_msccl_xml])
 @pytest.mark.parametrize(
     "text",
     [

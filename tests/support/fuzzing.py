@@ -24,7 +24,7 @@ from simcoll.formats.flight_record import FlightEntry, FlightRecord, dump_flight
 from simcoll.formats.goal import parse_goal
 from simcoll.formats.goal_bytes import parse_goal_binary
 from simcoll.formats.goal_writer import dump_goal, dump_goal_binary
-from simcoll.formats.msccl_xml import load_msccl_xml
+from simcoll.formats.msccl_xml import parse_msccl_xml
 from simcoll.formats.mscclpp_plan import parse_mscclpp_plan
 from simcoll.formats.mscclpp_writer import dump_mscclpp_plan
 from simcoll.formats.nccl_graph import parse_nccl_graphs
@@ -227,7 +227,7 @@ ALONE = [
 READERS = {
     "schedule": Reader(_proved(parse_schedule), lambda: [dump_schedule(each) for each in _schedules()]),
     "msccl": Reader(
-        load_msccl_xml, lambda: _of_folder("tests/unit/formats/data/*.xml", "docs/howto/all-gather.xml")
+        parse_msccl_xml, lambda: _of_folder("tests/unit/formats/data/*.xml", "docs/howto/all-gather.xml")
     ),
     "goal": Reader(parse_goal, lambda: [dump_goal(each) for each in _schedules()]),
     "goal-binary": Reader(parse_goal_binary, lambda: [dump_goal_binary(each) for each in _schedules()]),
