@@ -290,7 +290,7 @@ def channels(schedule: Schedule, orders: Sequence[ArrayLike] | Ints, *, by_rank:
     >>> ring = simcoll.schedule("all_reduce", "ring", nranks=4)
     >>> both_ways = channels(ring, [[0, 1, 2, 3], [3, 2, 1, 0]])
     >>> print(simcoll.verify(both_ways))
-    proved (full, error 2^-64): 56 transfers in 7 steps, reduction order run-consistent
+    proved (full, exact): 56 transfers in 7 steps, reduction order run-consistent
     """
     expect(schedule, Schedule, "channels takes a schedule")
     ranks = checked_numberings(schedule, orders)

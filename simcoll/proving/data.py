@@ -41,7 +41,8 @@ def verify(schedule: Schedule, *, exact: bool | None = None, salt: bytes | None 
         Count every contribution instead of comparing fingerprints; only for small numbers of ranks. Default: if all chunks of all ranks,
         and all chunks that are moved, could together hold at most ``EXACT_BY_DEFAULT`` contributions.
     salt
-        Repeats a proof by fingerprints, with the ``salt`` of that proof. Default: drawn anew, from the system's secure source.
+        Repeats a proof by fingerprints, with the ``salt`` of that proof. It only repeats: an error bound holds for a salt that nobody knew when
+        the schedule was written. Default: drawn anew, from the system's secure source.
 
     Returns
     -------
@@ -66,8 +67,10 @@ def verify(schedule: Schedule, *, exact: bool | None = None, salt: bytes | None 
         if len(salt) != SALT_BYTES:
             raise ConfigError(f"a salt has {SALT_BYTES} bytes, as Proof.salt; got {len(salt)}")
     known = schedule.known
-    if exact is not None or salt is not None:
-        return _proved(schedule, exact=exact, salt=salt)
+    if salt is not None:  # its author may have known it
+        return replace(_proved(schedule, exact=exact, salt=salt), error_bits=0)
+    if exact is not None:
+        return _proved(schedule, exact=exact, salt=None)
     if known.proof is None or known.proof.of is not known:  # none yet, or one of a different schedule
         known.proof = replace(_proved(schedule, exact=None, salt=None), of=known)
         next(schedule.blocks(), None)  # refuses a source that cannot be restarted

@@ -92,8 +92,10 @@ def test_a_proof_draws_a_salt_and_can_be_repeated_with_it():
     assert hash(one) == hash(two)
     assert repr(one) == repr(two)
     assert str(one) == str(two)
-    assert verify(schedule, salt=one.salt) == one
-    assert verify(schedule, salt=one.salt).salt == one.salt
+    again = verify(schedule, salt=one.salt)
+    assert replace(again, error_bits=one.error_bits) == one
+    assert again.salt == one.salt
+    assert str(again).startswith("proved (full, repeated with a given salt): ")
     assert verify(schedule, exact=True).salt == b""
 
 
@@ -107,8 +109,7 @@ def test_a_collision_for_one_salt_is_refused_with_another():
     """Swaps multiplicities so that the sum of tokens of a known salt is right, with the right number of leaves."""
     n = 4
     tokens = [int(token) for token in Fingerprints(SALT, n, np.arange(1)).tokens[:, 0]]
-    # a * t0 + b * t1 + c * t2 + d * t3 = t0 + t1 + t2 + t3 modulo the prime and a + b + c + d = 4 has solutions with numbers far above 2^31,
-    # which the count of leaves refuses; those below are out of reach for four tokens. So play the arithmetic alone.
+    # With a multiplicity of -shift the leaves are refused; the arithmetic alone accepts it.
     inverse = pow(tokens[1] - tokens[0], -1, PRIME)
     shift = (tokens[2] - tokens[3]) * inverse % PRIME
     assert (tokens[0] * -shift + tokens[1] * shift - tokens[2] + tokens[3]) % PRIME == 0
