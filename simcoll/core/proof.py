@@ -47,9 +47,7 @@ class Proof:
     of: object = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
-        if self.method == "exact":
-            error = "exact"
-        else:
-            error = f"error 2^-{self.error_bits}" if self.error_bits else "repeated with a given salt"
+        error = f"error 2^-{self.error_bits}" if self.error_bits else "repeated with a given salt"
+        error = "exact" if self.method == "exact" else error
         order = f", reduction order {self.order}" if self.order else ""
         return f"proved ({self.kind}, {error}): {self.transfers:,} transfers in {self.steps:,} steps{order}"

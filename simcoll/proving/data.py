@@ -41,8 +41,8 @@ def verify(schedule: Schedule, *, exact: bool | None = None, salt: bytes | None 
         Count every contribution instead of comparing fingerprints; only for small numbers of ranks. Default: if all chunks of all ranks,
         and all chunks that are moved, could together hold at most ``EXACT_BY_DEFAULT`` contributions.
     salt
-        Repeats a proof by fingerprints, with the ``salt`` of that proof. It only repeats: an error bound holds for a salt that nobody knew when
-        the schedule was written. Default: drawn anew, from the system's secure source.
+        Repeats a proof by fingerprints, with the ``salt`` of that proof. It only repeats: the probability of error is that of a salt
+        that nobody knew when the schedule was written. Default: drawn anew, from the system's secure source.
 
     Returns
     -------
