@@ -89,9 +89,13 @@ def _proved(schedule: Schedule, *, exact: bool | None, salt: bytes | None) -> Pr
             f"exact proof of {schedule} would count {n * layout.output_base} contributions in {n * layout.size} chunks; use fingerprints"
         )
     salt = salt or secrets.token_bytes(SALT_BYTES)
-    if exact:
-        return _in_full(schedule, salt, exact=True)
-    return _by_symmetry(schedule, salt) or _by_parts(schedule, salt) or _in_full(schedule, salt, exact=False)
+    schedule.hold()  # the strategies look at the same steps, one after the other
+    try:
+        if exact:
+            return _in_full(schedule, salt, exact=True)
+        return _by_symmetry(schedule, salt) or _by_parts(schedule, salt) or _in_full(schedule, salt, exact=False)
+    finally:
+        schedule.release()
 
 
 def _contributions(schedule: Schedule) -> int:
