@@ -26,7 +26,7 @@ from simcoll.proving import DeviceProof, ProgramProof, device_schedule
 from simcoll.proving import verify as prove
 from simcoll.proving.deadlock import play
 from simcoll.proving.symmetry import Symmetry, find_symmetry
-from simcoll.units import printable
+from simcoll.terminal import printable
 
 __all__ = ["MAX_BYTES", "MAX_MOVES", "certificate_bytes", "verify", "write_certificate"]
 

@@ -16,7 +16,7 @@ from simcoll.formats.nccl_tests_json import MAX_JSON, tables_of_json
 from simcoll.formats.nccl_tuning import TuningReader
 from simcoll.formats.osu import OsuReader
 from simcoll.limits.given import FilePath, path_of
-from simcoll.units import printable
+from simcoll.terminal import printable
 
 __all__ = ["load_log"]
 

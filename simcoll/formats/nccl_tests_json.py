@@ -12,7 +12,7 @@ from simcoll.errors import ConfigError, shown
 from simcoll.formats.log_lines import Skipped
 from simcoll.formats.measured import Measured, Run, Table, dotted, finished
 from simcoll.formats.strict import in_words, read_file
-from simcoll.units import printable
+from simcoll.terminal import printable
 
 __all__ = ["MAX_JSON", "tables_of_json"]
 

@@ -18,11 +18,12 @@ from simcoll.core.frozen import freeze, frozen, rebuilt
 from simcoll.core.numbers import NUMBER, whole_numbers
 from simcoll.core.step import distinct
 from simcoll.errors import ConfigError, nearest
+from simcoll.terminal import printable
 from simcoll.topology.detours import DetourRouter, detour_router
 from simcoll.topology.relays import relays_of
 from simcoll.topology.routing import Router, graph_router
 from simcoll.topology.values import checked_capacity, factor, whole
-from simcoll.units import format_rate, printable
+from simcoll.units import format_rate
 
 if TYPE_CHECKING:
     import networkx as nx
