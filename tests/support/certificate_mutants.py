@@ -351,6 +351,8 @@ def layout_changed(record, rng):
         record[name] = not record.get(name, False)
     elif name in {"chunks", "channels"}:
         record[name] = record.get(name, 1) + rng.choice((-1, 1))
+    elif record["collective"]["kind"] == "barrier":  # which has no blocks
+        return None
     elif not record.get(name):
         record["scratch"] = [0]
     elif isinstance(record[name][0], list):
