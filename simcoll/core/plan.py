@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["INPUT", "OUTPUT", "SCRATCH", "Plan", "PlanStep"]
 
 INPUT, OUTPUT, SCRATCH = 0, 1, 2
+NO_NUMBERS = frozen(np.zeros(0, np.int64))
 MOST_POSITIONS = 1 << 18
 """Chunk positions are tabulated up to this number of chunks per rank."""
 MOST_KEPT = 1 << 10
@@ -58,6 +59,9 @@ class Known:
 
     def __reduce__(self) -> tuple[type[Known], tuple[()]]:
         return Known, ()
+
+    def __dask_tokenize__(self) -> str:
+        return "derived facts"
 
 
 @sealed
@@ -278,7 +282,7 @@ class Plan:
     def wait_pairs(self) -> tuple[Array, Array]:
         """The same as two columns: waiting transfers, in order, and the transfers that they wait for."""
         if not self._may_wait:
-            return np.zeros(0, np.int64), np.zeros(0, np.int64)
+            return NO_NUMBERS, NO_NUMBERS
         known = self._of_waits()
         if known.wait_pairs is None:
             whole = known is self.schedule.known

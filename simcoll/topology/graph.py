@@ -142,6 +142,9 @@ class Topology:
         kind, values = rebuilt(self)
         return kind, tuple(dict(value) if isinstance(value, MappingProxyType) else value for value in values)
 
+    def __dask_tokenize__(self) -> tuple[Any, ...]:
+        return "simcoll.Topology", *self.__reduce__()[1]
+
     @property
     def nranks(self) -> int:
         """World size: ranks are numbered 0..nranks-1."""
