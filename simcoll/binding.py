@@ -125,13 +125,13 @@ def bind(
     return Plan(schedule, sizes, shown, element, reduction, endpoints, found, proof)
 
 
-def _travelling(plan: Plan) -> tuple[Any, tuple[Any, ...]]:
+def _to_pickle(plan: Plan) -> tuple[Any, tuple[Any, ...]]:
     """How a plan is pickled: without its proof, which nobody else could trust."""
-    given = plan.schedule, plan.sizes, plan.count, plan.dtype, plan.reduction, plan.ranks, plan.protocol
-    return _arrived, (*given, plan.proof is not None)
+    arguments = plan.schedule, plan.sizes, plan.count, plan.dtype, plan.reduction, plan.ranks, plan.protocol
+    return _from_pickle, (*arguments, plan.proof is not None)
 
 
-def _arrived(
+def _from_pickle(
     schedule: Schedule,
     sizes: Ints | int,
     count: int,
@@ -145,4 +145,4 @@ def _arrived(
     return Plan(schedule, sizes, count, dtype, reduction, ranks, protocol, verify(schedule) if proved else None)
 
 
-copyreg.pickle(Plan, _travelling)
+copyreg.pickle(Plan, _to_pickle)

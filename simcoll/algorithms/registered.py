@@ -74,7 +74,7 @@ class Algorithm:
         named.known.keeps = True
         module, name = self.written.__module__, self.written.__name__
         if getattr(sys.modules.get(module), name, None) is self:  # another process finds it there, too
-            named.known.again = built_again, (module, name, collective, tuple(params.items()))
+            named.known.again = build_again, (module, name, collective, tuple(params.items()))
         return named
 
     def __call__(self, collective: Collective, **params: Any) -> Schedule:
@@ -82,14 +82,14 @@ class Algorithm:
         return self.build(collective, **params)
 
 
-def built_again(module: str, name: str, collective: Collective, params: tuple[tuple[str, Any], ...]) -> Schedule:
+def build_again(module: str, name: str, collective: Collective, params: tuple[tuple[str, Any], ...]) -> Schedule:
     """The schedule of a pickled algorithm; the same one for the same numbers, so that it is proved once in a process."""
     plain = all(isinstance(value, (int, str, tuple)) for _, value in params)
-    return (_built if plain else _built.__wrapped__)(module, name, collective, params)
+    return (_build if plain else _build.__wrapped__)(module, name, collective, params)
 
 
 @lru_cache(maxsize=16)
-def _built(module: str, name: str, collective: Collective, params: tuple[tuple[str, Any], ...]) -> Schedule:
+def _build(module: str, name: str, collective: Collective, params: tuple[tuple[str, Any], ...]) -> Schedule:
     found: Algorithm = getattr(import_module(module), name)
     return found.build(collective, **dict(params))
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from simcoll.arrays import Array, Ints
 from simcoll.core.collective import Collective
-from simcoll.core.frozen import frozen, sealed
 from simcoll.core.hazards import by_transfer, overwritten, wait_pairs
+from simcoll.core.immutable import immutable, without_subclasses
 from simcoll.core.known import Known as ScheduleKnown
 from simcoll.core.numbers import whole_numbers
 from simcoll.core.plan_step import PlanStep
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["INPUT", "OUTPUT", "SCRATCH", "Plan", "PlanStep"]
 
 INPUT, OUTPUT, SCRATCH = 0, 1, 2
-NO_NUMBERS = frozen(np.zeros(0, np.int64))
+NO_NUMBERS = immutable(np.zeros(0, np.int64))
 MOST_POSITIONS = 1 << 18
 """Chunk positions are tabulated up to this number of chunks per rank."""
 MOST_KEPT = 1 << 10
@@ -64,7 +64,7 @@ class Known:
         return "derived facts"
 
 
-@sealed
+@without_subclasses
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """A schedule bound to sizes, made by :func:`simcoll.bind`.
@@ -110,8 +110,8 @@ class Plan:
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         # Without its proof: simcoll.binding, which can prove, registers how a plan with one travels.
-        given = self.schedule, self.sizes, self.count, self.dtype, self.reduction, self.ranks, self.protocol
-        return Plan, (*given, None)
+        arguments = self.schedule, self.sizes, self.count, self.dtype, self.reduction, self.ranks, self.protocol
+        return Plan, (*arguments, None)
 
     def __copy__(self) -> Plan:
         return replace(self)
@@ -168,7 +168,7 @@ class Plan:
             lengths = np.diff(np.arange(layout.chunks + 1, dtype=np.int64) * sizes // layout.chunks)
             visible = np.tile(lengths, layout.scratch_base // layout.chunks)
             scratch = np.tile(lengths, layout.scratch_slots) if pieces is None else lengths[pieces]
-            known.positions = frozen(np.concatenate([[0], np.cumsum(np.concatenate([visible, scratch]))]))
+            known.positions = immutable(np.concatenate([[0], np.cumsum(np.concatenate([visible, scratch]))]))
         return known.positions
 
     def _address(self, rank: Ints, chunk: Ints, region: Ints) -> Ints:
@@ -288,7 +288,7 @@ class Plan:
             whole = known is self.schedule.known
             steps = (lambda: lowered(self.schedule)) if whole else self.transfers
             waiting, awaited = wait_pairs(steps, self.nranks, self.schedule.layout.size)
-            known.wait_pairs = frozen(waiting), frozen(awaited)
+            known.wait_pairs = immutable(waiting), immutable(awaited)
             self.schedule.release()
         return known.wait_pairs
 

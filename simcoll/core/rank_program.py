@@ -16,7 +16,7 @@ import numpy as np
 
 from simcoll.arrays import Ints
 from simcoll.core.collective import Collective
-from simcoll.core.frozen import freeze, rebuilt, sealed
+from simcoll.core.immutable import by_constructor, freeze, without_subclasses
 from simcoll.core.numbers import LARGEST, whole_number
 from simcoll.core.schedule import Layout
 from simcoll.errors import ScheduleError, nearest
@@ -58,7 +58,7 @@ NAMES = tuple(OPS)
 """Operation names, indexed by their numbers in :class:`Code`."""
 
 
-@sealed
+@without_subclasses
 @dataclass(frozen=True, slots=True)
 class Instruction:
     """One instruction of a lane.
@@ -96,7 +96,7 @@ class Instruction:
             object.__setattr__(self, "waits", tuple(pairs))
 
 
-@sealed
+@without_subclasses
 @dataclass(frozen=True, slots=True)
 class Lane:
     """Instructions that run in order and send all their messages on one channel."""
@@ -142,7 +142,7 @@ class Code:
     def __post_init__(self) -> None:
         freeze(self)
 
-    __reduce__ = rebuilt
+    __reduce__ = by_constructor
 
     def lanes_of(self, rank: int) -> tuple[int, int]:
         """Half-open range of a rank's lanes."""
@@ -213,7 +213,7 @@ def _code(lanes: Sequence[Sequence[Lane]]) -> Code:
     return Code(rank, channel, start, *columns, *pairs)
 
 
-@sealed
+@without_subclasses
 @dataclass(frozen=True, slots=True)
 class RankProgram:
     """The instructions of every rank.

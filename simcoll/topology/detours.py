@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simcoll.arrays import Ints, Links
-from simcoll.core.frozen import freeze, rebuilt
+from simcoll.core.immutable import by_constructor, freeze
 from simcoll.topology.relays import Relays, wider
 from simcoll.topology.routing import Router
 
@@ -61,7 +61,7 @@ class DetourRouter:
     def __post_init__(self) -> None:
         freeze(self)
 
-    __reduce__ = rebuilt
+    __reduce__ = by_constructor
 
     def links(self, src: Ints, dst: Ints) -> Links:
         """See :class:`simcoll.topology.routing.Router`."""

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simcoll.arrays import Ints, Shorts
-from simcoll.core.frozen import freeze, rebuilt
 from simcoll.core.hashing import SALTS, mix
+from simcoll.core.immutable import by_constructor, freeze
 from simcoll.core.numbers import check_seed
 from simcoll.errors import ConfigError, nearest
 from simcoll.topology.detours import DetourRouter
@@ -59,7 +59,7 @@ class ClosRouter:
     def __post_init__(self) -> None:
         freeze(self)
 
-    __reduce__ = rebuilt
+    __reduce__ = by_constructor
 
     def links(self, src: Ints, dst: Ints) -> Shorts:
         """See :class:`simcoll.topology.routing.Router`."""

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simcoll.arrays import Ints, Shorts
-from simcoll.core.frozen import freeze, frozen, rebuilt
+from simcoll.core.immutable import by_constructor, freeze, immutable
 from simcoll.core.numbers import NUMBER, whole_numbers
 from simcoll.core.step import distinct
 from simcoll.errors import ConfigError, nearest
@@ -60,7 +60,7 @@ class Routes:
     def __post_init__(self) -> None:
         freeze(self)
 
-    __reduce__ = rebuilt
+    __reduce__ = by_constructor
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -131,7 +131,7 @@ class Topology:
 
     def __post_init__(self) -> None:
         freeze(self)
-        groups = {level: frozen(ids, NUMBER) for level, ids in self.groups.items()}
+        groups = {level: immutable(ids, NUMBER) for level, ids in self.groups.items()}
         for name in _MAPPINGS:
             mapping = groups if name == "groups" else getattr(self, name)
             object.__setattr__(self, name, MappingProxyType(dict(mapping)))
@@ -139,7 +139,7 @@ class Topology:
             raise ConfigError(f"topology {self.name!r} has no ranks; expected at least one GPU")
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        kind, values = rebuilt(self)
+        kind, values = by_constructor(self)
         return kind, tuple(dict(value) if isinstance(value, MappingProxyType) else value for value in values)
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:

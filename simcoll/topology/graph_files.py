@@ -18,7 +18,7 @@ from xml.sax.saxutils import quoteattr
 import numpy as np
 
 from simcoll.arrays import Ints, Shorts
-from simcoll.core.frozen import freeze, rebuilt
+from simcoll.core.immutable import by_constructor, freeze
 from simcoll.errors import ConfigError, blamed_on
 from simcoll.limits.given import Content, content_of
 from simcoll.limits.xml import XmlLimits, parse_xml
@@ -288,7 +288,7 @@ class _Listed:
     def __post_init__(self) -> None:
         freeze(self)
 
-    __reduce__ = rebuilt
+    __reduce__ = by_constructor
 
     def links(self, src: Ints, dst: Ints) -> Shorts:
         """Links of the routes of pairs of endpoints."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simcoll.arrays import Ints, Shorts
-from simcoll.core.frozen import freeze, rebuilt
+from simcoll.core.immutable import by_constructor, freeze
 from simcoll.errors import ConfigError
 from simcoll.limits.given import Content, content_of
 from simcoll.limits.memory import check_room
@@ -70,7 +70,7 @@ class FabricRouter:
     def __post_init__(self) -> None:
         freeze(self)
 
-    __reduce__ = rebuilt
+    __reduce__ = by_constructor
 
     def links(self, src: Ints, dst: Ints) -> Shorts:
         """See :class:`simcoll.topology.routing.Router`."""

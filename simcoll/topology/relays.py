@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simcoll.arrays import Ints, Links
-from simcoll.core.frozen import freeze, rebuilt
+from simcoll.core.immutable import by_constructor, freeze
 
 Direct = Callable[[Ints, Ints], Links]
 
@@ -48,7 +48,7 @@ class Relays:
     def __post_init__(self) -> None:
         freeze(self)
 
-    __reduce__ = rebuilt
+    __reduce__ = by_constructor
 
     def over_host(self, links: Links) -> NDArray[np.bool_]:
         """Whether a route reaches its NIC through a CPU; NCCL then prefers a neighbour's NIC."""

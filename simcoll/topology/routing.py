@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simcoll.arrays import Floats, Ints, Shorts
-from simcoll.core.frozen import freeze, rebuilt
+from simcoll.core.immutable import by_constructor, freeze
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Level:
     def __post_init__(self) -> None:
         freeze(self)
 
-    __reduce__ = rebuilt
+    __reduce__ = by_constructor
 
     def fill(self, way: Shorts, src: Ints, dst: Ints) -> None:
         """Write the links from ``src[m]`` up and down to ``dst[m]`` into row m."""
@@ -89,7 +89,7 @@ class BoxRouter:
     def __post_init__(self) -> None:
         freeze(self)
 
-    __reduce__ = rebuilt
+    __reduce__ = by_constructor
 
     def links(self, src: Ints, dst: Ints) -> Shorts:
         """See :class:`Router`."""
@@ -138,7 +138,7 @@ class TorusRouter:
     def __post_init__(self) -> None:
         freeze(self)
 
-    __reduce__ = rebuilt
+    __reduce__ = by_constructor
 
     def links(self, src: Ints, dst: Ints) -> Shorts:
         """See :class:`Router`."""
@@ -184,7 +184,7 @@ class ShortestPathRouter:
     def __post_init__(self) -> None:
         freeze(self)
 
-    __reduce__ = rebuilt
+    __reduce__ = by_constructor
 
     def links(self, src: Ints, dst: Ints) -> Shorts:
         """See :class:`Router`."""

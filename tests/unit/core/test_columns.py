@@ -298,6 +298,52 @@ def test_views_that_change_after_each_yield_are_not_followed():
         simcoll.verify(Schedule("views", layout, steps))
 
 
+WARNED = pytest.mark.filterwarnings("ignore:Setting the:DeprecationWarning")
+"""numpy will no longer change an array in place."""
+
+
+@WARNED
+@pytest.mark.parametrize("attribute", ["strides", "shape", "dtype"])
+def test_arrays_of_a_source_that_are_reshaped_after_the_yield_are_not_followed(attribute):
+    pieces, n = 128, 3
+    layout, to = (
+        Layout(simcoll.Collective("broadcast", n), chunks=pieces),
+        {"strides": (0,), "shape": (2, 64), "dtype": np.uint8},
+    )
+    dropped = []
+
+    def steps():
+        for k in range(n):
+            # Every second piece goes to rank k, the first pieces go there twice.
+            step = transfers(
+                max(k - 1, 0),
+                layout.input(0, 0) + np.arange(pieces) if k == 0 else layout.output(0, np.arange(pieces)),
+                k,
+                layout.output(0, np.arange(pieces)),
+            )
+            yield step
+            for column in (step.src_chunk, step.dst_chunk):
+                setattr(column, attribute, to[attribute])
+            dropped.append(step)
+
+    schedule = Schedule("reshaped", layout, steps)
+    kept = list(schedule.blocks())
+    assert all(block.dst_chunk.tolist() == layout.output(0, np.arange(pieces)).tolist() for block in kept)
+    assert dropped[0].dst_chunk.tolist() != kept[0].dst_chunk.tolist()
+    assert simcoll.emulate(simcoll.bind(schedule, 500), crossbar(n, "50 GB/s", "1 us")).wrong == 0
+
+
+@WARNED
+def test_a_repeat_of_a_source_is_detached_too():
+    order, inner = np.array([4, 2, 3, 1]), transfers(np.zeros(4, np.int64), [4, 2, 3, 1], 1, [4, 2, 3, 1])
+    repeat = Repeat((inner,), 4, 1, 0, 4, order)
+    schedule = Schedule("turns", Layout(simcoll.Collective("all_gather", 4)), lambda: [repeat])
+    (kept,) = schedule.blocks()
+    before = [step.src_chunk.tolist() for step in kept.unrolled()]
+    repeat.order.strides, inner.src_chunk.strides = (0,), (0,)
+    assert [step.src_chunk.tolist() for step in kept.unrolled()] == before
+
+
 def test_the_order_of_a_repeat_is_frozen():
     order = np.array([4, 2, 3, 1])
     repeat = Repeat((transfers(0, 4, 1, 4),), 4, 1, 0, 4, order)

@@ -14,8 +14,8 @@ import pytest
 
 import simcoll
 from simcoll.algorithms import ALGORITHMS
-from simcoll.core import carried
-from simcoll.core.carried import Blocks
+from simcoll.core import portable
+from simcoll.core.portable import Blocks
 from simcoll.core.schedule import Layout, Repeat, Schedule
 from simcoll.core.step import transfers
 from simcoll.errors import ConfigError, ScheduleError
@@ -97,7 +97,7 @@ def test_repeats_travel_as_repeats():
 
 
 def test_steps_that_are_too_many_to_travel_are_refused_in_words(monkeypatch):
-    monkeypatch.setattr(carried, "MOST_CARRIED", 10)
+    monkeypatch.setattr(portable, "MOST_CARRIED", 10)
     with pytest.raises(
         ConfigError, match=r"inside all_gather n=4 cannot be pickled: its source is <function .*top level"
     ):

@@ -11,7 +11,7 @@ import pytest
 import simcoll
 import simcoll.types
 from simcoll.core.collective import Collective
-from simcoll.core.frozen import frozen, is_frozen, sealed
+from simcoll.core.immutable import immutable, is_immutable, without_subclasses
 from simcoll.core.rank_program import Instruction, Lane, RankProgram
 from simcoll.core.schedule import Layout, Schedule
 from simcoll.core.step import Step, transfers
@@ -91,7 +91,7 @@ def test_no_array_of_a_public_record_can_be_written():
             if path in OF_CALLER:
                 continue
             paths.add(path)
-            assert is_frozen(array), path
+            assert is_immutable(array), path
             for owner in (array, array.base):
                 if isinstance(owner, np.ndarray):
                     with pytest.raises(ValueError, match="cannot set WRITEABLE flag"):
@@ -205,7 +205,7 @@ def test_a_subclass_that_was_saved_from_its_refusal_is_not_taken():
 
 
 def test_sealing_keeps_the_class():
-    @sealed
+    @without_subclasses
     class Plain:
         """Text."""
 
@@ -316,4 +316,4 @@ def test_a_copied_proof_proves_nothing_else(way):
 
 def test_objects_cannot_be_frozen():
     with pytest.raises(ConfigError, match="array of Python objects"):
-        frozen(np.array([object()]))
+        immutable(np.array([object()]))
