@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from simcoll.core.schedule import COPY, REDUCE, Layout, Schedule, transfers
     from simcoll.emulator import emulate
     from simcoll.errors import ConfigError, ScheduleError
-    from simcoll.formats.schedule_json import load_schedule
+    from simcoll.formats.schedules.schedule_json import load_schedule
     from simcoll.libraries.prediction import predict
     from simcoll.topology import load_topology
     from simcoll.tuning import schedule
@@ -49,7 +49,7 @@ __getattr__, __dir__ = lazy_attributes(
         "simcoll.core.schedule": ["COPY", "REDUCE", "Layout", "Schedule", "transfers"],
         "simcoll.emulator": ["emulate"],
         "simcoll.errors": ["ConfigError", "ScheduleError"],
-        "simcoll.formats.schedule_json": ["load_schedule"],
+        "simcoll.formats.schedules.schedule_json": ["load_schedule"],
         "simcoll.libraries.prediction": ["predict"],
         "simcoll.topology": ["load_topology"],
         "simcoll.tuning": ["schedule"],

@@ -14,7 +14,7 @@ from simcoll.lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from simcoll.bounds.cuts import Cut, all_gather_cut
-    from simcoll.bounds.lower import Bottleneck, Bound, bottleneck, lower_bound
+    from simcoll.bounds.lower_bounds import Bottleneck, Bound, bottleneck, lower_bound
 
 __all__ = ["Bottleneck", "Bound", "Cut", "all_gather_cut", "bottleneck", "lower_bound"]
 
@@ -22,6 +22,6 @@ __getattr__, __dir__ = lazy_attributes(
     "simcoll.bounds",
     {
         "simcoll.bounds.cuts": ["Cut", "all_gather_cut"],
-        "simcoll.bounds.lower": ["Bottleneck", "Bound", "bottleneck", "lower_bound"],
+        "simcoll.bounds.lower_bounds": ["Bottleneck", "Bound", "bottleneck", "lower_bound"],
     },
 )

@@ -14,23 +14,23 @@ from typing import TYPE_CHECKING
 from simcoll.lazy import lazy_attributes
 
 if TYPE_CHECKING:
-    from simcoll.emulator.engine import Player
-    from simcoll.emulator.fabric import Calendar, Fabric
-    from simcoll.emulator.ledger import Observer
+    from simcoll.emulator.reference.fabric import Calendar, Fabric
+    from simcoll.emulator.reference.ledger import Observer
+    from simcoll.emulator.reference.player import Player
     from simcoll.emulator.result import Result
     from simcoll.emulator.run import emulate
-    from simcoll.emulator.trace import Trace
+    from simcoll.emulator.traces.trace import Trace
 
 __all__ = ["Calendar", "Fabric", "Observer", "Player", "Result", "Trace", "emulate"]
 
 __getattr__, __dir__ = lazy_attributes(
     "simcoll.emulator",
     {
-        "simcoll.emulator.ledger": ["Observer"],
-        "simcoll.emulator.engine": ["Player"],
-        "simcoll.emulator.fabric": ["Calendar", "Fabric"],
+        "simcoll.emulator.reference.ledger": ["Observer"],
+        "simcoll.emulator.reference.player": ["Player"],
+        "simcoll.emulator.reference.fabric": ["Calendar", "Fabric"],
         "simcoll.emulator.result": ["Result"],
         "simcoll.emulator.run": ["emulate"],
-        "simcoll.emulator.trace": ["Trace"],
+        "simcoll.emulator.traces.trace": ["Trace"],
     },
 )

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from simcoll.errors import ConfigError, nearest, shown
-from simcoll.formats.strict import read_file
-from simcoll.limits.paths import shipped_files
-from simcoll.limits.text import parse_toml
+from simcoll.files.paths import shipped_files
+from simcoll.files.strict import read_file
+from simcoll.files.text import parse_toml
 from simcoll.units import parse_rate, parse_time
 
 __all__ = ["Library", "load_library", "parse_library", "shipped_libraries"]

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
         ProgramResult,
         Send,
     )
-    from simcoll.workload.calibration import Calibration
-    from simcoll.workload.design import Design, design_from, load_design
-    from simcoll.workload.gpu import Gpu, load_gpu
-    from simcoll.workload.memory import Memory, memory_by_stage
+    from simcoll.training.design import Design, design_from, load_design
+    from simcoll.training.gpu import Gpu, load_gpu
+    from simcoll.training.memory import Memory, memory_by_stage
+    from simcoll.training.parallel import Parallel
+    from simcoll.training.step_calibration import Calibration
+    from simcoll.training.step_result import StepResult
+    from simcoll.training.transformer import Model
     from simcoll.workload.mesh import Mesh
-    from simcoll.workload.model import Model
-    from simcoll.workload.parallel import Parallel
-    from simcoll.workload.result import StepResult
     from simcoll.workload.run import WorkloadResult, run_workload
     from simcoll.workload.workload import Workload, read_workload, write_workload
 
@@ -66,14 +66,14 @@ __getattr__, __dir__ = lazy_attributes(
             "ProgramResult",
             "Send",
         ],
-        "simcoll.workload.calibration": ["Calibration"],
-        "simcoll.workload.design": ["Design", "design_from", "load_design"],
-        "simcoll.workload.gpu": ["Gpu", "load_gpu"],
-        "simcoll.workload.memory": ["Memory", "memory_by_stage"],
+        "simcoll.training.step_calibration": ["Calibration"],
+        "simcoll.training.design": ["Design", "design_from", "load_design"],
+        "simcoll.training.gpu": ["Gpu", "load_gpu"],
+        "simcoll.training.memory": ["Memory", "memory_by_stage"],
         "simcoll.workload.mesh": ["Mesh"],
-        "simcoll.workload.model": ["Model"],
-        "simcoll.workload.parallel": ["Parallel"],
-        "simcoll.workload.result": ["StepResult"],
+        "simcoll.training.transformer": ["Model"],
+        "simcoll.training.parallel": ["Parallel"],
+        "simcoll.training.step_result": ["StepResult"],
         "simcoll.workload.run": ["WorkloadResult", "run_workload"],
         "simcoll.workload.workload": ["Workload", "read_workload", "write_workload"],
     },

@@ -24,9 +24,9 @@ from simcoll.core.schedule import COPY, REDUCE, SWITCH_REDUCE, SYNC, Schedule, S
 from simcoll.core.step import expanded, overlaps, spread
 from simcoll.errors import ConfigError, ScheduleError, expect
 from simcoll.proving import explain
-from simcoll.proving.alike import one_of_each
-from simcoll.proving.barrier import check_barrier
-from simcoll.proving.memory import PART, Memory, in_groups, start
+from simcoll.proving.alike_pieces import one_of_each
+from simcoll.proving.barrier_proof import check_barrier
+from simcoll.proving.chunk_memory import PART, Memory, in_groups, start
 from simcoll.proving.parts import parts
 from simcoll.proving.symmetry import likely, verify_by_symmetry
 

@@ -7,7 +7,7 @@ depends on schedules or time.
 """
 
 from simcoll.topology.cluster import Tier
-from simcoll.topology.direct import dragonfly, hybrid_cube_mesh, hypercube, hyperx
+from simcoll.topology.direct_networks import dragonfly, hybrid_cube_mesh, hypercube, hyperx
 from simcoll.topology.ecmp import clos
 from simcoll.topology.families import boxes, crossbar, fat_tree, torus
 from simcoll.topology.files import load_topology, shipped_topologies, topology_of_job

@@ -13,13 +13,14 @@ from typing import Any
 
 from simcoll.core.numbers import check_seed
 from simcoll.errors import ConfigError, blamed_on, nearest, shown
-from simcoll.topology import direct, ecmp, families
+from simcoll.topology import direct_networks as direct
+from simcoll.topology import ecmp, families
 from simcoll.topology.cluster import Tier
+from simcoll.topology.file_layers import ASTRA_NETWORK, IB_LISTING, MARKED, Layer, layers_of, shipped_topologies
 from simcoll.topology.graph import LINK_KINDS, Topology
-from simcoll.topology.layers import ASTRA_NETWORK, IB_LISTING, MARKED, Layer, layers_of, shipped_topologies
-from simcoll.topology.link_speeds import SLOTS
 from simcoll.topology.machine import TRAIT_VALUES
 from simcoll.topology.placement import place
+from simcoll.topology.readers.link_speeds import SLOTS
 from simcoll.topology.values import count, duration_fs, factor, parse_capacity
 
 __all__ = ["load_topology", "one_node", "shipped_topologies", "topology_of_job"]
@@ -252,23 +253,23 @@ def _built(family: str, first: Layer, title: str, arguments: dict[str, Any]) -> 
     if first.dump is None:
         return _FAMILIES[family](name=title, **arguments)
     if family == _MATRIX:
-        from simcoll.topology.smi_matrix import parse_smi_matrix
+        from simcoll.topology.readers.smi_matrix import parse_smi_matrix
 
         return replace(parse_smi_matrix(first.dump, file=first.file, **arguments), name=title)
     if family == _FABRIC:
-        from simcoll.topology.ib_fabric import parse_ib_fabric
+        from simcoll.topology.readers.ib_fabric import parse_ib_fabric
 
         return replace(parse_ib_fabric(first.dump, file=first.file, **arguments), name=title)
     if family == _ASTRA:
-        from simcoll.topology.astra_network import parse_astra_network
+        from simcoll.topology.readers.astra_network import parse_astra_network
 
         return replace(parse_astra_network(first.dump, first.file), name=title)
     if family == _GRAPH:
-        from simcoll.topology.graph_files import parse_graphml, parse_simgrid
+        from simcoll.topology.readers.graph_files import parse_graphml, parse_simgrid
 
         read = parse_graphml if b"<graphml" in first.dump[:4096] else parse_simgrid
         return replace(read(first.dump, first.file), name=title)
-    from simcoll.topology.nccl_xml import parse_nccl_xml
+    from simcoll.topology.readers.nccl_xml import parse_nccl_xml
 
     return replace(parse_nccl_xml(first.dump, file=first.file, **arguments), name=title)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 import numpy as np
 
-from simcoll.workload.result import AxisTime
-from simcoll.workload.timeline import operation_fs
+from simcoll.workload.class_clock import operation_fs
 from simcoll.workload.traffic import Traffic
 from simcoll.workload.workload import Compute, Operation, Send, Workload
 
@@ -17,10 +17,29 @@ if TYPE_CHECKING:
     from simcoll.workload.lower import Plans
     from simcoll.workload.timing import WorkloadTimes
 
-__all__ = ["Counted", "axes_of", "axis_time", "busiest_links", "computed_fs", "without_axes"]
+__all__ = ["AxisTime", "Counted", "axes_of", "axis_time", "busiest_links", "computed_fs", "without_axes"]
 
 Counted: TypeAlias = "tuple[tuple[Operation, int], ...]"
 """Operations with equal costs, and their counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class AxisTime:
+    """Communication of one axis, in femtoseconds.
+
+    Attributes
+    ----------
+    total_fs
+        Time of its operations on the busiest class, each played alone with all groups of the axis.
+    exposed_fs
+        By how much the step would be shorter without the traffic of this axis, found by playing again.
+    bytes
+        Bytes that a rank of the busiest class contributes to its operations.
+    """
+
+    total_fs: int
+    exposed_fs: int
+    bytes: int
 
 
 def axes_of(counted: Counted) -> tuple[str, ...]:

@@ -17,8 +17,8 @@ from simcoll.emulator.programs import emulate_program
 from simcoll.errors import ConfigError
 from simcoll.libraries.calibration import Calibration
 from simcoll.topology import Topology
+from simcoll.workload.class_clock import Clock, Span, play_classes, taken_fs
 from simcoll.workload.lower import Plans, lower
-from simcoll.workload.timeline import Clock, Span, play_classes, taken_fs
 from simcoll.workload.timing import Alone, WorkloadTimes
 from simcoll.workload.traffic import Traffic, alike
 from simcoll.workload.workload import Compute, Inside, Operation, Rules, Send, Workload

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 
 from simcoll.errors import ConfigError
 from simcoll.topology import Topology
-from simcoll.workload.accounting import Counted, axes_of, axis_time, busiest_links, computed_fs, without_axes
+from simcoll.workload.accounting import AxisTime, Counted, axes_of, axis_time, busiest_links, computed_fs, without_axes
+from simcoll.workload.class_clock import Clock
 from simcoll.workload.playing import Played, alone_on, play_workload
-from simcoll.workload.result import AxisTime
-from simcoll.workload.timeline import Clock
 from simcoll.workload.timing import WorkloadTimes
 from simcoll.workload.traffic import alike
 from simcoll.workload.workload import Operation, Workload

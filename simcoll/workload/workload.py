@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from simcoll.core.collective import KINDS
 from simcoll.core.reduction import parse_dtype
 from simcoll.errors import ConfigError, nearest
-from simcoll.formats.strict import decode_json
+from simcoll.files.strict import decode_json
 
 __all__ = [
     "Call", "Compute", "Inside", "Operation", "Rules", "Send", "Workload", "call_inside", "read_workload", "write_workload",

@@ -14,8 +14,8 @@ import simcoll.distributed as dist
 from simcoll.cli import main
 from simcoll.emulator import Trace, emulate
 from simcoll.errors import ConfigError
-from simcoll.formats.output import write_file
-from simcoll.formats.schedule_json import dump_schedule
+from simcoll.files.output import write_file
+from simcoll.formats.schedules.schedule_json import dump_schedule
 from simcoll.libraries import prediction_cache
 from simcoll.topology import crossbar
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from simcoll.emulator.fast.calendar import at_time, next_time
 from simcoll.emulator.fast.compiled import SOURCES, entry, part
-from simcoll.emulator.fast.hashing import SEED_A, SEED_B, row_hash
 from simcoll.emulator.fast.loading import load_block
 from simcoll.emulator.fast.pacing import NEVER, STOPPED, paced
 from simcoll.emulator.fast.rates import join, part_links, settle, timer
@@ -30,11 +29,9 @@ from simcoll.emulator.fast.state import (
     LANE,
     LAST,
     LATE,
-    LAUNCHES,
     MAX,
     MEMBER,
     MOVE,
-    MOVES,
     MOVES_FLOWS,
     MOVING,
     NEED_STEP,
@@ -54,6 +51,8 @@ from simcoll.emulator.fast.state import (
     WAITING,
     State,
 )
+from simcoll.emulator.fast.trace_hashing import SEED_A, SEED_B, row_hash
+from simcoll.emulator.steps.roles import LAUNCHES, MOVES
 
 __all__ = ["run"]
 

@@ -7,7 +7,7 @@ folded. Both use the lanes and links of ``resources``.
 
 from simcoll.emulator.programs.operations import Call, Compute, Operation, Send
 from simcoll.emulator.programs.program import Program
-from simcoll.emulator.programs.result import ProgramResult
+from simcoll.emulator.programs.program_result import ProgramResult
 from simcoll.emulator.programs.run import ProgramObserver, emulate_program
 
 __all__ = ["Call", "Compute", "Operation", "Program", "ProgramObserver", "ProgramResult", "Send", "emulate_program"]

@@ -10,7 +10,7 @@ import pytest
 import simcoll.distributed as dist
 from simcoll.errors import ConfigError
 from simcoll.topology import boxes, crossbar, load_topology
-from simcoll.workload.chakra import load_chakra
+from simcoll.traces.chakra import load_chakra
 from simcoll.workload.run import run_workload
 from simcoll.workload.workload import read_workload
 

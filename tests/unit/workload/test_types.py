@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simcoll.errors import ConfigError
-from simcoll.workload.design import design_from, load_design
-from simcoll.workload.gpu import DTYPE_BYTES, load_gpu, parse_gpu, shipped_gpus
-from simcoll.workload.hugging_face import model_from_hf
-from simcoll.workload.memory import activation_bytes, chunks_in_flight, memory_by_stage
+from simcoll.training.design import design_from, load_design
+from simcoll.training.gpu import DTYPE_BYTES, load_gpu, parse_gpu, shipped_gpus
+from simcoll.training.hugging_face import model_from_hf
+from simcoll.training.memory import activation_bytes, chunks_in_flight, memory_by_stage
+from simcoll.training.parallel import Parallel, layers_of_chunks
+from simcoll.training.transformer import Model, shipped_model, shipped_models
 from simcoll.workload.mesh import Mesh, mesh_of
-from simcoll.workload.model import Model, shipped_model, shipped_models
-from simcoll.workload.parallel import Parallel, layers_of_chunks
 from simcoll.workload.workload import Call, Compute, Inside, Send, Workload, read_workload, write_workload
 
 
