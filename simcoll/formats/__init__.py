@@ -1,4 +1,7 @@
-"""Readers and writers of file formats, one module each, independent of the emulator and the command line."""
+"""Readers and writers of file formats, a folder for each kind, independent of the emulator and the command line.
+
+``recognise`` tells formats apart by content. What readers of every package share is in :mod:`simcoll.files`.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A disk that is really full: a tmpfs of 64 KiB, where one can be mounted; every writer leaves what was there, and says so in one line.
 
-Where none can be mounted these are skipped, and ``tests/unit/formats/test_output.py`` has the limit of a file's size in its place.
+Where none can be mounted these are skipped, and ``tests/unit/files/test_output.py`` has the limit of a file's size in its place.
 """
 
 import subprocess

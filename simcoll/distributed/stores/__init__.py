@@ -1,6 +1,6 @@
 """Key-value stores, through which ranks rendezvous and coordinate.
 
-One semantics (`table`), one interface (`store`), and four places for the data: this process (HashStore), a file (FileStore), a
+One semantics (`store_table`), one interface (`store`), and four places for the data: this process (HashStore), a file (FileStore), a
 server (TCPStore), a namespace of another store (PrefixStore). Stores do not depend on groups, collectives or the emulator; a runtime
 that must not block supplies its own `Waiter`.
 """
