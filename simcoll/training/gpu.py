@@ -14,6 +14,7 @@ from typing import Any
 
 from simcoll.errors import ConfigError, nearest, shown
 from simcoll.files.paths import shipped_files
+from simcoll.files.sourced import Facts
 from simcoll.files.strict import read_file
 from simcoll.files.text import parse_toml
 from simcoll.units import UBPS_PER_BPS, parse_rate, parse_size
@@ -23,21 +24,60 @@ __all__ = ["DTYPE_BYTES", "Gpu", "load_gpu", "shipped_gpus"]
 MAX_FILE_BYTES = 2**20
 DTYPE_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "fp4": 0.5}
 """Bytes of an element, by data type."""
-_TABLES = {
-    "peak": "flops",
-    "gemm": "flops",
-    "sustained": "number",
-    "attention": "flops",
-    "memory": "memory",
-    "host": "rate",
-    "units": "number",
-    "power": "watts",
-    "price": "number",
-}
-_MEMORY = {"size": "size", "bandwidth": "rate", "measured": "rate"}
-_UNITS = {"flops": (1e12, " TFLOPS"), "size": (1e9, " GB"), "rate": (1e9, " GB/s"), "watts": (1, " W")}
+
+
+def _flops(value: Any, what: str) -> float:
+    return _with_unit(value, what, _FLOPS, "'989 TFLOPS'")
+
+
+def _watts(value: Any, what: str) -> float:
+    return _with_unit(value, what, _WATTS, "'700 W'")
+
+
+def _with_unit(value: Any, what: str, pattern: re.Pattern[str], example: str) -> float:
+    match = pattern.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise ConfigError(f"{what}: expected text with a unit such as {example}, got {shown(value)}")
+    return float(match[1]) * _PREFIXES[match[2]]
+
+
+def _bytes(value: Any, what: str) -> int:
+    return parse_size(value, what=what)
+
+
+def _rate(value: Any, what: str) -> float:
+    return parse_rate(value, what=what) / UBPS_PER_BPS
+
+
+def _number(value: Any, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e9:
+        raise ConfigError(f"{what}: expected a number above 0, got {shown(value)}")
+    return float(value)
+
+
 _FLOPS = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([GTP])FLOPS\s*")
 _WATTS = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(k?)W\s*")
+_PREFIXES = {"": 1.0, "k": 1e3, "G": 1e9, "T": 1e12, "P": 1e15}
+_FACTS = Facts(
+    {
+        **{f"{table}.{dtype}": _flops for table in ("peak", "gemm") for dtype in DTYPE_BYTES},
+        "attention.*": _flops,
+        "sustained.*": _number,
+        "memory.size": _bytes,
+        "memory.bandwidth": _rate,
+        "memory.measured": _rate,
+        "host.*": _rate,
+        "units.*": _number,
+        "power.*": _watts,
+        "price.*": _number,
+    },
+    others=("description",),
+    nouns={"peak": "data type", "gemm": "data type"},
+)
+_UNITS: dict[object, tuple[float, str]] = {
+    _flops: (1e12, " TFLOPS"), _bytes: (1e9, " GB"), _rate: (1e9, " GB/s"), _watts: (1, " W"), _number: (1, ""),
+}  # fmt: skip
+"""Scale and unit in which numbers of a kind are printed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,15 +145,7 @@ class Gpu:
         >>> [gpu.told(place) for place in ("peak.bf16", "memory.size", "memory.bandwidth", "power.watts", "units.count")]
         ['989.4 TFLOPS', '80 GB', '3,350 GB/s', '700 W', '132']
         """
-        table, _, key = place.partition(".")
-        kind = _MEMORY[key] if table == "memory" else _TABLES[table]
-        scale, unit = {
-            "flops": (1e12, " TFLOPS"),
-            "size": (1e9, " GB"),
-            "rate": (1e9, " GB/s"),
-            "watts": (1, " W"),
-            "number": (1, ""),
-        }[kind]
+        scale, unit = _UNITS[_FACTS.kind(place)]
         return f"{self.number(place) / scale:,.6g}{unit}"
 
     @property
@@ -164,49 +196,11 @@ def parse_gpu(content: bytes, file: str) -> Gpu:
         With the place in the file.
     """
     document = parse_toml(content, file)
-    description = document.pop("description", "")
+    description = document.get("description", "")
     if not isinstance(description, str):
         raise ConfigError(f"expected text, got {shown(description)}", file=file, path="$.description")
-    values: dict[str, float] = {}
-    sources: dict[str, str] = {}
-    for table, entries in document.items():
-        if table not in _TABLES:
-            raise ConfigError(f"unknown key; {nearest(table, [*_TABLES, 'description'])}", file=file, path=f"$.{table}")
-        if not isinstance(entries, dict):
-            raise ConfigError(f"expected a table [{table}], got {shown(entries)}", file=file, path=f"$.{table}")
-        for key, entry in entries.items():
-            place = f"{table}.{key}"
-            if not isinstance(entry, dict) or set(entry) != {"value", "source"} or not str(entry["source"]).strip():
-                wrong = f"expected {{ value = ..., source = '...' }}, got {shown(entry)}"
-                raise ConfigError(wrong, file=file, path=f"$.{place}")
-            values[place] = _typed(entry["value"], table, key, file)
-            sources[place] = str(entry["source"])
+    values, sources = _FACTS.read(document, file)
     for needed in ("memory.size", "memory.bandwidth"):
         if needed not in values:
             raise ConfigError("missing", file=file, path=f"$.{needed}")
     return Gpu(Path(file).stem, description, values, sources)
-
-
-def _typed(value: Any, table: str, key: str, file: str) -> float:
-    """FLOP/s, bytes, bytes per second, watts or a plain number."""
-    where = f"$.{table}.{key}"
-    kind = _TABLES[table]
-    if kind == "memory":
-        if key not in _MEMORY:
-            raise ConfigError(f"unknown key; {nearest(key, _MEMORY)}", file=file, path=where)
-        kind = _MEMORY[key]
-    if table in {"peak", "gemm"} and key not in DTYPE_BYTES:
-        raise ConfigError(f"unknown data type; {nearest(key, DTYPE_BYTES)}", file=file, path=where)
-    if kind == "size":
-        return parse_size(value, what=key, file=file, path=where)
-    if kind == "rate":
-        return parse_rate(value, what=key, file=file, path=where) / UBPS_PER_BPS
-    if kind == "number":
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e9:
-            raise ConfigError(f"expected a number above 0, got {shown(value)}", file=file, path=where)
-        return float(value)
-    match = (_FLOPS if kind == "flops" else _WATTS).fullmatch(value) if isinstance(value, str) else None
-    if match is None:
-        example = "'989 TFLOPS'" if kind == "flops" else "'700 W'"
-        raise ConfigError(f"expected text with a unit such as {example}, got {shown(value)}", file=file, path=where)
-    return float(match[1]) * {"G": 1e9, "T": 1e12, "P": 1e15, "": 1.0, "k": 1e3}[match[2]]
