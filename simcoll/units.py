@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from decimal import Decimal
 from fractions import Fraction
+from typing import TypeAlias
 
 from simcoll.errors import ConfigError, nearest, shown
 
@@ -18,6 +20,7 @@ __all__ = [
     "MAX_RATE_UBPS",
     "MAX_TIME_FS",
     "UBPS_PER_BPS",
+    "Ratio",
     "counted",
     "exact_time",
     "format_memory",
@@ -32,6 +35,9 @@ __all__ = [
     "parse_time",
     "printable",
 ]
+
+Ratio: TypeAlias = str | float | Fraction | Decimal
+"""A factor or share as callers give it, such as ``2``, ``1.5``, ``"7/3"`` or ``Fraction(7, 3)``; it is stored as a fraction."""
 
 FS_PER_SECOND = 10**15
 UBPS_PER_BPS = 10**6

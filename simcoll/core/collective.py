@@ -7,14 +7,14 @@ same number of chunks. Sizes are absent here: they are fixed when a schedule is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simcoll.arrays import Ints
+from simcoll.arrays import Ints, Whole
 from simcoll.errors import ConfigError, nearest
 
 __all__ = ["ALL", "KINDS", "Collective", "Kind", "bus_factor"]
@@ -160,6 +160,17 @@ class Collective:
     root: int | None = None
     pairs: tuple[tuple[int, int], ...] = ()
     in_place: bool = False
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            kind: str,
+            nranks: Whole,
+            root: Whole | None = None,
+            pairs: Sequence[Sequence[Whole]] = (),
+            in_place: bool | np.bool_ = False,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         given: Any = self.kind  # whatever was given

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from simcoll.arrays import Ints
+from simcoll.arrays import Ints, Whole
 from simcoll.core.collective import Collective
 from simcoll.core.numbers import whole_numbers
 from simcoll.core.step import Step
@@ -59,6 +59,16 @@ class Layout:
     output_base: int = field(init=False, repr=False)
     scratch_base: int = field(init=False, repr=False)
     size: int = field(init=False, repr=False)
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            collective: Collective,
+            chunks: Whole = 1,
+            scratch: ArrayLike = (),
+            scratch_pieces: ArrayLike | None = None,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         whose: Any = self.collective  # whatever was given

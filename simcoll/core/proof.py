@@ -21,13 +21,17 @@ class Proof:
         ``full``: every chunk was followed. ``by symmetry``: some chunks were followed, and the rest are images of these
         (:mod:`simcoll.proving.symmetry`, :mod:`simcoll.proving.alike_pieces`).
     method
-        ``fingerprint`` (error 2**-64 per chunk) or ``exact``.
+        ``exact``, or ``fingerprint``.
     order
         One of ``LEVELS``; empty where nothing is reduced.
     steps, transfers
         Number of steps and transfers that were followed.
     shared_chunks
         Two channels touch the same chunk, so plans need explicit dependencies.
+    error_bits
+        A wrong schedule has a proof like this with probability ``2**-error_bits`` at most; 0 if ``exact``.
+    salt
+        Secret bytes from which a proof by fingerprints drew its tokens: ``verify(schedule, salt=...)`` repeats it.
     of
         Identity of the proved schedule (its ``known``); a plan of any other schedule refuses this proof.
     """
@@ -38,9 +42,11 @@ class Proof:
     steps: int
     transfers: int
     shared_chunks: bool
+    error_bits: int = 0
+    salt: bytes = field(default=b"", repr=False, compare=False)
     of: object = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
-        error = "exact" if self.method == "exact" else "error 2^-64"
+        error = "exact" if self.method == "exact" else f"error 2^-{self.error_bits}"
         order = f", reduction order {self.order}" if self.order else ""
         return f"proved ({self.kind}, {error}): {self.transfers:,} transfers in {self.steps:,} steps{order}"

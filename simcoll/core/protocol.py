@@ -6,17 +6,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simcoll.errors import ConfigError, nearest, shown
-from simcoll.units import MAX_INT64, format_rate, format_time
+from simcoll.units import MAX_INT64, Ratio, format_rate, format_time
 
 __all__ = ["GENERATIONS", "IDEAL", "PROTOCOL_NAMES", "Protocol", "ideal", "nccl", "protocol"]
 
 
-def _fraction(value: Any, what: str, most: int | None = None) -> Fraction:
+def _fraction(value: Ratio, what: str, most: int | None = None) -> Fraction:
     """A positive number, exactly."""
     try:
         factor = Fraction(value)
@@ -26,6 +27,16 @@ def _fraction(value: Any, what: str, most: int | None = None) -> Fraction:
         limit = "" if most is None else f" and at most {most}"
         raise ConfigError(f"{what} must be a number above 0{limit}, got {value!r}")
     return factor
+
+
+def _by_kind(pairs: Any, what: str) -> tuple[tuple[str, Any], ...]:
+    """Pairs of a link kind and its value, as tuples."""
+    try:
+        return tuple((kind, value) for kind, value in pairs)
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"{what} must be pairs (link kind, value), such as [('net', 1)]; got {shown(pairs)}"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +98,34 @@ class Protocol:
     jitter_fs: int = 0
     seed: int = 0
 
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            name: str,
+            header_bytes: int = 0,
+            wire_factor: Ratio = Fraction(1),
+            launch_fs: int = 0,
+            send_overhead_fs: int = 0,
+            receive_overhead_fs: int = 0,
+            occupancy_fs: Sequence[tuple[str, int]] = (),
+            hop_latency_fs: Sequence[tuple[str, int]] = (),
+            add_path_latency: bool = False,
+            reduce_as_per_byte: int = 0,
+            copy_as_per_byte: int = 0,
+            fifo_depth: int = 0,
+            channel_rate_uBps: int = 0,
+            rank_rate_uBps: int = 0,
+            use_efficiency: bool = False,
+            link_shares: Sequence[tuple[str, Ratio]] = (),
+            jitter_fs: int = 0,
+            seed: int = 0,
+        ) -> None: ...
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "wire_factor", _fraction(self.wire_factor, "wire_factor"))
+        for name in ("occupancy_fs", "hop_latency_fs", "link_shares"):
+            object.__setattr__(self, name, _by_kind(getattr(self, name), name))
         shares = tuple((kind, _fraction(share, f"link_shares of {kind}", 1)) for kind, share in self.link_shares)
         object.__setattr__(self, "link_shares", shares)
         whole = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.type == "int"}

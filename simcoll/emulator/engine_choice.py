@@ -17,7 +17,7 @@ from simcoll.emulator.data.dataplane import Storage
 from simcoll.emulator.events.capacities import CapacityTimeline
 from simcoll.emulator.events.outage_routes import Detours
 from simcoll.emulator.events.timeline import Timeline
-from simcoll.emulator.fast.compiled import COMPILED, loaded
+from simcoll.emulator.fast.compiled import COMPILED, REMEDY, UNCOMPILED, loaded
 from simcoll.emulator.folding.expanding import Expansion
 from simcoll.emulator.folding.quotient import no_quotient
 from simcoll.emulator.folding.remembered import folded_first, folding, worth_folding
@@ -67,7 +67,6 @@ PATIENCE = 32
 DEEPEST_FIFO = 64
 ASKED = "asked for"
 """The reason for an engine that the caller named."""
-INSTALL = "pip install 'simcoll[fast]'"
 
 
 def few_messages() -> int:
@@ -86,7 +85,7 @@ def check_engine(engine: str, quotient: bool | None) -> None:
     if engine not in ENGINES:
         raise ConfigError(f"engine {engine!r} is not known; {nearest(str(engine), ENGINES)}")
     if engine == "fast" and not COMPILED:
-        raise ConfigError(f"engine 'fast' needs numba: {INSTALL}")
+        raise ConfigError(f"engine 'fast' needs numba: {REMEDY}")
     if engine == "simpy" and quotient:
         raise ConfigError("engine 'simpy' plays every message; expected engine='auto' with quotient=True")
 
@@ -131,7 +130,7 @@ def choose(
     if seen.messages <= few_messages():
         return "simpy", f"only {seen.messages} messages", seen
     if not COMPILED:
-        return "simpy", f"numba is not installed; {INSTALL} makes this faster", seen
+        return "simpy", UNCOMPILED, seen
     return "fast", f"{seen.messages} messages", seen
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from simcoll.arrays import Array, Ints
+from simcoll.arrays import Array, Ints, MaybeNone
 from simcoll.core.collective import bus_factor
 from simcoll.core.plan import Plan
 from simcoll.emulator.events.cut import Cut
@@ -72,14 +72,14 @@ class Result:
     bytes_moved: int
     switched: bool
     trace_hash: str
-    done_fs: Ints | None = None
+    done_fs: Ints | MaybeNone = None
     classes: int | None = None
     wall_s: float = 0.0
     data: str = "none"
     no_data: str = ""
     wrong: int | None = None
-    outputs: tuple[Array | None, ...] | None = None
-    bound: Bound | None = None
+    outputs: tuple[Array | MaybeNone, ...] | MaybeNone = None
+    bound: Bound | MaybeNone = None
     cut: Cut | None = None
 
     @property
@@ -139,7 +139,7 @@ class Result:
         return self.algbw * factor if factor else 0.0
 
     @property
-    def headroom(self) -> float | None:
+    def headroom(self) -> float | MaybeNone:
         """Time over lower bound: 1 is optimal. ``None`` without a bound above 0, and for a cut run."""
         return self.time_fs / self.bound.time_fs if self.bound and self.bound.time_fs and not self.cut else None
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from functools import cache, lru_cache
-from importlib.util import find_spec
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -359,6 +358,7 @@ def _timed(made: Prediction, best: Cost, topology: Topology, machine: Machine) -
     from simcoll.binding import bind
     from simcoll.bounds import lower_bound
     from simcoll.emulator import emulate
+    from simcoll.emulator.fast.compiled import COMPILED
 
     collective, size = made.collective, made.size_bytes
     root, switched = 0 if collective in ROOTED else None, best.algorithm.startswith("nvls")
@@ -374,16 +374,8 @@ def _timed(made: Prediction, best: Cost, topology: Topology, machine: Machine) -
     if abs(even - count) * slots * 10**6 < best.rate_GBps[0] * made.time_fs * SLIGHT or count >= 64 * chunks:
         count = even
     plan = bind(found.schedule, count, "uint8", protocol=found.protocol)
-    played = emulate(
-        plan, found.topology or topology, data="none", bound=False, engine="fast" if _compiled() else "auto"
-    )
+    played = emulate(plan, found.topology or topology, data="none", bound=False, engine="fast" if COMPILED else "auto")
     return replace(made, time_fs=played.time_fs, schedule=found.schedule.title, timed_by="events")
-
-
-@cache
-def _compiled() -> bool:
-    """Whether the compiled engine is available."""
-    return find_spec("numba") is not None
 
 
 @lru_cache(maxsize=256)

@@ -12,28 +12,19 @@ from itertools import pairwise
 import numpy as np
 
 from simcoll.arrays import Ints
-from simcoll.core.hashing import token_at
 from simcoll.core.proof import LEVELS
 from simcoll.core.schedule import REDUCE, Repeat, Schedule, Step
 from simcoll.core.step import distinct, spread
 from simcoll.errors import ScheduleError
+from simcoll.proving.kernel import Contents, Fingerprints, play_few, required
 from simcoll.proving.vector import Vector
 
 Moves = tuple[list[int], list[int], list[bool]]
 
 __all__ = ["follow"]
 
-MASK = 2**64 - 1
 
-
-def _mix(z: int) -> int:
-    """:func:`simcoll.core.hashing.mix` of one word."""
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
-    return z ^ (z >> 31)
-
-
-def follow(schedule: Schedule, vector: Vector, places: Ints) -> str:
+def follow(schedule: Schedule, vector: Vector, places: Ints, salt: bytes) -> str:
     """Follow some places on every rank, in a schedule whose transfers never change the place.
 
     Returns
@@ -46,47 +37,45 @@ def follow(schedule: Schedule, vector: Vector, places: Ints) -> str:
     ScheduleError
         Names step, rank and chunk of a wrong chunk.
     """
-    collective, n, count = schedule.collective, schedule.nranks, len(places)
-    table = _Table(vector, places, 2 + bool(schedule.layout.scratch_slots))
-    memory = np.zeros((2, n, table.buffers, count), np.uint64)
-    ranks = np.arange(n)[:, None]
-    token = np.where(vector.holds(0, ranks, places), token_at(ranks * vector.size + places, 1), np.uint64(0))
-    leaf = np.where(vector.holds(0, ranks, places), token_at(ranks, 2), np.uint64(0))
-    memory[:, :, int(collective.in_place)] = token, leaf
-    held, tree = (row.reshape(-1).tolist() for row in memory)
+    layout, n, count = schedule.layout, schedule.nranks, len(places)
+    table = _Table(vector, places, 2 + bool(layout.scratch_slots))
+    algebra = Fingerprints(salt, n, distinct(places % layout.chunks if vector.own[0] else places))
+    contents = Contents.nothing(algebra, n * table.width)
+    rank, place = np.repeat(np.arange(n), count), np.tile(places, n)
+    has_input = vector.holds(0, rank, place)
+    rank_in, place_in = rank[has_input], place[has_input]
+    start = table.rows(rank_in, np.full(len(rank_in), int(schedule.collective.in_place)), place_in)
+    contents.put_inputs(start, rank_in, vector.chunks(0, place_in))
 
     def fail(number: int, row: int, reason: str) -> ScheduleError:
-        at, where = divmod(row, table.width)
-        address = vector.chunk(where // count, int(places[where % count]))
-        message = f"{schedule}: step {number}: rank {at} {schedule.layout.name(address)} {reason}"
+        at, buffer_place = divmod(row, table.width)
+        address = vector.chunk(buffer_place // count, int(places[buffer_place % count]))
+        message = f"{schedule}: step {number}: rank {at} {layout.name(address)} {reason}"
         return ScheduleError(message, step=number, rank=at, chunk=address)
 
-    number = 0
+    cells = [contents.leaves.tolist(), contents.sums.tolist(), contents.trees.tolist()]
+    number, y = 0, int(algebra.points[-2])
     for number, (sources, targets, reduces) in _moves(schedule, table):
-        if len(set(targets)) != len(targets):
-            twice = max(targets, key=targets.count)
-            raise fail(number, twice, "is written by several transfers; only the full proof handles that")
-        values = [(held[row], tree[row]) for row in sources]  # all reads come before the first write
-        for source, target, reduce, (value, made) in zip(sources, targets, reduces, values, strict=True):
-            if not made:
-                raise fail(number, source, "is read but holds nothing yet")
-            if reduce:
-                if not tree[target]:
-                    raise fail(number, target, "is reduced into but holds nothing yet")
-                value, made = (held[target] + value) & MASK, _mix((tree[target] + made) & MASK)  # noqa: PLW2901
-            held[target], tree[target] = value, made
-    found, trees = (np.array(row, np.uint64).reshape(n, table.buffers, count)[:, 1] for row in (held, tree))
-    wanted = vector.holds(1, ranks, places)
-    # A block of an all_gather has one input: the sum over the ranks is that of its owner.
-    wrong = np.argwhere(wanted & ((found != token.sum(axis=0, dtype=np.uint64)) | (trees == 0)))
+        fault = play_few(cells, y, sources, targets, reduces)
+        if fault:
+            row, reason = fault.split(" ", 1)
+            raise fail(number, int(row), reason)
+    leaves, sums, trees = np.array(cells[0], np.uint32), *(np.array(words, np.uint64) for words in cells[1:])
+    sees_output = vector.holds(1, rank, place)
+    rank, place = rank[sees_output], place[sees_output]
+    rows = table.rows(rank, np.ones(len(rank), np.int64), place)
+    required_leaves, required_sums, reduced = required(algebra, layout, rank, vector.chunks(1, place))
+    wrong = np.flatnonzero((leaves[rows] != required_leaves) | (sums[rows] != required_sums))
     if len(wrong):
-        raise fail(number, int(wrong[0] @ [table.width, 1]) + count, "does not hold the right contributions at the end")
-    if not collective.spec.reduces:
+        raise fail(number, int(rows[wrong[0]]), "does not hold the right contributions at the end")
+    if (reduced < 0).any():
         return ""
-    first = trees[wanted.argmax(axis=0), np.arange(count)]
-    if ((trees != first) & wanted).any():
+    order = np.argsort(place, kind="stable")
+    first, trees = np.diff(place[order], prepend=-1) != 0, trees[rows[order]]
+    of_place = trees[first]
+    if (trees != of_place[np.cumsum(first) - 1]).any():
         return LEVELS[0]
-    return LEVELS[3] if (first == first[0]).all() else LEVELS[2]
+    return LEVELS[3] if (of_place == of_place[0]).all() else LEVELS[2]
 
 
 class _Table:

@@ -169,7 +169,8 @@ class _Values:
         self.program = program
         self.nodes: list[tuple[int, ...]] = []  # a leaf (rank, cell), or a node (left, right, 0 or 1: by a switch)
         self.known: dict[tuple[int, ...], int] = {}
-        self.shapes: list[tuple[int, ...]] = []  # of each expression: its reductions, by rank
+        self.shapes: list[int] = []  # of each expression: the number of its reductions, with leaves named by rank
+        self.shape_numbers: dict[tuple[int, ...], int] = {}
         self.switched: list[bool] = []  # of each expression: whether a switch reduced part of it
         self.held: dict[tuple[int, int], int] = {}
         layout, inputs = program.layout, program.buffers[0]
@@ -187,8 +188,9 @@ class _Values:
             self.known[key] = len(self.nodes)
             self.nodes.append(key)
             operands = self.operands(self.known[key])
-            shape = sorted(hash(self.shapes[operand]) for operand in operands) or key[:1]
-            self.shapes.append(tuple(shape))
+            # A leaf is its rank, a reduction the sorted shapes of its two operands: of one and of two numbers.
+            shape = tuple(sorted(self.shapes[operand] for operand in operands)) or key[:1]
+            self.shapes.append(self.shape_numbers.setdefault(shape, len(self.shape_numbers)))
             self.switched.append(any(self.switched[operand] for operand in operands) or key[2:] == (1,))
         return self.known[key]
 
@@ -213,7 +215,23 @@ class _Values:
             results = [total] * len(operation.writes)
         for region, values in zip(operation.writes, results, strict=True):
             for cell, value in zip(region.cells, values, strict=True):
+                self._check_name(region.rank, cell, at)
                 self.held[region.rank, cell] = value
+
+    def _check_name(self, rank: int, cell: int, at: tuple[int, int, int]) -> None:
+        """Refuse an address whose memory has another one in place: what is stored there would not be found under the other."""
+        layout = self.program.layout
+        if layout is None:
+            alias = self.program.in_place and cell < self.program.buffers[0]
+        else:
+            alias = cell < layout.scratch_base and int(layout.canonical(np.array(rank), np.array(cell))) != cell
+        if alias:
+            name = self.program.place(Region(rank, cell, 1))
+            raise ScheduleError(
+                f"{self.program}: {where(self.program, *at)} writes {name}, which in place is part of the larger buffer "
+                "and must be addressed there",
+                rank=rank,
+            )
 
     def _read(self, rank: int, cell: int, at: tuple[int, int, int]) -> int:
         if (rank, cell) not in self.held:
@@ -228,7 +246,7 @@ def _check_outputs(values: _Values, layout: Layout) -> str:
     """Compare every output that the caller sees; return the reduction order."""
     program, collective = values.program, layout.collective
     trees: dict[int, set[int]] = {}
-    shapes: set[tuple[int, ...]] = set()
+    shapes: set[int] = set()
     unordered = False
     for rank in range(program.nranks):
         if not collective.has_output([rank])[0]:

@@ -14,8 +14,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from simcoll.arrays import Ints, Words
-from simcoll.core.hashing import mix, token_at
+from simcoll.arrays import Ints
 from simcoll.core.proof import LEVELS
 from simcoll.core.rank_program import RankProgram, place
 from simcoll.core.schedule import Layout
@@ -24,6 +23,7 @@ from simcoll.core.wiring import Wiring, op_where, wire
 from simcoll.errors import ConfigError, ScheduleError, expect, listed
 from simcoll.proving.deadlock import Play, deadlock, depth_text, play
 from simcoll.proving.explain import compared, leaves_below
+from simcoll.proving.kernel import MOST_LEAVES
 from simcoll.proving.races import check_races, most_in_flight
 
 __all__ = ["DEPTHS", "ProgramProof", "check_data", "check_ordered", "verify_program"]
@@ -145,22 +145,46 @@ def _enough(wiring: Wiring) -> str:
 
 
 class _Values:
-    """Expression graph: leaves are input chunks, every other node is the reduction of two nodes."""
+    """Expression graph: leaves are input chunks, every other node is the reduction of two nodes.
 
-    def __init__(self, leaves: Words, nodes: int) -> None:
-        self.leaves = self.count = len(leaves)
-        self.tree = np.concatenate([leaves, np.zeros(nodes, np.uint64)])
+    Parameters
+    ----------
+    ranks
+        The rank of every leaf.
+    nodes
+        Number of reductions to come.
+    """
+
+    def __init__(self, ranks: Ints, nodes: int) -> None:
+        self.leaves = self.count = len(ranks)
+        self.ranks = ranks
         self.operands = np.zeros((2, nodes), np.int64)
-        self.size = np.ones(len(self.tree))  # leaves below each node
+        self.size = np.ones(len(ranks) + nodes, np.int64)  # leaves below each node, saturated
+        self.depth = np.zeros(len(ranks) + nodes, np.int64)
 
     def reduced(self, left: Ints, right: Ints) -> Ints:
         """The nodes of left (op) right, element by element."""
-        made = np.arange(self.count, self.count + len(left))
+        result = np.arange(self.count, self.count + len(left))
         self.count += len(left)
-        self.operands[:, made - self.leaves] = left, right
-        self.tree[made] = mix(self.tree[left] + self.tree[right])
-        self.size[made] = self.size[left] + self.size[right]
-        return made
+        self.operands[:, result - self.leaves] = left, right
+        self.size[result] = np.minimum(self.size[left] + self.size[right], MOST_LEAVES)
+        self.depth[result] = np.maximum(self.depth[left], self.depth[right]) + 1
+        return result
+
+    def expressions(self) -> Ints:
+        """A number for the expression below each node: equal ones, up to the order of two operands, have equal numbers.
+
+        Equal expressions have equal depths, so comparing the pairs of operands of one depth decides, from the leaves up.
+        """
+        number = np.append(self.ranks, np.zeros(self.count - self.leaves, np.int64))
+        inner = self.leaves + np.argsort(self.depth[self.leaves : self.count], kind="stable")
+        following = int(self.ranks.max(initial=-1)) + 1
+        for nodes in np.split(inner, np.flatnonzero(np.diff(self.depth[inner])) + 1):
+            pairs = np.sort(number[self.operands[:, nodes - self.leaves]], axis=0)
+            _, which = np.unique(pairs, axis=1, return_inverse=True)
+            number[nodes] = following + which.reshape(-1)
+            following += int(which.max(initial=-1)) + 1
+        return number
 
     def expanded(self, nodes: Ints) -> tuple[Ints, Ints]:
         """All leaves of some nodes with repetition: the node and the leaf."""
@@ -189,10 +213,14 @@ class _Memory:
         self.writer = np.full(n * self.chunks, -1)
         self.read_only = np.zeros(n * self.chunks, np.bool_)
         reduces = op_where(code, "reads") & (op_where(code, "receives") | op_where(code, "updates"))
-        self.values = _Values(np.repeat(token_at(np.arange(n), 2), inputs), int(code.count[reduces].sum()))
+        self.values = _Values(np.repeat(np.arange(n), inputs), int(code.count[reduces].sum()))
         layout = program.layout
         rank, chunk = (cells.reshape(-1) for cells in np.meshgrid(np.arange(n), np.arange(inputs), indexing="ij"))
         if layout is None:
+            if program.in_place and program.buffers[1] < inputs:
+                raise ScheduleError(
+                    f"{program}: in place, the output holds the input, but has {program.buffers[1]} chunks for {inputs}"
+                )
             stored, given = chunk + inputs * program.in_place, np.ones(len(chunk), np.bool_)
             writable = np.full(len(chunk), program.in_place)
         else:
@@ -201,6 +229,14 @@ class _Memory:
         at = rank * self.chunks + stored
         self.read_only[at[~writable]] = True
         self.held[at[given]] = np.flatnonzero(given)
+        self.alias = np.zeros(n * self.chunks, np.bool_)  # the memory of another address
+        if layout is None:
+            self.alias[rank * self.chunks + chunk] = program.in_place
+        else:
+            rank, chunk = (
+                cells.reshape(-1) for cells in np.meshgrid(np.arange(n), np.arange(layout.scratch_base), indexing="ij")
+            )
+            self.alias[rank * self.chunks + chunk] = layout.canonical(rank, chunk) != chunk
 
     def fail(self, number: int, cell: int, reason: str) -> NoReturn:
         """Refuse an instruction's access."""
@@ -208,8 +244,16 @@ class _Memory:
         name = f"{place(self.wiring.program, chunk)} of rank {rank}"
         raise self.wiring.fault(number, f"{reason.format(name)}\n  in {self.wiring.where(number)}", chunk=chunk)
 
+    def _check_names(self, number: Ints, cell: Ints) -> None:
+        """Refuse addresses whose memory has another one in place: what is stored there would not be found under the other."""
+        alias = np.flatnonzero(self.alias[cell])
+        if len(alias):
+            reason = "names {}, which in place is part of the larger buffer and must be addressed there"
+            self.fail(int(number[alias[0]]), int(cell[alias[0]]), reason)
+
     def read(self, number: Ints, cell: Ints) -> Ints:
         """Nodes held by some chunks; refuses empty chunks."""
+        self._check_names(number, cell)
         nodes = self.held[cell]
         empty = np.flatnonzero(nodes < 0)
         if len(empty):
@@ -218,6 +262,7 @@ class _Memory:
 
     def write(self, number: Ints, cell: Ints, nodes: Ints) -> None:
         """Store nodes in chunks; refuses inputs that are not also outputs."""
+        self._check_names(number, cell)
         locked = np.flatnonzero(self.read_only[cell])
         if len(locked):
             self.fail(int(number[locked[0]]), int(cell[locked[0]]), "overwrites {}: inputs are read-only")
@@ -293,11 +338,11 @@ def _check_outputs(memory: _Memory, layout: Layout) -> str:
         first = int(wrong[0])
         origins = range(n) if reduced[first] else (int(source[first]),)
         _wrong_output(memory, int(cell[first]), [r * inputs + int(leaf[first]) for r in origins], len(wrong))
-    return _level(leaf[reduced], values.tree[node[reduced]])
+    return _level(leaf[reduced], values.expressions()[node[reduced]])
 
 
-def _level(chunk: Ints, tree: Words) -> str:
-    """Level of the reduction order, from the expression tree of each chunk on all ranks; a rank without one has no order."""
+def _level(chunk: Ints, tree: Ints) -> str:
+    """Level of the reduction order, from the expression of each chunk on all ranks; a rank without one has no order."""
     if not len(chunk):
         return ""
     _, first, which = np.unique(chunk, return_index=True, return_inverse=True)

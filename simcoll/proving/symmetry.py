@@ -11,6 +11,7 @@ Transfers keep their place (:mod:`simcoll.proving.vector`), so one of every orbi
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -24,9 +25,10 @@ from simcoll.core.schedule import COPY, REDUCE, SYNC, Repeat, Schedule, Step, jo
 from simcoll.core.step import distinct, expanded, spread
 from simcoll.errors import ScheduleError, expect
 from simcoll.proving.columns import follow
+from simcoll.proving.kernel import SALT_BYTES, by_fingerprints
 from simcoll.proving.vector import Vector, vector_of
 
-__all__ = ["Symmetry", "certify", "find_symmetry", "likely", "verify_by_symmetry"]
+__all__ = ["Symmetry", "certify", "find_symmetry", "likely", "prove_by_symmetry", "verify_by_symmetry"]
 
 UNITS = 2**24
 """Limit of single-chunk transfers to which a step is expanded."""
@@ -73,9 +75,14 @@ def verify_by_symmetry(schedule: Schedule) -> Proof:
     --------
     >>> import simcoll
     >>> print(verify_by_symmetry(simcoll.schedule("all_reduce", "ring", nranks=1000)))
-    proved (by symmetry, error 2^-64): 1,999,000 transfers in 1,999 steps, reduction order run-consistent
+    proved (by symmetry, error 2^-50): 1,999,000 transfers in 1,999 steps, reduction order run-consistent
     """
     expect(schedule, Schedule, "verify_by_symmetry takes a schedule, made by schedule(collective, algorithm)")
+    return prove_by_symmetry(schedule, secrets.token_bytes(SALT_BYTES))
+
+
+def prove_by_symmetry(schedule: Schedule, salt: bytes) -> Proof:
+    """The same with a given salt."""
     schedule.check()
     vector, symmetry = _vector(schedule), find_symmetry(schedule)
     least, image = np.arange(vector.size), symmetry.place
@@ -85,13 +92,13 @@ def verify_by_symmetry(schedule: Schedule) -> Proof:
         least, image = np.minimum(least, least[image]), image[image]
     chosen = np.unique(least)
     # A place and its image show whether their reductions have the same order; if so, the whole orbit has.
-    order = follow(schedule, vector, np.union1d(chosen, symmetry.place[chosen]))
+    order = follow(schedule, vector, np.union1d(chosen, symmetry.place[chosen]), salt)
     steps = transfers = 0
     for number, inner, repeat in _blocks(schedule):
         turns = repeat.count if repeat else 1
         steps = number + turns * len(inner)
         transfers += turns * sum(len(step) for step in inner)
-    return Proof("by symmetry", "fingerprint", order, steps, transfers, shared_chunks=False)
+    return by_fingerprints(schedule, "by symmetry", order, (steps, transfers), salt, shared_chunks=False)
 
 
 def likely(schedule: Schedule) -> bool:

@@ -44,6 +44,10 @@ class Vector:
         """The chunk of a place in a buffer."""
         return int(self.layout.bases()[region]) + (place % self.layout.chunks if self.own[region] else place)
 
+    def chunks(self, region: int, place: Ints) -> Ints:
+        """The chunks of places in a buffer."""
+        return int(self.layout.bases()[region]) + (place % self.layout.chunks if self.own[region] else place)
+
     def holds(self, region: int, rank: Ints, place: Ints) -> NDArray[np.bool_]:
         """Whether a rank has a place in a visible buffer."""
         if not self.own[region]:

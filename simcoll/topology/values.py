@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import SupportsIndex, TypeAlias, cast
 
 from simcoll.errors import ConfigError, shown
-from simcoll.units import MAX_RATE_UBPS, MAX_TIME_FS, parse_rate, parse_ratio, parse_time
+from simcoll.units import MAX_RATE_UBPS, MAX_TIME_FS, Ratio, parse_rate, parse_ratio, parse_time
 
 __all__ = [
     "Quantity",
@@ -111,7 +111,7 @@ def lengths(values: Sequence[int], what: str) -> tuple[int, ...]:
     return tuple(count(value, what) for value in given)
 
 
-def factor(value: str | float | Fraction, what: str, *, zero: bool = False) -> Fraction:
+def factor(value: Ratio, what: str, *, zero: bool = False) -> Fraction:
     """An exact positive ratio such as ``2``, ``1.5``, ``"7/3"`` or ``"2:1"``; with ``zero`` also 0.
 
     Examples

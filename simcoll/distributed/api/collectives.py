@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from simcoll.arrays import Array
+from simcoll.arrays import Array, MaybeNone
 from simcoll.distributed.api.arguments import (
     as_array,
     as_arrays,
@@ -51,7 +51,7 @@ def broadcast(
     group_src: int | None = None,
     *,
     algorithm: Choice = None,
-) -> Work | None:
+) -> Work | MaybeNone:
     """Copy the tensor of one rank (global rank ``src``, or group rank ``group_src``) to all others."""
     array = as_array(tensor)
     if (found := member_of(group, "broadcast")) is None:
@@ -65,7 +65,7 @@ def broadcast(
 
 def all_reduce(
     tensor: Any, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False, *, algorithm: Choice = None
-) -> Work | None:
+) -> Work | MaybeNone:
     """Reduce the tensors of all ranks; every rank gets the same bits."""
     array = as_array(tensor)
     reduction = check_op(op, array.dtype, "all_reduce")
@@ -85,7 +85,7 @@ def reduce(
     group_dst: int | None = None,
     *,
     algorithm: Choice = None,
-) -> Work | None:
+) -> Work | MaybeNone:
     """Reduce the tensors of all ranks on one rank; the others keep theirs."""
     array = as_array(tensor)
     reduction = check_op(op, array.dtype, "reduce")
@@ -98,7 +98,7 @@ def reduce(
 
 def all_gather(
     tensor_list: Any, tensor: Any, group: Any = None, async_op: bool = False, *, algorithm: Choice = None
-) -> Work | None:
+) -> Work | MaybeNone:
     """Collect the tensors of all ranks, in group order, in a list on every rank. Sizes may differ between ranks."""
     outputs, array = as_arrays(tensor_list, "tensor_list"), as_array(tensor)
     if (found := member_of(group, "all_gather")) is None:
@@ -117,7 +117,7 @@ def all_gather(
 
 def all_gather_into_tensor(
     output_tensor: Any, input_tensor: Any, group: Any = None, async_op: bool = False, *, algorithm: Choice = None
-) -> Work | None:
+) -> Work | MaybeNone:
     """Collect the tensors of all ranks in one, concatenated along dimension 0 or stacked along a new dimension."""
     output, array = as_array(output_tensor, "output_tensor"), as_array(input_tensor, "input_tensor")
     if (found := member_of(group, "all_gather_into_tensor")) is None:
@@ -140,7 +140,7 @@ def gather(
     group_dst: int | None = None,
     *,
     algorithm: Choice = None,
-) -> Work | None:
+) -> Work | MaybeNone:
     """Collect the tensors of all ranks, in group order, in a list on one rank (default: global rank 0)."""
     array = as_array(tensor)
     if (found := member_of(group, "gather")) is None:
@@ -163,7 +163,7 @@ def scatter(
     group_src: int | None = None,
     *,
     algorithm: Choice = None,
-) -> Work | None:
+) -> Work | MaybeNone:
     """Give every rank one tensor of the list of one rank (default: global rank 0)."""
     array = as_array(tensor)
     if (found := member_of(group, "scatter")) is None:
@@ -186,7 +186,7 @@ def reduce_scatter(
     async_op: bool = False,
     *,
     algorithm: Choice = None,
-) -> Work | None:
+) -> Work | MaybeNone:
     """Reduce entry i of the lists of all ranks on rank i. Entries may differ in size."""
     array, inputs = as_array(output, "output"), as_arrays(input_list, "input_list")
     reduction = check_op(op, array.dtype, "reduce_scatter")
@@ -216,7 +216,7 @@ def reduce_scatter_tensor(
     async_op: bool = False,
     *,
     algorithm: Choice = None,
-) -> Work | None:
+) -> Work | MaybeNone:
     """Reduce part i of the inputs of all ranks on rank i; parts are concatenated or stacked along dimension 0."""
     array, whole = as_array(output, "output"), as_array(input, "input")
     reduction = check_op(op, array.dtype, "reduce_scatter_tensor")
@@ -244,7 +244,7 @@ def all_to_all_single(
     async_op: bool = False,
     *,
     algorithm: Choice = None,
-) -> Work | None:
+) -> Work | MaybeNone:
     """Split the input along dimension 0, send part i to rank i, and concatenate the parts received."""
     target, source = as_array(output, "output"), as_array(input, "input")
     if (found := member_of(group, "all_to_all_single")) is None:
@@ -266,7 +266,7 @@ def all_to_all(
     async_op: bool = False,
     *,
     algorithm: Choice = None,
-) -> Work | None:
+) -> Work | MaybeNone:
     """Send entry i of the input list to rank i; entry i of the output list comes from rank i."""
     as_arrays(output_tensor_list, "output_tensor_list")
     as_arrays(input_tensor_list, "input_tensor_list")
@@ -287,7 +287,7 @@ def barrier(
     timeout: Any = None,
     *,
     algorithm: Choice = None,
-) -> Work | None:
+) -> Work | MaybeNone:
     """Wait until every rank of the group has called. ``device_ids`` is ignored."""
     if (found := member_of(group, "barrier")) is None:
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from simcoll.arrays import MaybeNone
 from simcoll.distributed.api.arguments import as_array, contiguous, root_of
 from simcoll.distributed.api.groups import ProcessGroup, get_rank, member_of
 from simcoll.distributed.runtime.calls import End
@@ -60,7 +61,7 @@ def _post(
 
 def isend(
     tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None
-) -> Work | None:
+) -> Work | MaybeNone:
     """Start a send. A rank may send to itself."""
     posted = _post("isend", tensor, (dst, group_dst), group, tag)
     return None if posted is None else posted[1]
@@ -68,7 +69,7 @@ def isend(
 
 def irecv(
     tensor: Any, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None
-) -> Work | None:
+) -> Work | MaybeNone:
     """Start a receive, from any rank if neither ``src`` nor ``group_src`` is given."""
     posted = _post("irecv", tensor, (src, group_src), group, tag)
     return None if posted is None else posted[1]

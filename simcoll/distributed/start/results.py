@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from simcoll.arrays import MaybeNone
 from simcoll.distributed.runtime.history import Record
 from simcoll.distributed.runtime.records import Flight, document
 from simcoll.distributed.runtime.run_timeline import Timeline
@@ -70,8 +71,8 @@ class RunResult:
     topology: str
     skew_fs: int
     peak_bytes: tuple[int, ...]
-    timeline: Timeline | None
-    workload: Workload | None
+    timeline: Timeline | MaybeNone
+    workload: Workload | MaybeNone
     _flights: Mapping[int, tuple[Flight, Groups]] = field(repr=False)
 
     @property

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING
 
 from simcoll.errors import ConfigError, nearest, shown
 from simcoll.topology.values import factor
-from simcoll.units import MAX_TIME_FS, exact_time
+from simcoll.units import MAX_TIME_FS, Ratio, exact_time
 
 __all__ = ["POLICIES", "Background", "Event", "LinkShare", "Policy", "Slow", "Stop"]
 
@@ -32,7 +32,7 @@ def _check_window(at_fs: int, for_fs: int | None) -> None:
             raise ConfigError("duration of an event: expected more than 0; omit it for an event that lasts to the end")
 
 
-def _share(value: Any, what: str) -> Fraction:
+def _share(value: Ratio, what: str) -> Fraction:
     share = factor(value, what, zero=True)
     if share > 1:
         raise ConfigError(f"{what}: expected 0 to 1, got {shown(value)}")
@@ -67,6 +67,10 @@ class LinkShare:
     at_fs: int = 0
     for_fs: int | None = None
 
+    if TYPE_CHECKING:
+
+        def __init__(self, link: str | int, share: Ratio, at_fs: int = 0, for_fs: int | None = None) -> None: ...
+
     def __post_init__(self) -> None:
         _check_window(self.at_fs, self.for_fs)
         object.__setattr__(self, "share", _share(self.share, f"share of link {shown(self.link)}"))
@@ -87,6 +91,10 @@ class Background:
     share: Fraction
     at_fs: int = 0
     for_fs: int | None = None
+
+    if TYPE_CHECKING:
+
+        def __init__(self, link: str | int, share: Ratio, at_fs: int = 0, for_fs: int | None = None) -> None: ...
 
     def __post_init__(self) -> None:
         _check_window(self.at_fs, self.for_fs)
@@ -129,6 +137,10 @@ class Slow:
     factor: Fraction
     at_fs: int = 0
     for_fs: int | None = None
+
+    if TYPE_CHECKING:
+
+        def __init__(self, rank: int, factor: Ratio, at_fs: int = 0, for_fs: int | None = None) -> None: ...
 
     def __post_init__(self) -> None:
         _check_rank(self.rank)

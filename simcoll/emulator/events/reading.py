@@ -58,7 +58,7 @@ def _event(what: str, at_fs: int, for_fs: int | None) -> Event:
     if rank is not None:
         number, verb, factor = int(rank[1]), rank[2], rank[3]
         if verb == "slower" and factor:
-            return Slow(number, factor, at_fs, for_fs)  # type: ignore[arg-type]  # it accepts text as well
+            return Slow(number, factor, at_fs, for_fs)
         if verb == "stops" and not factor:
             if for_fs is not None:
                 raise ConfigError("a rank that stops does not come back; expected no duration")
@@ -71,7 +71,7 @@ def _event(what: str, at_fs: int, for_fs: int | None) -> Event:
     if not sign or not link.strip():
         raise ConfigError(f"expected one of the forms {FORMS}")
     kind = LinkShare if sign == "=" else Background
-    return kind(link.strip(), share.strip(), at_fs, for_fs)  # type: ignore[arg-type]  # it accepts text as well
+    return kind(link.strip(), share.strip(), at_fs, for_fs)
 
 
 def parse_events(given: Sequence[Event | str]) -> tuple[Event, ...]:

@@ -1,7 +1,8 @@
-"""Compile functions where numba is installed; elsewhere run them as plain Python."""
+"""Compile functions where numba is installed and its compiler is not turned off; elsewhere run them as plain Python."""
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -15,12 +16,39 @@ from typing import Any, TypeVar, cast
 from zlib import crc32
 
 from simcoll.emulator.steps import roles
+from simcoll.errors import ConfigError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-__all__ = ["COMPILED", "SOURCES", "announced", "entry", "interrupts_wait", "loaded", "part"]
+__all__ = ["COMPILED", "REMEDY", "SOURCES", "UNCOMPILED", "announced", "entry", "interrupts_wait", "loaded", "part"]
 
-COMPILED = find_spec("numba") is not None
+SWITCH = "NUMBA_DISABLE_JIT"
+
+
+def _turned_off() -> bool:
+    """Whether numba's own switch for debugging is set, read as numba reads it, without the half second that loading numba takes."""
+    if "numba" in sys.modules or Path(".numba_config.yaml").exists():
+        import numba
+
+        return bool(numba.config.DISABLE_JIT)
+    try:
+        return int(os.environ.get(SWITCH, "0")) != 0
+    except ValueError:  # numba warns, and compiles
+        return False
+
+
+def _uncompiled() -> tuple[str, str]:
+    if find_spec("numba") is None:
+        remedy = "pip install 'simcoll[fast]'"
+        return f"numba is not installed; {remedy} makes this faster", remedy
+    if _turned_off():
+        return f"{SWITCH} turns numba's compiler off", f"unset {SWITCH}, which turns its compiler off"
+    return "", ""
+
+
+UNCOMPILED, REMEDY = _uncompiled()
+"""Why the loops are not machine code, and what changes it; empty if they are."""
+COMPILED = not UNCOMPILED
 """Whether the loops are machine code."""
 
 
@@ -43,6 +71,8 @@ def _jit(function: Function, **options: Any) -> Function:
     import simcoll.emulator.fast.state_type  # noqa: F401  (numba learns of the state)
 
     # Without reference counts (_nrt), passing arrays to a helper is free; nothing compiled here allocates.
+    if numba.config.DISABLE_JIT:
+        raise ConfigError(f"{SWITCH} was set after simcoll had found numba's compiler on; set it before, or leave it")
     settings: Any = {"error_model": "numpy", "_nrt": False, **options}
     ready: Any = numba.njit(**settings)(function)
     compiled = ready.compile
@@ -86,9 +116,10 @@ def entry(function: Function) -> Function:
         ready: Any = _jit(function, nogil=True, cache=True)
     except RuntimeError:  # numba found no place for the cache
         return _jit(function, nogil=True)
-    if COMPILED and hasattr(ready._cache, "_load_overload"):  # noqa: SLF001  # absent: slower, and as correct
+    cache_of = getattr(ready, "_cache", None)
+    if hasattr(cache_of, "_load_overload"):  # absent: slower, and as correct
         # As numba does it, but without all that it prepares for compiling (0.3 s), which a compilation prepares itself.
-        ready._cache.load_overload = ready._cache._load_overload  # noqa: SLF001
+        cache_of.load_overload = cache_of._load_overload  # noqa: SLF001
     return cast("Function", ready)
 
 

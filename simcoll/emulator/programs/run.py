@@ -19,14 +19,13 @@ from simcoll.emulator.engine_choice import (
     ASKED,
     DEEPEST_FIFO,
     FEW_MESSAGES,
-    INSTALL,
     MANY_MESSAGES,
     MOST_HASHED,
     check_engine,
     few_messages,
 )
 from simcoll.emulator.events import Event, Policy, Timeline, timeline_of
-from simcoll.emulator.fast.compiled import COMPILED
+from simcoll.emulator.fast.compiled import COMPILED, UNCOMPILED
 from simcoll.emulator.programs.compiled_programs import Played, play_all, play_classes
 from simcoll.emulator.programs.operations import Call, rank_array
 from simcoll.emulator.programs.program import Program
@@ -175,7 +174,7 @@ def _choose(
     if lowered.rows <= few_messages():
         return "simpy", f"only {lowered.rows} rows", None
     if not COMPILED:
-        return "simpy", f"numba is not installed; {INSTALL} makes this faster", None
+        return "simpy", UNCOMPILED, None
     return "fast", f"{lowered.rows} rows", lowered
 
 

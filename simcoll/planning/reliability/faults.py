@@ -178,11 +178,11 @@ def _events(
         check_flaps(1, plan, topology, whole_fs, chances)
         # Until twice the time: what comes later meets few runs that are still there.
         spans = [(link, down) for link in links for down in flaps(seed, link, chances.mtbf_fs, mean, 2 * whole_fs)]
-        return tuple(LinkShare(topology.link_name(link), 0, begin, length) for link, (begin, length) in spans)  # type: ignore[arg-type]
+        return tuple(LinkShare(topology.link_name(link), 0, begin, length) for link, (begin, length) in spans)
     name = topology.link_name(links[drawn[1] % len(links)])
     if kind == "traffic":
-        return (Background(name, f"{1 + drawn[2] % 9}/10"),)  # type: ignore[arg-type]
-    return (LinkShare(name, 0, at, exponential(drawn[2], mean) if kind == "flap" else None),)  # type: ignore[arg-type]
+        return (Background(name, f"{1 + drawn[2] % 9}/10"),)
+    return (LinkShare(name, 0, at, exponential(drawn[2], mean) if kind == "flap" else None),)
 
 
 def _repair_fs(whole_fs: int, chances: Chances) -> int:

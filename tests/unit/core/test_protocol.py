@@ -56,6 +56,15 @@ def test_unknown_names():
         assert says in str(error.value)
 
 
+def test_lists_are_stored_as_tuples():
+    given = Protocol("t", occupancy_fs=[["net", 1]], hop_latency_fs=[("net", 2)], link_shares=[["net", "1/2"]])
+    stored = Protocol(
+        "t", occupancy_fs=(("net", 1),), hop_latency_fs=(("net", 2),), link_shares=(("net", Fraction(1, 2)),)
+    )
+    assert given == stored
+    assert hash(given) == hash(stored)
+
+
 def test_the_summary_names_what_a_protocol_has():
     protocol = Protocol(
         "t",
@@ -89,6 +98,12 @@ def test_the_summary_names_what_a_protocol_has():
         ("link_shares", (("net", 0),), "link_shares of net must be a number above 0 and at most 1, got 0"),
         ("link_shares", (("net", "10/9"),), "link_shares of net must be a number above 0 and at most 1, got '10/9'"),
         ("wire_factor", "1/0", "wire_factor must be a number above 0, got '1/0'"),
+        (
+            "hop_latency_fs",
+            {"net": 1},
+            "hop_latency_fs must be pairs (link kind, value), such as [('net', 1)]; got {'net': 1}",
+        ),
+        ("link_shares", 5, "link_shares must be pairs (link kind, value), such as [('net', 1)]; got 5"),
     ],
 )
 def test_values_that_cannot_be(field, value, says):

@@ -1,10 +1,13 @@
 """The fast engine: the same integers as the reference, its choice, its limits, its errors."""
 
 import inspect
+import os
+import re
 import signal
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -280,11 +283,33 @@ def test_equal_steps_are_one_object():
     assert plan.protocol == IDEAL
 
 
+WITHOUT_NUMBA = {
+    "absent": (
+        'import sys; sys.modules["numba"] = None',
+        "0",
+        "simpy | numba is not installed; pip install 'simcoll[fast]' makes this faster | fast 207",
+        "engine 'fast' needs numba: pip install 'simcoll[fast]'",
+    ),
+    "turned off": (
+        "",
+        "1",
+        "simpy | NUMBA_DISABLE_JIT turns numba's compiler off | fast 207",
+        "engine 'fast' needs numba: unset NUMBA_DISABLE_JIT, which turns its compiler off",
+    ),
+    "turned off in numba": (
+        "import numba; numba.config.DISABLE_JIT = True",
+        "0",
+        "simpy | NUMBA_DISABLE_JIT turns numba's compiler off | fast 207",
+        "engine 'fast' needs numba: unset NUMBA_DISABLE_JIT, which turns its compiler off",
+    ),
+}
+
+
 @pytest.mark.slow
-def test_without_numba_the_reference_runs_and_says_how_to_get_faster():
-    program = """
-import sys
-sys.modules["numba"] = None
+@pytest.mark.parametrize(("before", "switch", "played", "refused"), WITHOUT_NUMBA.values(), ids=WITHOUT_NUMBA)
+def test_without_numba_the_reference_runs_and_says_how_to_get_faster(before, switch, played, refused):
+    program = f"""
+{before}
 import simcoll
 from simcoll.emulator import emulate
 from simcoll.topology import crossbar
@@ -299,12 +324,46 @@ try:
 except simcoll.ConfigError as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    environment = os.environ | {"NUMBA_DISABLE_JIT": switch}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment)
     assert done.stderr == ""
-    assert done.stdout.splitlines() == [
-        "simpy | numba is not installed; pip install 'simcoll[fast]' makes this faster | fast 207",
-        "engine 'fast' needs numba: pip install 'simcoll[fast]'",
-    ]
+    assert done.stdout.splitlines() == [played, refused]
+
+
+@compiled
+@pytest.mark.slow
+def test_with_the_compiler_turned_off_everything_runs_as_without_numba():
+    program = """
+import sys
+if sys.argv[1:] == ["absent"]:
+    sys.modules["numba"] = None
+import simcoll
+from simcoll.cli import main
+machine = simcoll.load_topology("dgx-h100", nodes=2)
+print(simcoll.predict("all_to_all", 2**20, machine, library="nccl").time_fs)
+for words in (
+    "perf all_reduce -b 1M -e 1M --algorithm ring --jitter 10ns",
+    "perf all_reduce --nodes 4 -b 1K -e 64M -f 65536 --algorithm ring,tree",
+    "step docs/howto/llama-8b.toml",
+):
+    assert main(words.split()) == 0, words
+"""
+    root = Path(__file__).parents[3]
+    off, absent = (
+        subprocess.run(
+            [sys.executable, "-c", program, how],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=root,
+            env=os.environ | {"NUMBA_DISABLE_JIT": switch},
+        )
+        for how, switch in (("off", "1"), ("absent", "0"))
+    )
+    assert (off.returncode, off.stderr) == (0, absent.stderr)
+    spent = re.compile(r"[\d.]+ [mu]?s \(")  # by this machine
+    assert spent.sub("(", off.stdout) == spent.sub("(", absent.stdout)
+    assert len(off.stdout.splitlines()) > 20
 
 
 @compiled

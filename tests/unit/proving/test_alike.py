@@ -25,9 +25,9 @@ PIPELINES = [
 @pytest.mark.parametrize(("kind", "name", "params"), PIPELINES)
 def test_it_says_what_the_full_proof_says(kind, name, params):
     schedule = simcoll.schedule(kind, name, nranks=4, **params)
-    full, told = verify(schedule, exact=True), verify(schedule)
+    full, told = verify(schedule, exact=True), verify(schedule, exact=False)
     assert told.kind == "by symmetry"
-    assert replace(told, kind="full", method="exact", of=None) == replace(full, of=None)
+    assert replace(told, kind="full", method="exact", error_bits=0) == full
 
 
 def test_few_pieces_are_followed():
@@ -106,7 +106,7 @@ def test_pieces_whose_transfers_share_a_step_differ_from_those_that_follow_each_
         at_once = transfers(1, layout.output(0, early), 2, layout.output(0, early))
         return Schedule("relay", layout, lambda: [start, joined([first, at_once]), on])
 
-    assert verify(schedule()).kind == "by symmetry"
+    assert verify(schedule(), exact=False).kind == "by symmetry"
     with pytest.raises(ScheduleError, match="reads rank 1 output chunk 17, which holds nothing yet"):
         verify(schedule(17))
 
@@ -119,7 +119,7 @@ def test_repeats_of_ranges():
         steps = [start, Repeat((half,), turns, 16, 0, 128)]
         made = Schedule("ranges", layout, lambda steps=steps: steps)
         if right:
-            told = verify(made)
+            told = verify(made, exact=False)
             assert (told.kind, told.steps, told.transfers) == ("by symmetry", 9, 10)
         else:
             with pytest.raises(ScheduleError, match="is wrong at the end"):

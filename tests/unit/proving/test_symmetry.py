@@ -39,8 +39,8 @@ def test_it_says_what_the_full_proof_says(kind, name, params, n, in_place):
     if n % params.get("box", 1) or (in_place and kind == "reduce_scatter"):
         return
     schedule = simcoll.schedule(kind, name, nranks=n, in_place=in_place, **params)
-    full, short = verify(schedule), verify_by_symmetry(schedule)
-    assert short == replace(full, kind="by symmetry", method="fingerprint")
+    full, short = verify(schedule, exact=False), verify_by_symmetry(schedule)
+    assert short == replace(full, kind="by symmetry")
 
 
 def test_far_fewer_chunks_than_a_full_proof_could_follow():

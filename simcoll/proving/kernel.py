@@ -1,0 +1,501 @@
+"""The trusted core: everything that the proof of a schedule's data rests on, with the arithmetic of :mod:`simcoll.proving.field`.
+
+A proof plays the steps of a schedule and follows the *contents* of chunks. The strategies beside this module
+(:mod:`simcoll.proving.symmetry`, :mod:`simcoll.proving.alike_pieces`, :mod:`simcoll.proving.parts`) only choose which chunks to follow.
+What they choose is followed and judged here, by three things:
+
+* the *algebra*: the contents of a chunk, and of the sum of two chunks;
+* the *rules* of a step: all reads come before all writes, and the transfers that are refused;
+* the *comparison* with the collective's definition.
+
+Contents have three parts:
+
+``leaves``
+    The number of contributions, each as often as it was added, in integers that saturate at ``MOST_LEAVES``. No chain of additions
+    wraps it around, and no right output comes near that limit. 0: nothing was written yet.
+``sums``
+    The multiset of contributions. :class:`Fingerprints`: the sum of a token for each, modulo the prime 2^61 - 1; the tokens are drawn
+    from the salt of the proof. Two multisets of equally many contributions, fewer than ``MOST_LEAVES``, differ by a vector that is not 0
+    in the field; its product with random tokens is 0 with probability 9 / 2^64 at most. :class:`Counts`: how often each contribution
+    was added.
+``trees``
+    The expression: its brackets, without the order of two operands, because a + b and b + a have the same bits. :class:`Fingerprints`:
+    the polynomial x_r for a contribution of rank r, and y + A * B for the reduction of A and B, at a random point of the field.
+    Different expressions have different polynomials: with all x equal, each is a power of x modulo y, and its constant term is
+    divisible by y once, so it is irreducible (Eisenstein), and the factors of P - y are A and B. The degree is the number of leaves, so
+    expressions of n leaves are confused with probability 9 n / 2^64 at most (Schwartz and Zippel). :class:`Counts`: equal expressions
+    have one number, others have different ones.
+
+A wrong schedule has a wrong output chunk, and is proved only if that very chunk looks right. So the bound for one chunk holds for the whole
+schedule, however large: 9 / 2^64 for the data, and n times as much for the order of reductions (:func:`error_bits`). It holds against an
+author who knows this code, because the salt is drawn after the schedule was written.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simcoll.arrays import Ints, Words
+from simcoll.core.layout import Layout
+from simcoll.core.memory_limits import check_room
+from simcoll.core.proof import Proof
+from simcoll.core.schedule import COPY, REDUCE, SWITCH_REDUCE, SYNC, Schedule, Step, transfer_text
+from simcoll.core.step import distinct, expanded, overlaps
+from simcoll.proving import explain
+from simcoll.proving.field import PRIME, add, column_sums, multiply, random_words, run_sums
+
+__all__ = [
+    "MOST_LEAVES",
+    "Algebra",
+    "Contents",
+    "Counts",
+    "Fingerprints",
+    "Memory",
+    "by_fingerprints",
+    "error_bits",
+    "play_few",
+    "required",
+]
+
+MOST_LEAVES = 2**31 - 1
+"""Saturation of the number of contributions; sums of two such numbers fit 32 bits."""
+SALT_BYTES = 32
+PART = 2**16
+"""Number of chunks followed at a time, few enough for a processor's cache."""
+
+Leaves: TypeAlias = NDArray[np.uint32]
+_MOST_LEAVES = np.array(MOST_LEAVES, np.uint32)
+
+
+def error_bits(nranks: int, *, reduces: bool) -> int:
+    """The greatest whole e such that a wrong schedule is proved by fingerprints with a probability of at most 2^-e.
+
+    >>> error_bits(8, reduces=False), error_bits(1024, reduces=True)
+    (60, 50)
+    """
+    return math.floor(64 - math.log2(9 * (nranks + 1 if reduces else 1)))
+
+
+def by_fingerprints(
+    schedule: Schedule, kind: str, order: str, followed: tuple[int, int], salt: bytes, *, shared_chunks: bool
+) -> Proof:
+    """The proof of a schedule whose contents were compared by fingerprints; ``followed``: its numbers of steps and transfers."""
+    bits = error_bits(schedule.nranks, reduces=schedule.collective.spec.reduces)
+    return Proof(kind, "fingerprint", order, *followed, shared_chunks, bits, salt)
+
+
+class Fingerprints:
+    """Multisets as sums of tokens, expressions as values of polynomials.
+
+    Parameters
+    ----------
+    salt
+        Secret bytes, drawn for one proof.
+    nranks
+        World size.
+    chunks
+        The input chunks that are followed, ascending.
+    """
+
+    exact = False
+
+    def __init__(self, salt: bytes, nranks: int, chunks: Ints) -> None:
+        self.nranks, self.chunks = nranks, chunks
+        self.tokens = random_words(salt + b"tokens", nranks * len(chunks)).reshape(nranks, len(chunks))
+        self.points = random_words(salt + b"expressions", nranks + 2)  # x of every rank, y, and the y of switches
+
+    def _column(self, chunk: Ints) -> Ints:
+        return chunk if len(self.chunks) == self.chunks[-1] + 1 else np.searchsorted(self.chunks, chunk)
+
+    def nothing(self, rows: int) -> tuple[Words, Words]:
+        """Sums and trees of chunks that hold nothing."""
+        return np.zeros(rows, np.uint64), np.zeros(rows, np.uint64)
+
+    def inputs(self, rank: Ints, chunk: Ints) -> tuple[Words, Words]:
+        """Sums and trees of input chunks."""
+        return self.tokens[rank, self._column(chunk)], self.points[rank]
+
+    def reduced(self, left: tuple[Words, Words], right: tuple[Words, Words]) -> tuple[Words, Words]:
+        """Sums and trees of left (op) right."""
+        return add(left[0], right[0]), add(multiply(left[1], right[1]), self.points[-2:-1])
+
+    def switched(self, operands: tuple[Words, Words], starts: Ints) -> tuple[Words, Words]:
+        """Sums of runs of operands; their trees are another y plus the product of all operands."""
+        sums, factors = operands
+        lengths = np.diff(np.append(starts, len(factors)))
+        while (lengths > 1).any():  # multiply neighbours until one factor of each run is left
+            index = np.arange(len(factors)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+            odd = index % 2 == 1
+            right = np.flatnonzero(odd)
+            factors[right - 1] = multiply(factors[right - 1], factors[right])
+            factors, lengths = factors[~odd], (lengths + 1) // 2
+        return run_sums(sums, starts), add(factors, self.points[-1:])
+
+    def everyone(self, chunk: Ints) -> Words:
+        """Sums of a token of every rank, of these input chunks."""
+        return self._of_all_ranks[self._column(chunk)]
+
+    @cached_property
+    def _of_all_ranks(self) -> Words:
+        """For each chunk that is followed, the sum of the tokens of all ranks."""
+        return column_sums(self.tokens)
+
+
+class Counts:
+    """Multisets as the number of times that each contribution was added; numbers of expressions.
+
+    A count may wrap around at 2^64, but not unseen: ``leaves`` saturates long before.
+    """
+
+    exact = True
+
+    def __init__(self, nranks: int, per_rank: int) -> None:
+        self.nranks, self.per_rank = nranks, per_rank
+        self.numbers: dict[tuple[int, ...], int] = {}
+
+    def nothing(self, rows: int) -> tuple[Words, Words]:
+        """Sums and trees of chunks that hold nothing."""
+        return np.zeros((rows, self.nranks * self.per_rank), np.uint64), np.zeros(rows, np.uint64)
+
+    def inputs(self, rank: Ints, chunk: Ints) -> tuple[Words, Words]:
+        """Sums and trees of input chunks: one contribution; the expression of a rank."""
+        sums, _ = self.nothing(len(rank))
+        sums[np.arange(len(rank)), rank * self.per_rank + chunk] = 1
+        return sums, rank.astype(np.uint64)
+
+    def _number(self, expression: tuple[int, ...]) -> int:
+        return self.numbers.setdefault(expression, self.nranks + len(self.numbers))
+
+    def reduced(self, left: tuple[Words, Words], right: tuple[Words, Words]) -> tuple[Words, Words]:
+        """Sums and trees of left (op) right."""
+        low, high = np.minimum(left[1], right[1]).tolist(), np.maximum(left[1], right[1]).tolist()
+        return left[0] + right[0], np.array([*map(self._number, zip(low, high, strict=True))], np.uint64)
+
+    def switched(self, operands: tuple[Words, Words], starts: Ints) -> tuple[Words, Words]:
+        """Sums and trees of runs of operands."""
+        ends = [*starts.tolist(), len(operands[1])]
+        trees = [self._number((-1, *sorted(operands[1][low:high].tolist()))) for low, high in pairwise(ends)]
+        return np.add.reduceat(operands[0], starts, axis=0), np.array(trees, np.uint64)
+
+    def everyone(self, chunk: Ints) -> Words:
+        """Sums of a contribution from every rank, of these input chunks."""
+        sums, _ = self.nothing(len(chunk))
+        sums[np.arange(len(chunk))[:, None], np.arange(self.nranks) * self.per_rank + chunk[:, None]] = 1
+        return sums
+
+
+Algebra: TypeAlias = Fingerprints | Counts
+
+
+@dataclass(slots=True)
+class Contents:
+    """Contents of some chunks: a row for each."""
+
+    algebra: Algebra
+    leaves: Leaves
+    sums: Any
+    trees: Words
+
+    @classmethod
+    def nothing(cls, algebra: Algebra, rows: int) -> Contents:
+        """Chunks that hold nothing."""
+        return cls(algebra, np.zeros(rows, np.uint32), *algebra.nothing(rows))
+
+    def put_inputs(self, rows: Ints, rank: Ints, chunk: Ints) -> None:
+        """Store input chunks."""
+        self.leaves[rows] = 1
+        self.sums[rows], self.trees[rows] = self.algebra.inputs(rank, chunk)
+
+    def read(self, rows: Ints | slice) -> Contents:
+        """A copy of some rows."""
+        if isinstance(rows, slice):
+            return Contents(self.algebra, self.leaves[rows].copy(), self.sums[rows].copy(), self.trees[rows].copy())
+        return Contents(self.algebra, self.leaves.take(rows), self.sums.take(rows, axis=0), self.trees.take(rows))
+
+    def write(self, rows: Ints, contents: Contents) -> None:
+        """Replace some rows: a copy."""
+        self.leaves[rows], self.sums[rows], self.trees[rows] = contents.leaves, contents.sums, contents.trees
+
+    def plus(self, other: Contents) -> Contents:
+        """Reduction of each row with the same row of other contents."""
+        return Contents(
+            self.algebra,
+            np.minimum(self.leaves + other.leaves, _MOST_LEAVES),
+            *self.algebra.reduced((self.sums, self.trees), (other.sums, other.trees)),
+        )
+
+    def switched(self, target: Ints) -> tuple[Ints, Contents]:
+        """The distinct targets of the rows, and the reduction by a switch of the rows of each."""
+        order = np.argsort(target, kind="stable")
+        target = target[order]
+        starts = np.flatnonzero(np.diff(target, prepend=-1))
+        leaves = np.add.reduceat(self.leaves[order].astype(np.uint64), starts)  # fewer than 2^32 rows cannot wrap this
+        sums, trees = self.algebra.switched((self.sums[order], self.trees[order]), starts)
+        return target[starts], Contents(self.algebra, np.minimum(leaves, MOST_LEAVES).astype(np.uint32), sums, trees)
+
+
+def required(algebra: Algebra, layout: Layout, rank: Ints, chunk: Ints) -> tuple[Leaves, Any, Ints]:
+    """The leaves and sums that outputs must hold, by the collective's definition, and the input chunk of each reduction, else -1."""
+    source, piece = layout.wanted(rank, chunk)
+    reduces = source < 0
+    if reduces.all():
+        sums = algebra.everyone(piece)
+    else:
+        sums = algebra.inputs(np.maximum(source, 0), piece)[0]
+        sums[reduces] = algebra.everyone(piece[reduces])
+    leaves = np.where(reduces, layout.collective.nranks, 1).astype(np.uint32)
+    return leaves, sums, np.where(reduces, piece, -1)
+
+
+def play_few(cells: list[list[int]], y: int, sources: list[int], targets: list[int], reduces: list[bool]) -> str:
+    """The rules of a step for a few transfers, in Python's integers: for them, numpy would take longer to call than to compute.
+
+    Parameters
+    ----------
+    cells
+        Leaves, sums and trees of the chunks that are followed, by :class:`Fingerprints`.
+    y
+        The point of reductions.
+    sources, targets, reduces
+        Row read, row written, and whether it is reduced into, for each transfer.
+
+    Returns
+    -------
+    str
+        Empty, or the row at fault and the reason.
+    """
+    leaves, sums, trees = cells
+    if len(set(targets)) != len(targets):
+        return f"{max(targets, key=targets.count)} is written by several transfers; only the full proof handles that"
+    values = [(leaves[row], sums[row], trees[row]) for row in sources]  # all reads come before the first write
+    for source, target, reduce, (many, held, tree) in zip(sources, targets, reduces, values, strict=True):
+        if not many:
+            return f"{source} is read but holds nothing yet"
+        if reduce:
+            if not leaves[target]:
+                return f"{target} is reduced into but holds nothing yet"
+            leaves[target] = min(leaves[target] + many, MOST_LEAVES)
+            sums[target] = (sums[target] + held) % PRIME
+            trees[target] = (y + trees[target] * tree) % PRIME
+        else:
+            leaves[target], sums[target], trees[target] = many, held, tree
+    return ""
+
+
+class Memory:
+    """Every chunk of every rank during a proof, and the rules by which steps change it.
+
+    Chunk ``c`` of rank ``r`` is row ``r * strides[0] + c * strides[1]``. If one vector is cut into chunks, consecutive chunks are adjacent,
+    since they move together; otherwise one chunk of all ranks is.
+
+    Attributes
+    ----------
+    folds
+        Some step has several reductions into one chunk.
+    switched
+        A switch reduced something, in unspecified order.
+    """
+
+    def __init__(self, schedule: Schedule, algebra: Algebra) -> None:
+        layout, collective, n = schedule.layout, schedule.collective, schedule.nranks
+        rows, per_rank = n * layout.size, layout.output_base
+        size_bytes = rows * (8 * (n * per_rank if algebra.exact else 1) + 16) + 8 * (layout.size + n * per_rank)
+        check_room(
+            size_bytes,
+            f"proving a schedule with {layout.size} chunks on each of {n} ranks",
+            "cut its blocks into fewer",
+        )
+        self.schedule, self.layout, self.algebra = schedule, layout, algebra
+        self.strides = (layout.size, 1) if collective.nblocks == 1 else (1, n)
+        self.contents = Contents.nothing(algebra, rows)
+        self.writer = np.zeros(rows, np.uint32)  # number of the last transfer in a step that wrote each row
+        self.folds = self.switched = False
+        for ranks in in_groups(np.flatnonzero(collective.has_input(np.arange(n))), per_rank):
+            rank, chunk = np.tile(ranks, per_rank), np.repeat(np.arange(per_rank), len(ranks))
+            self.contents.put_inputs(self.rows(rank, layout.canonical(rank, chunk)), rank, chunk)
+
+    def rows(self, rank: Ints, chunk: Ints) -> Ints:
+        """Row of each chunk."""
+        return rank * self.strides[0] + chunk * self.strides[1]
+
+    def _of_step(self, step: Step) -> tuple[Ints, Ints]:
+        """Rows of every chunk that a step reads and writes, in the order of :func:`simcoll.core.step.expanded`."""
+        src, dst = self.rows(step.src_rank, step.src_chunk), self.rows(step.dst_rank, step.dst_chunk)
+        if (step.count == 1).all():
+            return src, dst
+        count = np.maximum(step.count, 1)
+        before = (np.cumsum(count) - count) * self.strides[1]
+        offset = np.arange(int(count.sum())) * self.strides[1]
+        return np.repeat(src - before, count) + offset, np.repeat(dst - before, count) + offset
+
+    def play(self, number: int, step: Step) -> None:
+        """Play one checked step, with aliases resolved: all reads, then all writes.
+
+        Raises
+        ------
+        ScheduleError
+            For a transfer that breaks a rule.
+        """
+        if (step.op == SYNC).any():
+            row = int(np.flatnonzero(step.op == SYNC)[0])
+            explain.refuse(self.schedule, number, step, row, "only a barrier has sync transfers", at_source=True)
+        parts = _parts(step)
+        reads = [self._read(number, part) for part in parts]
+        if not self._writes_once(step, [dst for dst, _ in reads]) and self._check_folds(number, step):
+            self._write_folds(number, step, reads)
+            return
+        for part, (dst, contents) in zip(parts, reads, strict=True):
+            self._write(number, part, dst, contents)
+
+    def _read(self, number: int, step: Step) -> tuple[Ints, Contents]:
+        """Check transfers; return the rows to write, and the contents read."""
+        layout, schedule = self.layout, self.schedule
+        src, dst = self._of_step(step)
+        contents = self.contents.read(src)
+        if not contents.leaves.all():
+            explain.undefined(
+                schedule, number, expanded(step), int(np.flatnonzero(contents.leaves == 0)[0]), reads=True
+            )
+        if int(step.dst_chunk.min(initial=layout.size)) < layout.output_base:
+            one = expanded(step)
+            writable = layout.writable(one.dst_rank, one.dst_chunk)
+            if not writable.all():
+                row = int(np.flatnonzero(~writable)[0])
+                explain.refuse(schedule, number, one, row, "overwrites {}: inputs are read-only")
+        if not schedule.divisible:
+            # Ranges of pieces of one block have equal sizes if their first pieces do.
+            one = step if layout.collective.nblocks <= 1 and layout.scratch_pieces is None else expanded(step)
+            same = layout.same_size(one)
+            if not same.all():
+                explain.size_mismatch(schedule, number, one, int(np.flatnonzero(~same)[0]))
+        return dst, contents
+
+    def _writes_once(self, step: Step, rows: list[Ints]) -> bool:
+        """Whether a step writes no chunk twice."""
+        if 4 * len(step) < sum(map(len, rows)):  # comparing ranges is faster
+            start = step.dst_rank * self.layout.size + step.dst_chunk
+            return not overlaps(start, start + step.count)
+        # Each transfer writes its number; if two write to one row, one of the numbers is not there afterwards.
+        edges = np.cumsum([0, *map(len, rows)])
+        numbers = [np.arange(*ends, dtype=np.uint32) for ends in pairwise(edges.tolist())]
+        for row, number in zip(rows, numbers, strict=True):
+            self.writer[row] = number
+        return all(np.array_equal(self.writer.take(row), number) for row, number in zip(rows, numbers, strict=True))
+
+    def _check_folds(self, number: int, step: Step) -> bool:
+        """Refuse a chunk written twice in a step, except by one switch reduction or fold; return whether there is a fold."""
+        if (step.op == SWITCH_REDUCE).all() and (step.channel == step.channel[0]).all():
+            return False
+        one = expanded(step)
+        dst = self.rows(one.dst_rank, one.dst_chunk)
+        order = np.lexsort((one.src_rank, one.op, dst))
+        same = np.flatnonzero(np.diff(dst[order]) == 0)
+        row, before = order[same + 1], order[same]
+        switched = (one.op[row] == SWITCH_REDUCE) & (one.op[before] == SWITCH_REDUCE)
+        added = (one.op[row] == REDUCE) & np.isin(one.op[before], (COPY, REDUCE))
+        for wrong, reason in (
+            (~switched & ~added, ""),
+            (one.channel[row] != one.channel[before], ", on two channels"),
+            (
+                added & (one.op[before] == REDUCE) & (one.src_rank[row] == one.src_rank[before]),
+                ", and from one rank: a fold takes one operand of each",
+            ),
+        ):
+            if wrong.any():
+                at = int(np.flatnonzero(wrong)[0])
+                also = transfer_text(self.layout, one, int(before[at]))
+                text = f"writes {{}} twice in one step{reason}\n  in {also}"
+                explain.refuse(self.schedule, number, one, int(row[at]), text)
+        return bool(added.any())
+
+    def _write_folds(self, number: int, step: Step, reads: list[tuple[Ints, Contents]]) -> None:
+        """Write operands in rounds: in each round a chunk gets at most one, in the order of the fold."""
+        self.folds = True
+        one, dst = expanded(step), np.concatenate([rows for rows, _ in reads])
+        columns = [(contents.leaves, contents.sums, contents.trees) for _, contents in reads]
+        operands = Contents(self.algebra, *map(np.concatenate, zip(*columns, strict=True)))
+        order = np.lexsort((one.src_rank, one.op == REDUCE, dst))
+        begin = np.maximum.accumulate(np.where(np.diff(dst[order], prepend=-1) != 0, np.arange(len(order)), 0))
+        # Switch operations are played in one round.
+        turn = np.where(one.op[order] == SWITCH_REDUCE, 0, np.arange(len(order)) - begin)
+        by_turn = order[np.argsort(turn, kind="stable")]
+        for rows in np.split(by_turn, np.cumsum(np.bincount(turn))[:-1]):
+            self._write(number, one.rows(rows), dst[rows], operands.read(rows))
+
+    def _write(self, number: int, step: Step, dst: Ints, contents: Contents) -> None:
+        """Reduce and write the contents that transfers have read."""
+        ops = distinct(step.op)
+        of_chunk = expanded(step).op if len(ops) > 1 else step.op
+        for op in ops.tolist():
+            chosen: Ints | slice = slice(None)
+            if len(ops) > 1:
+                chosen = np.flatnonzero(of_chunk == op)
+                part, target = contents.read(chosen), dst[chosen]
+            else:
+                part, target = contents, dst
+            if op == SWITCH_REDUCE:  # the old content does not count
+                self.switched = True
+                target, part = part.switched(target)
+            elif op == REDUCE:
+                old = self.contents.read(target)
+                if not old.leaves.all():
+                    row = int(np.arange(len(dst))[chosen][old.leaves == 0][0])
+                    explain.undefined(self.schedule, number, expanded(step), row, reads=False)
+                part = old.plus(part)
+            self.contents.write(target, part)
+
+    def compare(self) -> tuple[Words, bool]:
+        """Compare all outputs with the collective's definition.
+
+        Returns
+        -------
+        tuple
+            Expressions of reductions, one for each input chunk that is reduced, and whether those of each chunk are equal on all ranks.
+
+        Raises
+        ------
+        ScheduleError
+            With the counter-example of a wrong output.
+        """
+        collective, layout, per_rank = self.schedule.collective, self.layout, self.layout.output_base
+        outputs = np.arange(layout.output_base, layout.scratch_base)
+        faults = [np.zeros((2, 0), np.int64)]
+        first = np.zeros(per_rank, np.int64)  # 1 + row of the first reduction of each input chunk
+        alike = True
+        ranks = np.flatnonzero(collective.has_output(np.arange(self.schedule.nranks))).astype(np.int64)
+        for few in in_groups(ranks, collective.output_slots * layout.chunks):
+            rank, chunk = np.tile(few, len(outputs)), np.repeat(outputs, len(few))
+            row = self.rows(rank, layout.canonical(rank, chunk))
+            leaves, sums, reduced = required(self.algebra, layout, rank, chunk)
+            same = self.contents.sums.take(row, axis=0) == sums
+            right = (self.contents.leaves.take(row) == leaves) & (same.all(axis=1) if same.ndim > 1 else same)
+            faults.append(np.stack([rank, chunk])[:, ~right])
+            row, reduced = row[reduced >= 0], reduced[reduced >= 0]
+            new = first[reduced] == 0
+            first[reduced[new][::-1]] = row[new][::-1] + 1
+            alike = alike and np.array_equal(self.contents.trees[first[reduced] - 1], self.contents.trees[row])
+        wrong = np.concatenate(faults, axis=1)
+        if wrong.size:
+            explain.wrong_outputs(self.schedule, *wrong)
+        return self.contents.trees[first[first > 0] - 1], alike
+
+
+def _parts(step: Step) -> list[Step]:
+    """Split a step into runs of transfers with about ``PART`` chunks each; switch operations stay whole."""
+    size = int(step.count.sum())
+    if size <= PART or (step.op == SWITCH_REDUCE).any():
+        return [step]
+    cuts = np.searchsorted(np.cumsum(step.count), np.arange(PART, size, PART)).tolist()
+    return [step.rows(slice(*ends)) for ends in pairwise(dict.fromkeys([0, *cuts, len(step)]))]
+
+
+def in_groups(ranks: Ints, per_rank: int) -> list[Ints]:
+    """Split ranks into groups with about ``PART`` chunks, if each rank has ``per_rank``."""
+    return np.array_split(ranks, max(1, min(len(ranks), len(ranks) * per_rank // PART)))
