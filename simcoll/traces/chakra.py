@@ -24,7 +24,7 @@ from simcoll.formats.chakra.nodes import Node, Value, parse_nodes
 from simcoll.traces.gathering import gathered
 from simcoll.traces.rank_traces import Step, Together, Traces
 from simcoll.units import MAX_TIME_FS
-from simcoll.workload.streams import message_stream
+from simcoll.workload.stream_names import message_stream
 from simcoll.workload.workload import Rules, Workload
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from simcoll.formats.chakra.nodes import Node, Value, dump_nodes
 from simcoll.traces.chakra import COLLECTIVES, OWN
 from simcoll.traces.rank_traces import Step, Together, Traces
 from simcoll.workload.lower import NOTHING
-from simcoll.workload.streams import message_stream
+from simcoll.workload.stream_names import message_stream
 from simcoll.workload.workload import Compute, Operation, Rules, Send, Workload
 
 __all__ = ["dump_chakra", "traces_of_program", "traces_of_workload"]

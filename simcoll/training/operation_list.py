@@ -27,7 +27,7 @@ from simcoll.training.gpu import Gpu, load_gpu
 from simcoll.training.measured_kernels import Measured, load_measured
 from simcoll.units import parse_size, parse_time
 from simcoll.workload.mesh import Mesh
-from simcoll.workload.streams import message_stream
+from simcoll.workload.stream_names import message_stream
 from simcoll.workload.workload import Call, Compute, Operation, Rules, Send, Workload
 
 __all__ = ["Listed", "load_operations", "operations_from"]

@@ -10,8 +10,8 @@ import numpy as np
 from simcoll.arrays import Array, Ints
 from simcoll.emulator.fast.compiled import announced
 from simcoll.emulator.fast.filling import index_block, wait_for
-from simcoll.emulator.fast.kernel import run
 from simcoll.emulator.fast.loading import load
+from simcoll.emulator.fast.loops import run
 from simcoll.emulator.fast.refusing import check_clock, check_end, refuse
 from simcoll.emulator.fast.room import (
     PER_BLOCK,

@@ -13,8 +13,8 @@ import numpy as np
 from simcoll.arrays import Array, Ints, Shorts
 from simcoll.emulator.fast.compiled import announced
 from simcoll.emulator.fast.filling import index_blocks, own_rates, wait_for
-from simcoll.emulator.fast.kernel import run
 from simcoll.emulator.fast.loading import load
+from simcoll.emulator.fast.loops import run
 from simcoll.emulator.fast.refusing import check_clock, check_end, refuse
 from simcoll.emulator.fast.room import PER_BLOCK, PER_HOP, edges, larger_calendar, lengthened, new_state
 from simcoll.emulator.fast.state import BOTH, FULL, HASHED, IDLE, LAST, NOW, SWITCHED, State

@@ -15,7 +15,8 @@ import pytest
 import simcoll
 from simcoll.core.protocol import IDEAL, Protocol
 from simcoll.emulator import emulate
-from simcoll.emulator.fast import calendar, changes, filling, kernel, loading
+from simcoll.emulator.fast import calendar, changes, filling, loading
+from simcoll.emulator.fast import loops as kernel
 from simcoll.emulator.fast.compiled import COMPILED, SOURCES, _jit, _tell, announced
 from simcoll.emulator.model import jitter_fs
 from simcoll.emulator.steps.plan_placement import placement_of
