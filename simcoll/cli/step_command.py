@@ -54,8 +54,7 @@ def time_step(
     from simcoll.planning.designs.step_trace import step_trace
     from simcoll.training.design import load_design
     from simcoll.training.steps import Step
-    from simcoll.workload.playing import alone_on
-    from simcoll.workload.run import run_workload
+    from simcoll.workload.playing import alone_on, run_workload
     from simcoll.workload.workload import write_workload
 
     folder = output or Path("out") / design.stem

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from simcoll.training.step_result import StepResult
     from simcoll.training.transformer import Model
     from simcoll.workload.mesh import Mesh
-    from simcoll.workload.run import WorkloadResult, run_workload
+    from simcoll.workload.playing import WorkloadResult, run_workload
     from simcoll.workload.workload import Workload, read_workload, write_workload
 
 __all__ = [
@@ -77,7 +77,7 @@ __getattr__, __dir__ = lazy_attributes(
         "simcoll.training.transformer": ["Model"],
         "simcoll.training.parallel": ["Parallel"],
         "simcoll.training.step_result": ["StepResult"],
-        "simcoll.workload.run": ["WorkloadResult", "run_workload"],
+        "simcoll.workload.playing": ["WorkloadResult", "run_workload"],
         "simcoll.workload.workload": ["Workload", "read_workload", "write_workload"],
     },
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -11,35 +11,22 @@ from simcoll.training.script import Script
 
 __all__ = ["play_script", "slowed_rows"]
 
+NO_OVERLAP = Fraction(0)
 
-def play_script(script: Script, takes: Sequence[int], more: Mapping[int, int] | None = None) -> int:
+
+def play_script(script: Script, takes: Sequence[int], overlap: Fraction = NO_OVERLAP) -> int:
     """The end of a script with given slot times, without building its workload.
 
-    It equals that of :func:`~simcoll.workload.class_clock.play_classes` on the workload. ``more``: additional time of single rows.
+    It equals that of :func:`~simcoll.workload.class_clock.play_classes` on the workload.
+
+    Parameters
+    ----------
+    takes
+        The time of each slot.
+    overlap
+        The slow-down of passes by collectives, as in :func:`slowed_rows`.
     """
-    free = [0] * script_lanes(script).count
-    ends: list[int] = []
-    longer = more or {}
-    for slot, first, second, meets, needs, others in script_lanes(script).rows:
-        took = takes[slot]
-        if longer:
-            took += longer.get(len(ends) // 2, 0)
-        begin = free[first]
-        for at in needs:
-            if ends[at] > begin:  # noqa: PLR1730 - max() takes twice as long here, where 10,000 designs spend most of their time
-                begin = ends[at]
-        if second < 0:
-            free[first] = begin + took
-            ends += (begin + took, 0)
-            continue
-        other = free[second]
-        for at in others:
-            other = max(other, ends[at])
-        if meets or took:
-            begin = other = max(begin, other)
-        free[first], free[second] = begin + took, other + took
-        ends += (begin + took, other + took)
-    return max(ends, default=0)
+    return max(_play(script, takes, _Slowing(script, overlap) if overlap else None), default=0)
 
 
 def slowed_rows(script: Script, takes: Sequence[int], overlap: Fraction) -> dict[int, int]:
@@ -48,34 +35,69 @@ def slowed_rows(script: Script, takes: Sequence[int], overlap: Fraction) -> dict
     While a collective is in flight on another stream, a pass does a second's work in ``1 + overlap`` seconds. Only collectives in earlier
     rows count: under ZeRO-3 the gathering of parameters two layers ahead, whose row comes later, does not.
     """
+    slowing = _Slowing(script, overlap)
+    _play(script, takes, slowing)
+    return slowing.added_fs
+
+
+def _play(script: Script, takes: Sequence[int], slowing: _Slowing | None) -> list[int]:
+    """The ends of all rows, two for each: on its first stage, and on its second or 0."""
     lanes = script_lanes(script)
-    turns = [slot.does == "turn" for slot in script.slots]
-    beside = [slot.stream in {"gather", "reduce"} for slot in script.slots]
     free = [0] * lanes.count
     ends: list[int] = []
-    found: dict[int, int] = {}
-    busy: dict[int, list[tuple[int, int]]] = {}
-    for number, (slot, first, second, meets, needs, others) in enumerate(lanes.rows):
+    for slot, first, second, meets, needs, others in lanes.rows:
         took = takes[slot]
-        begin = max([free[first], *(ends[at] for at in needs)])
-        other = max([free[second], *(ends[at] for at in others)]) if second >= 0 else 0
-        if second >= 0 and (meets or took):
+        begin = free[first]
+        for at in needs:
+            if ends[at] > begin:  # noqa: PLR1730 - max() takes twice as long here, where 10,000 designs spend most of their time
+                begin = ends[at]
+        if second < 0:
+            if slowing is not None:
+                took = slowing.duration_fs(len(ends) // 2, slot, begin, took)
+            free[first] = begin + took
+            ends += (begin + took, 0)
+            continue
+        other = free[second]
+        for at in others:
+            other = max(other, ends[at])
+        if meets or took:
             begin = other = max(begin, other)
-        if turns[slot]:
-            stage = script.slots[slot].stage
-            busy[stage] = [each for each in busy.get(stage, ()) if each[1] > begin]
-            more = _stretched(begin, took, sorted(busy[stage]), overlap) - took
-            if more:
-                found[number] = more
-            took += more
-        elif beside[slot] and took:
-            for stage in script.stages_of(script.slots[slot]):
-                busy.setdefault(stage, []).append((begin, begin + took))
-        free[first] = begin + took
-        ends += (begin + took, 0)
-        if second >= 0:
-            free[second] = ends[-1] = other + took
-    return found
+        if slowing is not None:
+            took = slowing.duration_fs(len(ends) // 2, slot, begin, took)
+        free[first], free[second] = begin + took, other + took
+        ends += (begin + took, other + took)
+    return ends
+
+
+class _Slowing:
+    """Slows passes down while collectives of their stage are in flight.
+
+    Attributes
+    ----------
+    added_fs
+        The additional time of passes, by row.
+    """
+
+    def __init__(self, script: Script, overlap: Fraction) -> None:
+        self.added_fs: dict[int, int] = {}
+        self._script, self._overlap = script, overlap
+        self._passes = [slot.does == "turn" for slot in script.slots]
+        self._beside = [slot.stream in {"gather", "reduce"} for slot in script.slots]
+        self._busy: dict[int, list[tuple[int, int]]] = {}
+
+    def duration_fs(self, row: int, slot: int, begin: int, work: int) -> int:
+        """The duration of a row that begins now; collectives are noted for the passes of later rows."""
+        if self._passes[slot]:
+            stage = self._script.slots[slot].stage
+            busy = self._busy[stage] = [interval for interval in self._busy.get(stage, ()) if interval[1] > begin]
+            duration = _stretched(begin, work, sorted(busy), self._overlap)
+            if duration > work:
+                self.added_fs[row] = duration - work
+            return duration
+        if self._beside[slot] and work:
+            for stage in self._script.stages_of(self._script.slots[slot]):
+                self._busy.setdefault(stage, []).append((begin, begin + work))
+        return work
 
 
 def _stretched(begin: int, work: int, busy: Sequence[tuple[int, int]], overlap: Fraction) -> int:

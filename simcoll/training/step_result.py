@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from simcoll.workload.playing import WorkloadResult
+
 if TYPE_CHECKING:
     from simcoll.training.memory import Memory
-    from simcoll.workload.accounting import AxisTime
 
 __all__ = ["StepResult"]
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """The time of a step and its parts.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult(WorkloadResult):
+    """The time of a step and its parts: those of its workload, and what the design adds.
 
     Attributes
     ----------
-    title, design_hash, calibration
-        Title and hash of the design, and the state of the calibration.
-    tier
-        1: collectives timed once and the pipeline played; 2: everything emulated together.
-    time_fs
-        Time of the step.
-    tokens, nranks
-        Tokens of the step, and number of GPUs.
-    compute_fs, bubble_fs
-        Computation of the busiest class, and its pipeline bubble: its idle time when no axis moves bytes.
-    axes
-        Communication by axis.
+    design_hash, calibration
+        Hash of the design, and the state of the calibration.
+    tokens
+        Tokens of the step.
+    bubble_fs
+        Pipeline bubble of the busiest class: its idle time when no axis moves bytes.
     memory, memory_limit
         Memory of one GPU of each stage, and the limit, in bytes.
     model_flops, hardware_flops, peak_flops
@@ -38,48 +32,21 @@ class StepResult:
         second.
     flops_formula
         The formula of ``model_flops``, in words.
-    bound_fs, limit
-        Lower bound of the step time, and what sets it.
-    link_use
-        Busiest links, with the share of their capacity that the step uses.
-    classes
-        Classes of messages played; 0 in tier 1.
-    path
-        Engine.
-    trace_hash
-        Hash of all times.
     notes
         Caveats on the result.
     """
 
-    title: str
     design_hash: str
     calibration: str
-    tier: int
-    time_fs: int
     tokens: int
-    nranks: int
-    compute_fs: int
     bubble_fs: int
-    axes: Mapping[str, AxisTime]
     memory: tuple[Memory, ...]
     memory_limit: int
     model_flops: float
     hardware_flops: float
     peak_flops: float
     flops_formula: str
-    bound_fs: int
-    limit: str
-    link_use: tuple[tuple[str, float], ...] = ()
-    classes: int = 0
-    path: str = ""
-    trace_hash: str = ""
     notes: tuple[str, ...] = ()
-
-    @property
-    def seconds(self) -> float:
-        """The step in seconds."""
-        return self.time_fs / 1e15
 
     @property
     def tokens_per_second(self) -> float:

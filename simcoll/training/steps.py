@@ -18,7 +18,7 @@ from simcoll.training.script_clock import play_script, slowed_rows
 from simcoll.training.step_calibration import UNCALIBRATED
 from simcoll.training.step_result import StepResult
 from simcoll.training.step_workload import FLOPS_FORMULA, Parts
-from simcoll.workload.accounting import AxisTime, Counted, axes_of, axis_time, busiest_links, computed_fs, without_axes
+from simcoll.workload.accounting import Counted, axes_of, breakdown, without_axes
 from simcoll.workload.class_clock import Clock, operation_fs
 from simcoll.workload.playing import Played, alone_on, play_workload, slowed
 from simcoll.workload.timing import Alone, WorkloadTimes
@@ -75,9 +75,11 @@ class Step:
 
     def _workload(self, without: Collection[str] = ()) -> Workload:
         """The workload; ``without``: axes whose bytes are removed."""
-        made = self.parts.workload(self._more(self._takes(without)) if self.design.calibration.overlap else None)
-        operations = tuple(without_axes(operation, without) for operation in made.operations)
-        return replace(made, operations=operations) if without else made
+        overlap = self._overlap
+        slowed_fs = slowed_rows(self.parts.script, self._takes(without), overlap) if overlap else None
+        workload = self.parts.workload(slowed_fs)
+        operations = tuple(without_axes(operation, without) for operation in workload.operations)
+        return replace(workload, operations=operations) if without else workload
 
     @cached_property
     def _ground(self) -> Workload:
@@ -103,24 +105,24 @@ class Step:
         if tier != 1:
             return self.clock(tier=tier, without=without, spans=False).clock.time_fs
         takes = self._takes(without)
-        return play_script(self.parts.script, takes, self._more(takes))
+        return play_script(self.parts.script, takes, self._overlap)
 
     def _takes(self, without: Collection[str] = ()) -> list[int]:
         """The time of each slot."""
         made = (slowed(self._ground, without_axes(operation, without), self.design.slow) for operation in self.slots)
         return [operation_fs(operation, self._times) for operation in made]
 
-    def _more(self, takes: list[int]) -> dict[int, int]:
-        """The slow-down of passes by overlapping collectives, by row of the script."""
-        overlap = self.design.calibration.overlap
-        return slowed_rows(self.parts.script, takes, Fraction(str(overlap))) if overlap else {}
+    @cached_property
+    def _overlap(self) -> Fraction:
+        """The slow-down of passes by overlapping collectives."""
+        return Fraction(str(self.design.calibration.overlap))
 
     def _played(self, tier: int) -> Played:
         if tier != 1:
             return self.clock(tier=tier, spans=False)
         takes = self._takes()
         made = hashlib.sha256(repr(takes).encode()).hexdigest()[:16]
-        return Played(Clock(play_script(self.parts.script, takes, self._more(takes)), ()), trace_hash=made)
+        return Played(Clock(play_script(self.parts.script, takes, self._overlap), ()), trace_hash=made)
 
     def result(self, *, tier: int = 2, exposed: bool = True) -> StepResult:
         """The result of the step."""
@@ -129,39 +131,38 @@ class Step:
         time_fs = played.clock.time_fs
         axes = axes_of(self._counted)
         free = self.time_fs(tier=1, without=axes)
-        computed = computed_fs(self._counted, self._ground)
-        use, bound = busiest_links(self._counted, self._ground, self.alone.plans, time_fs) if exposed else ((), (0, ""))
-        flops = self.parts.costs.flops()
+        parts = breakdown(
+            self._counted,
+            self._times,
+            exposed_fs={axis: time_fs - self.time_fs(tier=tier, without=(axis,)) if exposed else 0 for axis in axes},
+            free_fs=free,
+            time_fs=time_fs if exposed else None,
+            order="the pipeline",
+        )
+        model_flops, hardware_flops = self.parts.costs.flops()
         return StepResult(
             title=design.title,
-            design_hash=design.hash,
-            calibration=design.calibrations,
+            nranks=design.mesh.nranks,
+            topology=design.topology.name,
             tier=tier,
             time_fs=time_fs,
-            tokens=design.tokens,
-            nranks=design.mesh.nranks,
-            compute_fs=computed,
-            bubble_fs=max(0, free - computed),
-            axes={axis: self._axis(axis, tier, time_fs if exposed else None) for axis in axes},
-            memory=memory_by_stage(design),
-            memory_limit=design.memory_limit,
-            model_flops=flops[0],
-            hardware_flops=flops[1],
-            peak_flops=design.gpu.peak(design.dtype) * design.mesh.nranks,
-            flops_formula=FLOPS_FORMULA,
-            bound_fs=max(free, bound[0]),
-            limit="computation and the order of the pipeline" if free >= bound[0] else f"link {bound[1]}",
-            link_use=use,
-            classes=played.classes,
+            clock=played.clock,
             path=played.path,
             trace_hash=played.trace_hash,
+            classes=played.classes,
+            design_hash=design.hash,
+            calibration=design.calibrations,
+            tokens=design.tokens,
+            bubble_fs=max(0, free - parts["compute_fs"]),
+            memory=memory_by_stage(design),
+            memory_limit=design.memory_limit,
+            model_flops=model_flops,
+            hardware_flops=hardware_flops,
+            peak_flops=design.gpu.peak(design.dtype) * design.mesh.nranks,
+            flops_formula=FLOPS_FORMULA,
             notes=_notes(design, tier),
+            **parts,
         )
-
-    def _axis(self, axis: str, tier: int, time_fs: int | None) -> AxisTime:
-        """The communication of an axis; with exposed time if the step's time is given."""
-        exposed = 0 if time_fs is None else time_fs - self.time_fs(tier=tier, without=(axis,))
-        return axis_time(axis, self._counted, self._times, exposed)
 
 
 def _notes(design: Design, tier: int) -> tuple[str, ...]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypedDict
 
 import msgspec
 import numpy as np
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from simcoll.workload.lower import Plans
     from simcoll.workload.timing import WorkloadTimes
 
-__all__ = ["AxisTime", "Counted", "axes_of", "axis_time", "busiest_links", "computed_fs", "without_axes"]
+__all__ = ["AxisTime", "Breakdown", "Counted", "axes_of", "breakdown", "without_axes"]
 
 Counted: TypeAlias = "tuple[tuple[Operation, int], ...]"
 """Operations with equal costs, and their counts."""
@@ -40,6 +40,51 @@ class AxisTime:
     total_fs: int
     exposed_fs: int
     bytes: int
+
+
+class Breakdown(TypedDict):
+    """The parts of a time: computation, communication by axis, what bounds it, and the use of links."""
+
+    compute_fs: int
+    axes: Mapping[str, AxisTime]
+    bound_fs: int
+    limit: str
+    link_use: tuple[tuple[str, float], ...]
+
+
+def breakdown(
+    counted: Counted,
+    times: WorkloadTimes,
+    *,
+    exposed_fs: Mapping[str, int],
+    free_fs: int,
+    time_fs: int | None,
+    order: str,
+) -> Breakdown:
+    """Break a time down.
+
+    Parameters
+    ----------
+    exposed_fs
+        By how much it would be shorter without the traffic of each axis.
+    free_fs
+        The time when no axis moves bytes.
+    time_fs
+        The time itself, which tells how busy links are; None: links are not looked at.
+    order
+        What takes the time when communication is free, in words.
+    """
+    ground = times.workload
+    use, (carried_fs, link) = (
+        ((), (0, "")) if time_fs is None else _busiest_links(counted, ground, times.alone.plans, time_fs)
+    )
+    return {
+        "compute_fs": _computed_fs(counted, ground),
+        "axes": {axis: _axis_time(axis, counted, times, exposed) for axis, exposed in exposed_fs.items()},
+        "bound_fs": max(free_fs, carried_fs),
+        "limit": f"computation and the order of {order}" if free_fs >= carried_fs else f"link {link}",
+        "link_use": use,
+    }
 
 
 def axes_of(counted: Counted) -> tuple[str, ...]:
@@ -65,12 +110,12 @@ def without_axes(operation: Operation, axes: Collection[str]) -> Operation:
     return msgspec.structs.replace(operation, size_bytes=0, sizes=())
 
 
-def computed_fs(counted: Counted, ground: Workload) -> int:
+def _computed_fs(counted: Counted, ground: Workload) -> int:
     """Computation of the busiest class."""
     return _busiest([(each, _work_fs(each) * count) for each, count in counted], ground)
 
 
-def axis_time(axis: str, counted: Counted, times: WorkloadTimes, exposed_fs: int) -> AxisTime:
+def _axis_time(axis: str, counted: Counted, times: WorkloadTimes, exposed_fs: int) -> AxisTime:
     """Communication of an axis on the busiest class."""
     took, sizes = [], []
     for operation, count in counted:
@@ -88,7 +133,7 @@ def axis_time(axis: str, counted: Counted, times: WorkloadTimes, exposed_fs: int
     return AxisTime(_busiest(took, ground), exposed_fs, _busiest(sizes, ground, given=True))
 
 
-def busiest_links(
+def _busiest_links(
     counted: Counted, ground: Workload, plans: Plans, time_fs: int
 ) -> tuple[tuple[tuple[str, float], ...], tuple[int, str]]:
     """The busiest link of each kind, and the time that the overall busiest needs for its bytes."""

@@ -14,7 +14,7 @@ from simcoll.units import format_size, format_time
 if TYPE_CHECKING:
     from simcoll.training.memory import Memory
     from simcoll.workload.class_clock import Clock
-    from simcoll.workload.run import WorkloadResult
+    from simcoll.workload.playing import WorkloadResult
     from simcoll.workload.workload import Workload
 
 __all__ = ["step_json", "step_lines", "step_svg", "workload_lines"]
@@ -24,7 +24,16 @@ _COLOURS = {
     "gradients of activations": "#56B4E9",
 }  # fmt: skip
 _OTHERS = ("#009E73", "#CC79A7", "#F0E442")
-_MORE = ("seconds", "tokens_per_second", "mfu", "hfu", "fits")
+_WORKLOAD_FIELDS = (
+    "title", "nranks", "topology", "tier", "time_fs", "compute_fs", "axes", "bound_fs", "limit", "link_use", "path", "trace_hash",
+    "seconds",
+)  # fmt: skip
+_STEP_FIELDS = (
+    "title", "design_hash", "calibration", "tier", "time_fs", "tokens", "nranks", "compute_fs", "bubble_fs", "axes", "memory",
+    "memory_limit", "model_flops", "hardware_flops", "peak_flops", "flops_formula", "bound_fs", "limit", "link_use", "classes", "path",
+    "trace_hash", "notes", "seconds", "tokens_per_second", "mfu", "hfu", "fits",
+)  # fmt: skip
+"""The fields of a result in its file, in this order."""
 _PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
 
 
@@ -61,7 +70,7 @@ def workload_lines(result: WorkloadResult) -> Iterator[str]:
     yield f"# played: {result.path}, trace {result.trace_hash or '-'}"
 
 
-def _communication(result: StepResult | WorkloadResult) -> Iterator[str]:
+def _communication(result: WorkloadResult) -> Iterator[str]:
     """Communication by axis, the limit of the step, and the busiest links."""
     for axis, each in result.axes.items():
         moved = (
@@ -88,10 +97,10 @@ def _parts(memory: Memory) -> str:
     return ", ".join([*found, f"in host memory {memory.host / 2**30:.1f}"] if memory.host else found)
 
 
-def step_json(result: StepResult | WorkloadResult) -> bytes:
+def step_json(result: WorkloadResult) -> bytes:
     """A result as JSON."""
-    fields: dict[str, Any] = {name: getattr(result, name) for name in result.__slots__ if name != "clock"}
-    fields |= {name: getattr(result, name) for name in _MORE if hasattr(result, name)}
+    names = _STEP_FIELDS if isinstance(result, StepResult) else _WORKLOAD_FIELDS
+    fields: dict[str, Any] = {name: getattr(result, name) for name in names}
     return msgspec.json.format(msgspec.json.encode(fields), indent=1) + b"\n"
 
 

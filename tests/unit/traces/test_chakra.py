@@ -19,7 +19,7 @@ from simcoll.traces.chakra_writer import dump_chakra, traces_of_program, traces_
 from simcoll.training.gpu import load_gpu
 from simcoll.workload import workload as ours
 from simcoll.workload.lower import Plans, lower
-from simcoll.workload.run import run_workload
+from simcoll.workload.playing import run_workload
 
 # Metadata, and a node with an attribute of each type, serialised by Google's protobuf 7.36 from MLCommons' et_def.proto.
 OTHERS = bytes.fromhex(

@@ -15,7 +15,7 @@ from simcoll.training.layers import layer_of, roofline_of
 from simcoll.training.measured_kernels import parse_measured
 from simcoll.training.operation_list import load_operations, operations_from
 from simcoll.training.steps import step
-from simcoll.workload.run import run_workload
+from simcoll.workload.playing import run_workload
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "howto" / "experts.toml"
 MS, US = 10**12, 10**9
