@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 from simcoll.lazy import lazy_attributes
 
 if TYPE_CHECKING:
-    from simcoll.binding import bind, verify
+    from simcoll.binding import bind
     from simcoll.core.collective import Collective
     from simcoll.core.schedule import COPY, REDUCE, Layout, Schedule, transfers
     from simcoll.emulator import emulate
     from simcoll.errors import ConfigError, ScheduleError
+    from simcoll.formats.schedules.certificate import verify
     from simcoll.formats.schedules.schedule_json import load_schedule
     from simcoll.libraries.prediction import predict
     from simcoll.topology import load_topology
@@ -44,11 +45,12 @@ __getattr__, __dir__ = lazy_attributes(
     "simcoll",
     {
         "": ["types"],
-        "simcoll.binding": ["bind", "verify"],
+        "simcoll.binding": ["bind"],
         "simcoll.core.collective": ["Collective"],
         "simcoll.core.schedule": ["COPY", "REDUCE", "Layout", "Schedule", "transfers"],
         "simcoll.emulator": ["emulate"],
         "simcoll.errors": ["ConfigError", "ScheduleError"],
+        "simcoll.formats.schedules.certificate": ["verify"],
         "simcoll.formats.schedules.schedule_json": ["load_schedule"],
         "simcoll.libraries.prediction": ["predict"],
         "simcoll.topology": ["load_topology"],

@@ -13,11 +13,13 @@ from itertools import chain, groupby
 import numpy as np
 from numpy.typing import ArrayLike
 
+from simcoll.algorithms.combinable import abreast, checked_cuts, checked_lanes, first_of
+from simcoll.algorithms.numberings import addresses, checked_numberings
 from simcoll.arrays import Ints
-from simcoll.core.collective import Collective
+from simcoll.core.numbers import whole_number
 from simcoll.core.schedule import COPY, Layout, Repeat, Schedule, Step, joined
-from simcoll.core.step import distinct, moving_part, spread
-from simcoll.errors import ConfigError
+from simcoll.core.step import moving_part, spread
+from simcoll.errors import ConfigError, expect
 
 __all__ = [
     "channels",
@@ -90,7 +92,8 @@ def pieces(schedule: Schedule, count: int) -> Schedule:
     >>> [len(list(made.steps())) for made in (ring, pieces(ring, 4))]
     [3, 9]
     """
-    if count == 1:
+    expect(schedule, Schedule, "pieces takes a schedule")
+    if checked_cuts("pieces", count) == 1:
         return schedule
 
     def cut(step: Step) -> list[Step]:
@@ -115,7 +118,8 @@ def pipelined(schedule: Schedule, count: int, *, newest_first: bool = False, dra
     The pipeline is ``drained`` where the operation changes; a rank's copies to itself stay whole. ``newest_first`` is the order of
     the pieces in a step.
     """
-    if count == 1:
+    expect(schedule, Schedule, "pipelined takes a schedule")
+    if checked_cuts("pieces", count) == 1:
         return schedule
 
     def steps() -> Iterator[Step | Repeat]:
@@ -135,46 +139,7 @@ def pipelined(schedule: Schedule, count: int, *, newest_first: bool = False, dra
     return replace(schedule, layout=_finer(schedule.layout, count), source=steps)
 
 
-# -- numberings of the ranks, shares of the data -----------------------------------------------------------------------------------
-
-
-def _renamed(collective: Collective, order: Ints, block: Ints) -> Ints:
-    """The new number of a block if rank r becomes ``order[r]``."""
-    n = collective.nranks
-    if collective.nblocks <= 1:
-        return block
-    return order[block] if collective.nblocks == n else order[block // n] * n + order[block % n]
-
-
-def _moved(layout: Layout, order: Ints) -> Ints:
-    """The new address of every chunk if rank r becomes ``order[r]``."""
-    collective, n = layout.collective, layout.collective.nranks
-    inputs, outputs = (np.arange(slots) for slots in (collective.input_slots, collective.output_slots))
-    slot_of = [order[slots] if len(slots) == n > 1 else slots for slots in (inputs, outputs)]
-    blocks = _renamed(collective, order, layout.scratch)
-    home = {block: slot for slot, block in enumerate(layout.scratch.tolist())}
-    alike = collective.nblocks <= 1
-    slot_of.append(np.array([slot if alike else home[block] for slot, block in enumerate(blocks.tolist())], np.int64))
-    widths = (layout.chunks, layout.chunks, layout.scratch_chunks)
-    return np.concatenate([base + slots.repeat(width) * width + np.tile(np.arange(width), len(slots))
-                           for base, slots, width in zip(layout.bases().tolist(), slot_of, widths, strict=False)])  # fmt: skip
-
-
-def _numberings(schedule: Schedule, orders: Sequence[ArrayLike] | Ints) -> Ints:
-    """The numberings as an array; refuses invalid ones, and schedules that cannot be renumbered."""
-    layout, collective, n = schedule.layout, schedule.collective, schedule.nranks
-    root, blocks = collective.root, len(distinct(layout.scratch.reshape(-1)))
-    found = [np.asarray(order, np.int64) for order in orders]
-    for ranks in found:
-        if not np.array_equal(np.sort(ranks), np.arange(n)):
-            raise ConfigError(f"order={ranks.tolist()!s:.80}: expected every rank 0..{n - 1} once")
-        if np.array_equal(ranks, np.arange(n)):
-            continue
-        if collective.pairs or (root is not None and ranks[root] != root):
-            raise ConfigError(f"{collective}: relabelling would change its root or pairs")
-        if layout.scratch.ndim != 1 or blocks not in {len(layout.scratch), min(len(layout.scratch), 1)}:
-            raise ConfigError(f"{schedule.title}: ranks with different scratch cannot be relabelled")
-    return np.array(found)
+# -- shares of the data, numberings of the ranks -----------------------------------------------------------------------------------
 
 
 def _within_slots(step: Step, layout: Layout) -> Step:
@@ -201,6 +166,8 @@ def _within_slots(step: Step, layout: Layout) -> Step:
 
 def _shared(layout: Layout, copies: int) -> Layout:
     """The layout in which every slot has a share for each copy."""
+    if not layout.size:
+        raise ConfigError(f"{layout.collective} moves no data, of which {copies} copies could have shares")
     if layout.scratch_pieces is None:
         return Layout(layout.collective, layout.chunks * copies, layout.scratch)
     number = np.tile(np.arange(copies), layout.scratch.shape[-1])
@@ -243,6 +210,7 @@ def _beside(
     layout = _shared(old, copies)
     bases, homes = layout.bases(), _homes(old, layout)
     alike = all(made is first for made in schedules)
+    lanes = max(made.nchannels for made in schedules)
 
     def placed(steps: Sequence[Step]) -> Step:
         inside = [_within_slots(step, old) for step in (steps[:1] if alike else steps)]
@@ -250,7 +218,7 @@ def _beside(
         copy, row = spread(lengths.repeat(copies) if alike else lengths)
         new = change(joined(inside).rows(row) if alike else joined(inside), copy, row)
         every = n if run is None and _local(new) else run
-        new = _placed(new, copy, homes, first.nchannels)
+        new = _placed(new, copy, homes, lanes)
         if every is None or int(row.max(initial=0)) < every:
             return new
         return new.rows(np.lexsort((copy, row // every)))
@@ -281,16 +249,18 @@ def _beside(
         return (home[each] + np.arange(copies)[:, None] * width[each]).reshape(-1)
 
     def steps() -> Iterator[Step | Repeat]:
-        every = ((block,) * copies for block in _blocks(first)) if alike else zip(*map(_blocks, schedules), strict=True)
+        every = (
+            ((block,) * copies for block in _blocks(first)) if alike else abreast(schedules, map(_blocks, schedules))
+        )
         for blocks in every:
             turn = repeat(blocks)
             if turn is not None:
                 yield turn
             else:
                 unrolled = (block.unrolled() if isinstance(block, Repeat) else (block,) for block in blocks)
-                yield from map(placed, zip(*unrolled, strict=True))
+                yield from map(placed, abreast(schedules, unrolled))
 
-    return replace(first, layout=layout, source=steps, nchannels=copies * first.nchannels)
+    return replace(first, layout=layout, source=steps, nchannels=copies * lanes)
 
 
 def _one_slot(layout: Layout) -> bool:
@@ -303,9 +273,12 @@ def in_shares(schedules: Sequence[Schedule], *, run: int | None = None) -> Sched
     They must have one layout and the same number of steps. Within a step the transfers are ordered schedule by schedule, or alternating
     with ``run`` of each; a rank's copies to itself are ordered slot by slot.
     """
+    first = first_of(schedules, "in_shares")
+    checked_cuts("schedules", len(schedules))
+    run = None if run is None else whole_number("run", run, 1)
     if len(schedules) == 1:
-        return schedules[0]
-    return _beside(schedules, lambda step, *_: step, run, one_slot=_one_slot(schedules[0].layout))
+        return first
+    return _beside(schedules, lambda step, *_: step, run, one_slot=_one_slot(first.layout))
 
 
 def channels(schedule: Schedule, orders: Sequence[ArrayLike] | Ints, *, by_rank: bool = False) -> Schedule:
@@ -317,13 +290,14 @@ def channels(schedule: Schedule, orders: Sequence[ArrayLike] | Ints, *, by_rank:
     >>> ring = simcoll.schedule("all_reduce", "ring", nranks=4)
     >>> both_ways = channels(ring, [[0, 1, 2, 3], [3, 2, 1, 0]])
     >>> print(simcoll.verify(both_ways))
-    proved (full, error 2^-64): 56 transfers in 7 steps, reduction order run-consistent
+    proved (full, exact): 56 transfers in 7 steps, reduction order run-consistent
     """
-    ranks = _numberings(schedule, orders)
+    expect(schedule, Schedule, "channels takes a schedule")
+    ranks = checked_numberings(schedule, orders)
     natural = (ranks == np.arange(schedule.nranks)).all(axis=1)
     if natural.all():
         return in_shares([schedule] * len(ranks))
-    moved = np.array([np.arange(schedule.layout.size) if same else _moved(schedule.layout, order)
+    moved = np.array([np.arange(schedule.layout.size) if same else addresses(schedule, order)
                       for same, order in zip(natural, ranks, strict=True)])  # fmt: skip
 
     def change(step: Step, copy: Ints, row: Ints) -> Step:
@@ -344,7 +318,7 @@ def relabelled(schedule: Schedule, order: ArrayLike, *, by_rank: bool = False) -
 
 def in_channels(schedule: Schedule, *, channels: int = 1) -> Schedule:
     """Copies with equal shares of the data: the parameter ``channels`` of most algorithms."""
-    return in_shares([schedule] * channels)
+    return in_shares([schedule] * checked_cuts("channels", channels))
 
 
 def in_pieces(schedule: Schedule, *, channels: int = 1, pieces: int = 1) -> Schedule:
@@ -358,8 +332,7 @@ def in_pieces(schedule: Schedule, *, channels: int = 1, pieces: int = 1) -> Sche
 def together(first: Schedule, *others: Schedule) -> Schedule:
     """Concurrent schedules of one layout, step by step; the transfers of the first come first."""
     made = (first, *others)
-    if any(other.layout is not first.layout for other in others):
-        raise ConfigError(f"{first.title} and {others[0].title} have no layout in common")
+    first_of(made, "together")
 
     def steps() -> Iterator[Step]:
         sources = [_steps(one) for one in made]
@@ -375,8 +348,8 @@ def staggered(stages: Sequence[Schedule], count: int, lanes: Sequence[int] | Non
     The data is cut into pieces; each performs a stage while its predecessor performs the next, on a channel per stage, or those in
     ``lanes``.
     """
-    first = stages[0]
-    lane = [0] * len(stages) if count == 1 else list(lanes or range(len(stages)))
+    first = first_of(stages, "staggered")
+    lane = [0] * len(stages) if checked_cuts("pieces", count) == 1 else checked_lanes(lanes, len(stages))
     layout = _shared(first.layout, count) if count > 1 else first.layout
     homes = _homes(first.layout, layout)
 
@@ -388,7 +361,8 @@ def staggered(stages: Sequence[Schedule], count: int, lanes: Sequence[int] | Non
                         new = _placed(_within_slots(step, first.layout), time - number, homes) if count > 1 else step
                         yield replace(new, channel=new.channel + lane[number]) if lane[number] else new
 
-    return replace(first, layout=layout, source=steps, nchannels=max(lane) + 1)
+    nchannels = max(number + stage.nchannels for number, stage in zip(lane, stages, strict=True))
+    return replace(first, layout=layout, source=steps, nchannels=nchannels)
 
 
 def in_stages(
@@ -399,4 +373,4 @@ def in_stages(
     Each piece runs one stage behind its predecessor.
     """
     staged = staggered(stages, pieces, lanes)
-    return in_shares([staged] * channels, run=staged.nranks)
+    return in_shares([staged] * checked_cuts("channels", channels), run=staged.nranks)

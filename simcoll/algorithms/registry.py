@@ -32,6 +32,7 @@ from simcoll.algorithms import (
     tree,
     van_de_geijn,
 )
+from simcoll.algorithms.combinable import MAX_CUTS
 from simcoll.algorithms.registered import Algorithm
 from simcoll.core.collective import KINDS, Collective
 from simcoll.core.schedule import Schedule
@@ -185,8 +186,6 @@ def checked_params(found: Algorithm, collective: Collective, params: Mapping[str
 
 
 MAX_PARAM = 2**20
-MAX_CUTS = 2**16
-"""Limit of pieces and channels: each step has a transfer for each, on each rank."""
 
 
 def _checked_param(name: str, value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -21,6 +21,7 @@ def verify_file(
     root: Annotated[int | None, WHOLE] = None,
     exact: bool = False,
     trust_relaxed: bool = False,
+    certificate: str | None = None,
 ) -> None:
     """Prove an algorithm, in a file of any format or by name, or print a counter-example.
 
@@ -37,14 +38,18 @@ def verify_file(
     root
         Root rank of a named algorithm.
     exact
-        Count contributions exactly instead of by 64-bit fingerprints.
+        Count contributions instead of comparing fingerprints, as is done for small schedules.
     trust_relaxed
         Assume that relaxed signals of an MSCCL++ plan order data, which the memory model does not guarantee.
+    certificate
+        Also write the proof to this file, for simcoll-check; compressed if its name ends in .gz.
     """
     from simcoll.algorithms.imported import is_file_name
     from simcoll.cli.progress import Progress
+    from simcoll.files.output import refuse_places
     from simcoll.units import printable
 
+    refuse_places([certificate], [file])
     with Progress() as progress:
         progress(0, 1, f"the proof of {file}")
         if is_file_name(file):
@@ -55,8 +60,24 @@ def verify_file(
             from simcoll.topology import load_topology
 
             found = named_schedule(file, collective, nranks, load_topology(topology) if topology else None, root)
-            proof = verify(found, exact=exact)
-    print(f"{f'{file}: ' if is_file_name(file) else ''}{printable(str(found))}\n{proof}")
+            proof = verify(found, exact=exact or None)
+        said = "" if certificate is None else _certified(found, proof, certificate)
+    print(f"{f'{file}: ' if is_file_name(file) else ''}{printable(str(found))}\n{proof}{said}")
+
+
+def _certified(found: Any, proof: Any, path: str) -> str:
+    """Write the certificate; the lines that say where it is, what it is of, and how to check it."""
+    from shlex import quote
+
+    from simcoll.core.device_program import DeviceProgram
+    from simcoll.formats.schedules.certificate import write_certificate
+    from simcoll.units import printable
+
+    write_certificate(found, proof, path)
+    instead = ""
+    if isinstance(found, DeviceProgram):
+        instead = ", of a schedule that gives every cell the same values: its signals are not in it"
+    return f"\ncertificate written to {printable(path)}{instead}\ncheck it without simcoll: {printable(f'simcoll-check {quote(path)}')}"
 
 
 def _file_proof(file: str, *, exact: bool, trust_relaxed: bool) -> tuple[object, object]:
@@ -74,4 +95,4 @@ def _file_proof(file: str, *, exact: bool, trust_relaxed: bool) -> tuple[object,
         return found, f"unproved, data unknown: {matched}"
     if isinstance(found, DeviceProgram):
         return found, verify_device_program(found, trust_relaxed=trust_relaxed)
-    return found, verify(found, exact=exact) if isinstance(found, Schedule) else verify_program(found)
+    return found, verify(found, exact=exact or None) if isinstance(found, Schedule) else verify_program(found)

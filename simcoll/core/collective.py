@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simcoll.arrays import Ints, Whole
+from simcoll.core.frozen import sealed
 from simcoll.errors import ConfigError, nearest
 
 __all__ = ["ALL", "KINDS", "Collective", "Kind", "bus_factor"]
@@ -124,6 +125,7 @@ def _whole(value: object, what: str) -> int:
     raise ConfigError(f"{what}; got {value!r}")
 
 
+@sealed
 @dataclass(frozen=True, slots=True)
 class Collective:
     """A collective operation of ``nranks`` ranks.
@@ -174,8 +176,10 @@ class Collective:
 
     def __post_init__(self) -> None:
         given: Any = self.kind  # whatever was given
-        if not isinstance(given, str) or given not in KINDS:
+        kind = str.__str__(given) if isinstance(given, str) else ""  # a member of an enumeration is its value
+        if kind not in KINDS:
             raise ConfigError(f"unknown collective {given!r}; {nearest(str(given), KINDS)}")
+        object.__setattr__(self, "kind", kind)
         placed: Any = self.in_place
         if not isinstance(placed, (bool, np.bool_)):
             raise ConfigError(f"in_place must be True or False; got {placed!r}")

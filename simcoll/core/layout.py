@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from simcoll.arrays import Ints, Whole
 from simcoll.core.collective import Collective
+from simcoll.core.frozen import frozen, rebuilt, sealed
 from simcoll.core.numbers import whole_numbers
 from simcoll.core.step import Step
 from simcoll.errors import ConfigError
@@ -21,6 +22,7 @@ MAX_CHUNKS = 2**40
 MAX_ADDRESSES = 2**60
 
 
+@sealed
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
     """The chunk addresses of a schedule.
@@ -72,16 +74,16 @@ class Layout:
 
     def __post_init__(self) -> None:
         whose: Any = self.collective  # whatever was given
-        if not isinstance(whose, Collective):
+        if type(whose) is not Collective:
             raise ConfigError(f"a layout needs a Collective, got {whose!r:.60}")
         given: Any = self.chunks
         if isinstance(given, bool) or not isinstance(given, (int, np.integer)):
             raise ConfigError(f"a block must be cut into a whole number of chunks, got {self.chunks!r}")
+        object.__setattr__(self, "chunks", int(given))
         if not 1 <= self.chunks <= MAX_CHUNKS:
             raise ConfigError(
                 f"a block must be cut into at least 1 chunk, got {self.chunks} (at most {MAX_CHUNKS} are numbered)"
             )
-        object.__setattr__(self, "chunks", int(self.chunks))
         self._check_slots("scratch", max(self.collective.nblocks, 1), "blocks of the collective")
         if self.scratch_pieces is not None:
             self._check_slots("scratch_pieces", self.chunks, "pieces of a block")
@@ -106,7 +108,7 @@ class Layout:
         values, n = whole_numbers(name, getattr(self, name), "iu"), self.collective.nranks
         # Equal columns take the memory of one.
         if values.ndim == 2 and values.shape[1] and (values == values[:, :1]).all():
-            values = np.broadcast_to(values[:, :1].copy(), values.shape)
+            values = np.broadcast_to(frozen(values[:, :1].copy()), values.shape)
         object.__setattr__(self, name, values)
         if values.ndim != 1 and (values.ndim != 2 or len(values) != n):
             raise ConfigError(
@@ -115,6 +117,8 @@ class Layout:
         if values.size and (values.min() < 0 or values.max() >= limit):
             wrong = values[(values < 0) | (values >= limit)][0]
             raise ConfigError(f"{name} must lie in 0..{limit - 1}, the {what}; got {wrong}")
+
+    __reduce__ = rebuilt
 
     def input(self, slot: Any = 0, piece: Any = 0) -> Any:
         """Address of a piece of an input slot (scalars or arrays)."""

@@ -7,21 +7,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from simcoll.arrays import Ints
+from simcoll.arrays import Array, Ints
+from simcoll.core.frozen import frozen
 from simcoll.errors import ConfigError, shown
 from simcoll.units import MAX_INT64
 
-__all__ = ["LARGEST", "check_seed", "whole_number", "whole_numbers"]
+__all__ = ["LARGEST", "NUMBER", "check_seed", "whole_number", "whole_numbers"]
 
 LARGEST = 2**40
 """Largest number of chunks, channels or turns."""
+NUMBER = np.dtype(np.int64)
 
 
 def whole_number(name: str, value: Any, least: int, most: int = LARGEST) -> int:
     """A number as a Python int; refuses fractions, text and numbers out of range."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not least <= value <= most:
-        raise ConfigError(f"{name} must be a whole number from {least} to {most}, got {shown(value)}")
-    return int(value)
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+        number = int(value)  # first: the number that is compared must be the one that is used
+        if least <= number <= most:
+            return number
+    raise ConfigError(f"{name} must be a whole number from {least} to {most}, got {shown(value)}")
 
 
 def check_seed(seed: Any, most: int = MAX_INT64) -> int:
@@ -34,14 +38,31 @@ def check_seed(seed: Any, most: int = MAX_INT64) -> int:
     return whole_number("seed", seed, 0, most)
 
 
-def whole_numbers(name: str, values: ArrayLike, kinds: str = "iub") -> Ints:
-    """Numbers as int64; refuses fractions, text and numbers that do not fit."""
+def whole_numbers(name: str, values: ArrayLike, kinds: str = "iub", dtype: np.dtype[Any] = NUMBER) -> Ints:
+    """Numbers as a frozen array of int64, or of ``dtype``; refuses fractions, text, masks and numbers that do not fit.
+
+    >>> whole_numbers("ranks", np.array([0, 2], ">u2"))
+    array([0, 2])
+    """
+    if type(values) is np.ndarray and values.dtype is dtype:  # the common case
+        return frozen(values)
     try:
-        array = np.asarray(values)
-    except (ValueError, OverflowError):
+        array: Array = np.asarray(None if _masked(values) else values)
+    except (ValueError, OverflowError, TypeError):
         array = np.asarray(None)
     if array.size == 0:
-        return array.astype(np.int64)
-    if array.dtype.kind not in kinds or (array.dtype.kind == "u" and array.max() > np.iinfo(np.int64).max):
-        raise ConfigError(f"{name} must be whole numbers of 64 bits, got {values!r:.60}")
-    return array.astype(np.int64)
+        return frozen(np.zeros(array.shape, dtype))
+    if array.dtype.kind in kinds:
+        if np.can_cast(array.dtype, dtype):
+            return frozen(array, dtype)
+        copy = array.copy()  # first: nobody must change it between the comparison and its use
+        limits = np.iinfo(dtype)
+        if int(copy.min()) >= limits.min and int(copy.max()) <= limits.max:
+            return frozen(copy, dtype)
+    raise ConfigError(f"{name} must be whole numbers of {8 * dtype.itemsize} bits, got {values!r:.60}")
+
+
+def _masked(values: Any) -> bool:
+    """Whether numbers are hidden by a mask, which ``np.asarray`` would drop."""
+    # numpy.ma is loaded only where there can be such an array.
+    return isinstance(values, np.ndarray) and type(values) is not np.ndarray and isinstance(values, np.ma.MaskedArray)

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from simcoll.arrays import Array, Ints
 from simcoll.core.collective import Collective
 from simcoll.core.hazards import by_transfer, overwritten, wait_pairs
+from simcoll.core.known import Known as ScheduleKnown
 from simcoll.core.schedule import SYNC, Schedule, Step, lowered
-from simcoll.core.schedule import Known as ScheduleKnown
 from simcoll.core.step import operands
 from simcoll.errors import ConfigError
 

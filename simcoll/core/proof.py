@@ -29,7 +29,7 @@ class Proof:
     shared_chunks
         Two channels touch the same chunk, so plans need explicit dependencies.
     error_bits
-        A wrong schedule has a proof like this with probability ``2**-error_bits`` at most; 0 if ``exact``.
+        A wrong schedule has a proof like this with probability ``2**-error_bits`` at most; 0 if ``exact``, or if the salt was given.
     salt
         Secret bytes from which a proof by fingerprints drew its tokens: ``verify(schedule, salt=...)`` repeats it.
     of
@@ -47,6 +47,7 @@ class Proof:
     of: object = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
-        error = "exact" if self.method == "exact" else f"error 2^-{self.error_bits}"
+        error = f"error 2^-{self.error_bits}" if self.error_bits else "repeated with a given salt"
+        error = "exact" if self.method == "exact" else error
         order = f", reduction order {self.order}" if self.order else ""
         return f"proved ({self.kind}, {error}): {self.transfers:,} transfers in {self.steps:,} steps{order}"

@@ -223,7 +223,8 @@ class RankProgram:
     Raises
     ------
     ScheduleError
-        For unknown operations, and ranks, chunks or waits that do not exist; names rank, lane and step.
+        For unknown operations, and ranks, chunks or waits that do not exist; names rank, lane and step. For ranks, buffers or a place that
+        are not those of the collective.
     """
 
     name: str
@@ -241,6 +242,7 @@ class RankProgram:
     def __post_init__(self) -> None:
         if len(self.lanes) != self.nranks:
             raise ScheduleError(f"{self.name}: {self.nranks} ranks, but lanes for {len(self.lanes)}")
+        self._check_buffers()
         for rank, lanes in () if isinstance(self.lanes, Lanes) else enumerate(self.lanes):
             for number, lane in enumerate(lanes):
                 for position, instruction in enumerate(lane.instructions):
@@ -250,6 +252,19 @@ class RankProgram:
                         raise ScheduleError(
                             f"{self.name}: {where}: {fault}", step=position, rank=rank, channel=lane.channel
                         )
+
+    def _check_buffers(self) -> None:
+        """Refuse buffers elsewhere than where the proof looks for the collective's data."""
+        if min(self.buffers) < 0:
+            raise ScheduleError(f"{self.name}: buffers of {self.buffers} chunks: a buffer has at least 0")
+        whole = self.collective
+        if whole is None:
+            return
+        given = self.nranks, tuple(self.buffers[:2]), self.in_place
+        expected = whole.nranks, (whole.input_slots * self.chunks, whole.output_slots * self.chunks), whole.in_place
+        for what, got, wanted in zip(("ranks", "input and output chunks", "in place"), given, expected, strict=True):
+            if got != wanted:
+                raise ScheduleError(f"{self.name}: {what}: {got}, but {whole} with {self.chunks} chunks has {wanted}")
 
     def _fault(self, rank: int, lane: int, position: int, instruction: Instruction) -> str:
         """What is wrong with an instruction taken by itself; empty if nothing."""

@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from simcoll.arrays import Ints
+from simcoll.core.carried import travelling
 from simcoll.core.collective import Collective
+from simcoll.core.digests import digest
+from simcoll.core.frozen import rebuilt, sealed
+from simcoll.core.known import Known
 from simcoll.core.layout import Layout
 from simcoll.core.numbers import whole_number
 from simcoll.core.step import (
@@ -28,17 +33,12 @@ from simcoll.core.step import (
     SYNC,
     Repeat,
     Step,
-    digest,
     in_fold_order,
     joined,
     moving_part,
     transfers,
 )
 from simcoll.errors import ConfigError, ScheduleError
-
-if TYPE_CHECKING:
-    from simcoll.core.proof import Proof
-
 
 __all__ = [
     "COPY",
@@ -65,34 +65,7 @@ HELD = 1 << 19
 """The same for a pass that another will follow at once, at some 60 bytes a transfer."""
 
 
-@dataclass(slots=True, eq=False)
-class Known:
-    """Derived facts about a schedule, each computed once.
-
-    ``digests``: of the blocks that the source has yielded so far; ``complete``: these are all. ``keeps``: whether a short pass, or a
-    longer one while ``held``, is ``kept``, and then, without repeats, ``lowered``. ``expected_protocols``: number of protocols under
-    which each size is expected to run. ``switched``: whether a step reduces in a switch.
-    """
-
-    digests: list[int] = field(default_factory=list)
-    complete: bool = False
-    keeps: bool = False
-    held: bool = False
-    kept: tuple[Step | Repeat, ...] | None = None
-    lowered: tuple[Step, ...] | None = None
-    checked: bool = False
-    content_hash: str = ""
-    folds: bool | None = None
-    switched: bool | None = None
-    proof: Proof | None = None
-    waits: Mapping[int, tuple[int, ...]] | None = None
-    wait_pairs: tuple[Any, Any] | None = None
-    summaries: dict[tuple[int, int], Any] = field(default_factory=dict)
-    foldings: dict[tuple[Any, ...], Any] = field(default_factory=dict)
-    rehearsals: dict[tuple[Any, ...], Any] = field(default_factory=dict)
-    expected_protocols: int = 0
-
-
+@sealed
 @dataclass(frozen=True, slots=True, eq=False)
 class Schedule:
     """A collective algorithm for one number of ranks: a stream of steps over a layout.
@@ -105,12 +78,17 @@ class Schedule:
         Chunk addresses, including the collective.
     source
         A function that yields the steps (and repeats) afresh at each call; only short passes of named algorithms are held in memory.
+        Every pass must yield the same ones, also split into the same steps and repeats.
     nchannels
         Channels are ``0 .. nchannels - 1``.
     params
         Parameters of the algorithm, for display.
     divisible
         All chunks have the same size, so a block's size must be a multiple of ``layout.chunks`` (imported formats).
+
+    A copy of a schedule, also a pickled one, has no proof: :func:`simcoll.verify` makes it anew. A schedule of a named algorithm is
+    pickled as name and parameters, any other with its source; if the source cannot be pickled (a lambda, a function inside another),
+    with its steps.
     """
 
     name: str
@@ -124,11 +102,24 @@ class Schedule:
 
     def __post_init__(self) -> None:
         layout: Any = self.layout  # whatever was given
-        if not isinstance(layout, Layout):
+        if type(layout) is not Layout:
             raise ConfigError(f"{self.name}: expected a Layout, got {layout!r:.60}")
+        object.__setattr__(self, "divisible", bool(self.divisible))
         object.__setattr__(self, "nchannels", whole_number(f"{self.name}: nchannels", self.nchannels, 1))
         if not callable(self.source):
             raise ConfigError(f"{self.name}: source must be a function that yields the steps, got {self.source!r:.60}")
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        if self.known.again is not None:
+            return self.known.again
+        source = travelling(str(self), self.source, self.blocks())
+        return rebuilt(self if source is self.source else replace(self, source=source))
+
+    def __copy__(self) -> Schedule:
+        return replace(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Schedule:
+        return replace(self, source=deepcopy(self.source, memo))
 
     @property
     def collective(self) -> Collective:
@@ -158,22 +149,20 @@ class Schedule:
         ScheduleError
             When it yields different steps than the first time: the schedule that runs would not be the proved one.
         """
-        if self.known.kept is not None:
-            yield from self.known.kept
+        known, number = self.known, 0
+        held = known.kept  # read once: another thread may release it
+        if held is not None:
+            yield from held
             return
         blocks = self.source()
         if not isinstance(blocks, Iterable):
             raise ConfigError(f"{self.title}: its source returns {blocks!r:.60}; expected steps, yielded one by one")
-        known, number = self.known, 0
         kept: list[Step | Repeat] = []
         room = (HELD if known.held else KEPT) if known.keeps else -1
         for number, block in enumerate(blocks, 1):
-            if not isinstance(block, (Step, Repeat)):
+            if type(block) is not Step and type(block) is not Repeat:
                 raise ConfigError(f"{self.title}: its source yields {block!r:.60}; expected steps, made by transfers()")
-            value = digest(block)
-            if number > len(known.digests) and not known.complete:
-                known.digests.append(value)
-            if known.digests[number - 1 : number] != [value]:
+            if not known.agrees(number, digest(block)):
                 raise self._changed(number - 1)
             moving = moving_part(block)
             if moving is not None:
@@ -183,9 +172,8 @@ class Schedule:
                 else:
                     kept.clear()
                 yield moving
-        if number < len(known.digests):
+        if not known.ends(number):
             raise self._changed(number)
-        known.complete = True
         known.kept = tuple(kept) if room >= 0 else None
 
     def hold(self) -> None:
@@ -195,8 +183,8 @@ class Schedule:
     def release(self) -> None:
         """Forget a pass that was held, unless it is short."""
         known = self.known
-        known.held = False
-        if known.kept is not None and sum(map(_transfers, known.kept)) > KEPT:
+        known.held, kept = False, known.kept
+        if kept is not None and sum(map(_transfers, kept)) > KEPT:
             known.kept = known.lowered = None
 
     def _changed(self, block: int) -> ScheduleError:
@@ -366,10 +354,11 @@ def lowered(schedule: Schedule, *, as_given: bool = False) -> Iterator[tuple[int
     """
     known, number = schedule.known, 0
     as_given = as_given and known.folds is not False
-    if known.lowered is not None and not as_given:
-        yield from enumerate(known.lowered)
+    kept, before = known.kept, known.lowered  # read once: another thread may release them
+    if before is not None and not as_given:
+        yield from enumerate(before)
         return
-    done: list[Step] | None = [] if known.kept is not None and not as_given else None
+    done: list[Step] | None = [] if kept is not None and not as_given else None
     for block in schedule.blocks():
         if not known.checked:
             schedule.check_block(number, block)
@@ -382,5 +371,5 @@ def lowered(schedule: Schedule, *, as_given: bool = False) -> Iterator[tuple[int
             yield number, one
             number += 1
     known.checked = True
-    if done is not None and known.kept is not None and number == len(known.kept):
+    if done is not None and kept is not None and kept is known.kept and number == len(kept):
         known.lowered = tuple(done)

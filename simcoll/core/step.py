@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simcoll.arrays import Array, Ints
-from simcoll.core.hashing import token_at
-from simcoll.core.numbers import LARGEST, whole_number, whole_numbers
+from simcoll.core.frozen import constant, rebuilt, sealed
+from simcoll.core.numbers import LARGEST, NUMBER, whole_number, whole_numbers
 from simcoll.errors import ConfigError, nearest
 
 __all__ = [
@@ -26,7 +25,6 @@ __all__ = [
     "SYNC",
     "Repeat",
     "Step",
-    "digest",
     "first_alike",
     "in_fold_order",
     "joined",
@@ -48,22 +46,31 @@ sends once, every dst = src) or destination chunk (``switch_reduce``: the destin
 sources in unspecified order; the old content of dst does not count).
 """
 
-_FACTORS = token_at(np.arange(1 << 13), 0).view(np.int64)
-"""Random words for a checksum that costs a third of CRC-32."""
-SLIM_ROWS = 1 << 16
-"""From this number of transfers on, a column of one value takes no memory."""
+OPERATION = np.dtype(np.int8)
+COLUMNS = ("src_rank", "src_chunk", "dst_rank", "dst_chunk", "count", "op", "channel")
+_FORMS: tuple[tuple[np.dtype[Any], tuple[tuple[int], tuple[int]]], ...] = tuple(
+    (OPERATION, ((1,), (0,))) if name == "op" else (NUMBER, ((8,), (0,))) for name in COLUMNS
+)
+"""Type and strides of each column: its values follow each other, or are all the same one."""
 SPARSE = 16
 """Up to this multiple of the number of rows, a table of their keys is faster than sorting."""
-FEW = 1024
-"""Up to this many transfers, comparing bytes is faster."""
 
 
+@sealed
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
     """Transfers that all read the memory before the step, as parallel arrays of equal length.
 
     ``count`` consecutive chunks from ``src_chunk`` on ``src_rank`` go to ``dst_chunk`` on ``dst_rank``, on lane ``channel``. Equal
     ranks make it a local copy or reduction.
+
+    Columns may be arrays of any integer type, byte order and stride. They are stored as int64 (``op`` as int8) in memory that nobody
+    can change (:mod:`simcoll.core.frozen`): what is proved is what was given.
+
+    Raises
+    ------
+    ConfigError
+        For a column that is not an array of one dimension, and for values that are not whole or do not fit.
     """
 
     src_rank: Ints
@@ -75,13 +82,26 @@ class Step:
     channel: Ints
 
     def __post_init__(self) -> None:
-        try:
-            for column in self.columns:
-                column.setflags(write=False)
-        except AttributeError:
-            raise ConfigError(
-                f"the columns of a Step are numpy arrays, got {column!r:.60}; transfers() makes a step of numbers and lists"
-            ) from None
+        for name, column, (dtype, strides) in zip(COLUMNS, self.columns, _FORMS, strict=True):
+            # Columns of other steps, and new ones of the right type, decide how much a derived step costs.
+            if type(column) is np.ndarray and column.dtype is dtype:
+                memory: Any = column.base
+                if type(memory) is np.ndarray:
+                    memory = memory.base
+                if type(memory) is bytes and column.strides in strides:
+                    continue
+                if column.ndim == 1:
+                    object.__setattr__(self, name, np.frombuffer(column.tobytes(), dtype))
+                    continue
+            object.__setattr__(self, name, _column(name, column, dtype))
+
+    __reduce__ = rebuilt
+
+    def __copy__(self) -> Step:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Step:
+        return self
 
     def __len__(self) -> int:
         return len(self.src_rank)
@@ -99,6 +119,17 @@ class Step:
     def rows(self, which: slice | Array) -> Step:
         """A subset of the transfers."""
         return Step(*(column[which] for column in self.columns))
+
+
+def _column(name: str, column: Any, dtype: np.dtype[Any]) -> Array:
+    """A column as steps store it."""
+    if not isinstance(column, np.ndarray):
+        raise ConfigError(
+            f"the columns of a Step are numpy arrays, got {column!r:.60}; transfers() makes a step of numbers and lists"
+        )
+    if column.ndim != 1:
+        raise ConfigError(f"{name} of a Step must have one dimension, got shape {column.shape}")
+    return np.frombuffer(whole_numbers(f"{name} of a Step", column, dtype=dtype).tobytes(), dtype)
 
 
 def transfers(
@@ -146,24 +177,23 @@ def transfers(
         shapes = [f"{name} {np.shape(column)}" for name, column in zip(given, columns, strict=True) if np.ndim(column)]
         raise ConfigError(f"the columns of a step must broadcast together; got shapes {', '.join(shapes)}") from None
     src, src_c, dst, dst_c, cnt, ch = (_flat(column, shape) for column in columns[:-1])
-    return Step(src, src_c, dst, dst_c, cnt, _flat(ops, shape, "int8"), ch)
+    return Step(src, src_c, dst, dst_c, cnt, _flat(ops, shape, OPERATION), ch)
 
 
-def _flat(column: Array | int, shape: tuple[int, ...], dtype: str = "int64") -> Array:
+def _flat(column: Array | int, shape: tuple[int, ...], dtype: np.dtype[Any] = NUMBER) -> Array:
     """A column flattened from its broadcast shape."""
     size = prod(shape)
     if isinstance(column, int):
         return _equal(column, size, dtype)
     if column.size == 1 < size:
         return _equal(column.item(), size, dtype)
-    whole = column if column.size == size else np.broadcast_to(column, shape)
-    return whole.reshape(-1).astype(dtype, copy=False)
+    if column.size != size:
+        column = np.frombuffer(np.broadcast_to(column, shape).tobytes(), NUMBER)
+    return column.reshape(-1).astype(dtype, copy=False)
 
 
-@lru_cache(maxsize=32)
-def _equal(value: int, size: int, dtype: str) -> Array:
-    """A column of one value, which many steps may share, since none writes to it."""
-    return np.broadcast_to(np.full((), value, dtype), size) if size > SLIM_ROWS else np.full(size, value, dtype)
+_equal = lru_cache(maxsize=32)(constant)
+"""A column of one value, which many steps may share, since none can write to it."""
 
 
 def joined(steps: Sequence[Step]) -> Step:
@@ -225,6 +255,7 @@ def expanded(step: Step) -> Step:
     return Step(step.src_rank[row], src, step.dst_rank[row], dst, count, step.op[row], step.channel[row])
 
 
+@sealed
 @dataclass(frozen=True, slots=True, eq=False)
 class Repeat:
     """A block of steps done ``count`` times, with its chunks shifted by ``stride`` each time.
@@ -242,9 +273,10 @@ class Repeat:
 
     def __post_init__(self) -> None:
         steps: Any = self.steps  # whatever was given
-        if not isinstance(steps, (tuple, list)) or not all(isinstance(step, Step) for step in steps):
+        inner = tuple(steps) if isinstance(steps, (tuple, list)) else (None,)
+        if not all(type(step) is Step for step in inner):
             raise ConfigError(f"the steps of a Repeat are a tuple of steps, made by transfers(); got {steps!r:.60}")
-        object.__setattr__(self, "steps", tuple(steps))
+        object.__setattr__(self, "steps", inner)
         for name, least in (("count", 0), ("stride", -LARGEST), ("base", -LARGEST), ("modulus", 1)):
             number = whole_number(f"{name} of a Repeat", getattr(self, name), least)
             object.__setattr__(self, name, number)
@@ -261,6 +293,14 @@ class Repeat:
         if len(np.unique(order)) < len(order) or int(order.min(initial=0)) < 0:
             raise ConfigError("order of a Repeat must list distinct chunks from 0 on")
         object.__setattr__(self, "order", order)
+
+    __reduce__ = rebuilt
+
+    def __copy__(self) -> Repeat:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Repeat:
+        return self
 
     def unrolled(self) -> Iterator[Step]:
         """Yield the steps that the repeat stands for."""
@@ -346,25 +386,3 @@ def operands(dst_rank: Ints, dst_chunk: Ints, count: Ints, op: NDArray[np.int8],
         _, which, each = np.unique(start[row] + offset, return_inverse=True, return_counts=True)
         np.maximum.at(result, rows[row], each[which])
     return result
-
-
-def digest(block: Step | Repeat) -> int:
-    """A checksum of a step or repeat; equal ones have equal checksums within a process.
-
-    >>> digest(transfers(0, 1, 2, 3)) == digest(transfers(0, 1, 2, 4))
-    False
-    """
-    if isinstance(block, Repeat):
-        order = () if block.order is None else (len(block.order), *_checksums(block.order))
-        return hash((block.count, block.stride, block.base, block.modulus, *order, *map(digest, block.steps)))
-    if len(block) <= FEW:
-        return hash(tuple(column.tobytes() for column in block.columns))
-    return hash((len(block), *(part for column in block.columns for part in _checksums(column))))
-
-
-def _checksums(column: Array) -> list[int]:
-    length = len(_FACTORS)
-    if column.ndim != 1 or column.dtype.kind not in "iu":  # refused later
-        return [crc32(np.ascontiguousarray(column).data)]
-    parts = [column[row : row + length] for row in range(0, len(column), length)]
-    return [int(part @ _FACTORS[: len(part)]) for part in parts]

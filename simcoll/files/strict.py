@@ -29,6 +29,8 @@ def read_file(path: str | Path, max_bytes: int) -> bytes:
             data = stream.read(max_bytes + 1)
     except OSError as error:
         raise ConfigError(f"cannot read: {error.strerror}", file=str(path)) from None
+    except ValueError:  # a zero byte, or a lone surrogate
+        raise ConfigError("cannot read: no file can have this name", file=str(path)) from None
     if len(data) > max_bytes:
         raise ConfigError(f"larger than {max_bytes >> 20} MiB", file=str(path))
     return data
@@ -47,6 +49,8 @@ def read_start(path: str | Path, most_bytes: int = 1 << 20) -> bytes:
             return stream.read(most_bytes)
     except OSError as error:
         raise ConfigError(f"cannot read: {error.strerror}", file=str(path)) from None
+    except ValueError:  # a zero byte, or a lone surrogate
+        raise ConfigError("cannot read: no file can have this name", file=str(path)) from None
 
 
 def _field_names(record: Any, seen: dict[Any, None]) -> dict[str, None]:

@@ -17,6 +17,7 @@ import msgspec
 
 from simcoll.errors import ConfigError
 from simcoll.files.output import write_file
+from simcoll.files.reader_arguments import Content, FilePath, content_of, path_of
 from simcoll.files.strict import decode_toml, read_file
 from simcoll.formats.logs.nccl_tuning import Tuned, TuningTable
 from simcoll.units import MAX_TIME_FS, parse_rate, parse_size, parse_time
@@ -191,7 +192,7 @@ def _factor(value: float, what: str, file: str | None) -> Fraction:
     return Fraction(str(value))
 
 
-def parse_calibration(data: bytes, file: str | None = None) -> Calibration:
+def parse_calibration(data: Content, file: str | None = None) -> Calibration:
     """A calibration from the text of its file.
 
     Raises
@@ -199,6 +200,7 @@ def parse_calibration(data: bytes, file: str | None = None) -> Calibration:
     ConfigError
         States the file and the place in it.
     """
+    data = content_of(data, "parse_calibration")
     record = decode_toml(data, _File, file)
     if (record.format, record.version) != (FORMAT, VERSION):
         given = f"format {record.format!r}, version {record.version}"
@@ -237,7 +239,7 @@ def parse_calibration(data: bytes, file: str | None = None) -> Calibration:
     )
 
 
-def load_calibration(path: str | Path) -> Calibration:
+def load_calibration(path: FilePath) -> Calibration:
     """Read a calibration file.
 
     Raises
@@ -245,7 +247,8 @@ def load_calibration(path: str | Path) -> Calibration:
     ConfigError
         When it cannot be read or is not a calibration.
     """
-    return parse_calibration(read_file(path, MAX_BYTES), str(path))
+    path = path_of(path, "load_calibration", "parse_calibration")
+    return parse_calibration(read_file(path, MAX_BYTES), path)
 
 
 def _text(value: str) -> str:

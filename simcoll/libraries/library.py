@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from simcoll.errors import ConfigError, nearest, shown
 from simcoll.files.paths import shipped_files
+from simcoll.files.reader_arguments import Content, content_of
 from simcoll.files.sourced import Facts, Kind
 from simcoll.files.strict import read_file
 from simcoll.files.text import parse_toml
@@ -241,7 +242,7 @@ def _load(path: Path) -> Library:
     return parse_library(path.read_bytes(), path.name)
 
 
-def parse_library(content: bytes, file: str) -> Library:
+def parse_library(content: Content, file: str) -> Library:
     """A library from the text of its file.
 
     Raises
@@ -249,6 +250,7 @@ def parse_library(content: bytes, file: str) -> Library:
     ConfigError
         States the place in the file.
     """
+    content = content_of(content, "parse_library")
     document = parse_toml(content, file)
     heads: dict[str, Any] = {key: document.get(key, [] if key in _OPTIONAL else None) for key in _TEXTS}
     for key, head in heads.items():

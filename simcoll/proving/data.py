@@ -41,7 +41,8 @@ def verify(schedule: Schedule, *, exact: bool | None = None, salt: bytes | None 
         Count every contribution instead of comparing fingerprints; only for small numbers of ranks. Default: if all chunks of all ranks,
         and all chunks that are moved, could together hold at most ``EXACT_BY_DEFAULT`` contributions.
     salt
-        Repeats a proof by fingerprints, with the ``salt`` of that proof. Default: drawn anew, from the system's secure source.
+        Repeats a proof by fingerprints, with the ``salt`` of that proof. It only repeats: the probability of error is that of a salt
+        that nobody knew when the schedule was written. Default: drawn anew, from the system's secure source.
 
     Returns
     -------
@@ -66,8 +67,10 @@ def verify(schedule: Schedule, *, exact: bool | None = None, salt: bytes | None 
         if len(salt) != SALT_BYTES:
             raise ConfigError(f"a salt has {SALT_BYTES} bytes, as Proof.salt; got {len(salt)}")
     known = schedule.known
-    if exact is not None or salt is not None:
-        return _proved(schedule, exact=exact, salt=salt)
+    if salt is not None:  # its author may have known it
+        return replace(_proved(schedule, exact=exact, salt=salt), error_bits=0)
+    if exact is not None:
+        return _proved(schedule, exact=exact, salt=None)
     if known.proof is None or known.proof.of is not known:  # none yet, or one of a different schedule
         known.proof = replace(_proved(schedule, exact=None, salt=None), of=known)
         next(schedule.blocks(), None)  # refuses a source that cannot be restarted
@@ -86,9 +89,13 @@ def _proved(schedule: Schedule, *, exact: bool | None, salt: bytes | None) -> Pr
             f"exact proof of {schedule} would count {n * layout.output_base} contributions in {n * layout.size} chunks; use fingerprints"
         )
     salt = salt or secrets.token_bytes(SALT_BYTES)
-    if exact:
-        return _in_full(schedule, salt, exact=True)
-    return _by_symmetry(schedule, salt) or _by_parts(schedule, salt) or _in_full(schedule, salt, exact=False)
+    schedule.hold()  # the strategies look at the same steps, one after the other
+    try:
+        if exact:
+            return _in_full(schedule, salt, exact=True)
+        return _by_symmetry(schedule, salt) or _by_parts(schedule, salt) or _in_full(schedule, salt, exact=False)
+    finally:
+        schedule.release()
 
 
 def _contributions(schedule: Schedule) -> int:

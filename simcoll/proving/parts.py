@@ -18,6 +18,8 @@ __all__ = ["parts"]
 
 CELLS = 2**22
 """Number of chunks, over all ranks, followed at a time: 64 MiB, plus half as much for a step."""
+MOST_PARTS = 1 << 10
+"""A schedule in more parts is refused for its memory: every part takes another pass over the steps."""
 
 
 def parts(schedule: Schedule) -> tuple[list[Schedule], int, int]:
@@ -27,7 +29,7 @@ def parts(schedule: Schedule) -> tuple[list[Schedule], int, int]:
     """
     layout = schedule.layout
     number = min(-(-schedule.nranks * layout.size // CELLS), layout.chunks)
-    if number < 2 or layout.collective.nblocks != 1 or layout.scratch.size:
+    if not 2 <= number <= MOST_PARTS or layout.collective.nblocks != 1 or layout.scratch.size:
         return [], 0, 0
     steps = transfers = 0
     for _, step in lowered(schedule, as_given=True):

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from simcoll.errors import ConfigError, nearest, shown
+from simcoll.files.reader_arguments import Content, FilePath, content_of, path_of
 from simcoll.files.strict import read_file
 from simcoll.files.text import refuse_repeated_keys
 from simcoll.training.gpu import DTYPE_BYTES, Gpu
@@ -84,7 +84,7 @@ class AstraSystem:
         return replace(workload, operations=operations, rules=workload.rules or Rules())
 
 
-def load_astra_system(path: str | Path) -> AstraSystem:
+def load_astra_system(path: FilePath) -> AstraSystem:
     """The settings in a file.
 
     Raises
@@ -92,10 +92,11 @@ def load_astra_system(path: str | Path) -> AstraSystem:
     ConfigError
         As :func:`parse_astra_system`, and when it cannot be read.
     """
-    return parse_astra_system(read_file(path, MAX_FILE_BYTES), str(path))
+    path = path_of(path, "load_astra_system", "parse_astra_system")
+    return parse_astra_system(read_file(path, MAX_FILE_BYTES), path)
 
 
-def parse_astra_system(content: bytes, file: str | None = None) -> AstraSystem:
+def parse_astra_system(content: Content, file: str | None = None) -> AstraSystem:
     """Parse the content of a ``system.json``.
 
     Raises
@@ -109,6 +110,7 @@ def parse_astra_system(content: bytes, file: str | None = None) -> AstraSystem:
     >>> found.algorithms, found.left_out
     ({'all_reduce': 'rabenseifner'}, ('endpoint-delay = 10',))
     """
+    content = content_of(content, "parse_astra_system")
     try:
         read = msgspec.json.decode(content, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -139,7 +141,7 @@ def parse_astra_system(content: bytes, file: str | None = None) -> AstraSystem:
     return AstraSystem(algorithms, gpu, tuple(left_out))
 
 
-def load_comm_groups(path: str | Path) -> dict[str, list[int]]:
+def load_comm_groups(path: FilePath) -> dict[str, list[int]]:
     """Load ASTRA-sim's file of groups: an object of lists of ranks, by the group names of a trace.
 
     Raises
@@ -147,12 +149,13 @@ def load_comm_groups(path: str | Path) -> dict[str, list[int]]:
     ConfigError
         When it cannot be read or has another structure.
     """
+    path = path_of(path, "load_comm_groups")
     content = read_file(path, MAX_FILE_BYTES)
     try:
         found = msgspec.json.decode(content, type=dict[str, list[int]])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f'expected groups such as {{"1": [0, 1]}}: {error}', file=str(path)) from None
-    refuse_repeated_keys(content, str(path))
+        raise ConfigError(f'expected groups such as {{"1": [0, 1]}}: {error}', file=path) from None
+    refuse_repeated_keys(content, path)
     return found
 
 

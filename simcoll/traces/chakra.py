@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from simcoll.core.order import lowest_first
 from simcoll.errors import ConfigError, blamed_on, nearest, shown
 from simcoll.files.paths import is_file
+from simcoll.files.reader_arguments import FilePath, path_of
 from simcoll.files.strict import read_file
 from simcoll.formats.chakra.nodes import Node, Value, parse_nodes
 from simcoll.traces.gathering import gathered
@@ -45,7 +46,7 @@ _US = 10**9
 
 
 def load_chakra(
-    path: str | Path, *, gpu: Gpu | None = None, groups: Mapping[str, Sequence[int]] | None = None
+    path: FilePath, *, gpu: Gpu | None = None, groups: Mapping[str, Sequence[int]] | None = None
 ) -> Workload:
     """Load the traces of all ranks, given the file of one (``trace.0.et``) or their common prefix (``trace``).
 
@@ -54,6 +55,7 @@ def load_chakra(
     ConfigError
         For files that cannot be read, ranks that are missing, and as :func:`parse_chakra`.
     """
+    path = path_of(path, "load_chakra")
     given = Path(path)
     match = _FILE.fullmatch(given.name)
     prefix = match[1] if match is not None and is_file(given) else given.name.removesuffix(".et")
@@ -67,14 +69,12 @@ def load_chakra(
         if own is not None and own[1] == prefix:
             found[int(own[2])] = each
     if not found:
-        raise ConfigError(f"there is no such file, nor {prefix}.0.et, {prefix}.1.et and so on", file=str(path))
+        raise ConfigError(f"there is no such file, nor {prefix}.0.et, {prefix}.1.et and so on", file=path)
     if len(found) > MAX_RANKS:
-        raise ConfigError(f"{len(found)} ranks; expected at most {MAX_RANKS}", file=str(path))
+        raise ConfigError(f"{len(found)} ranks; expected at most {MAX_RANKS}", file=path)
     missing = [rank for rank in range(max(found) + 1) if rank not in found]
     if missing:
-        raise ConfigError(
-            f"the file of rank {missing[0]} is missing; there are those of {len(found)} ranks", file=str(path)
-        )
+        raise ConfigError(f"the file of rank {missing[0]} is missing; there are those of {len(found)} ranks", file=path)
     files = [(read_file(found[rank], MAX_FILE_BYTES), str(found[rank])) for rank in range(len(found))]
     return parse_chakra(files, gpu=gpu, groups=groups, title=prefix)
 
@@ -102,6 +102,9 @@ def parse_chakra(
         For files that are not traces, missing or cyclic dependencies, undescribed groups, collectives over some dimensions only
         (``involved_dim``), and ranks that contradict each other.
     """
+    given: Any = files  # whatever was given
+    if not isinstance(given, (list, tuple)) or not all(isinstance(each, tuple) and len(each) == 2 for each in given):
+        raise ConfigError(f"parse_chakra takes a list of (content, name) of the ranks' files; got {shown(given)}")
     traces: Traces = []
     metadata: dict[str, Value] = {}
     for rank, (content, file) in enumerate(files):

@@ -13,6 +13,7 @@ import msgspec
 
 from simcoll.errors import ConfigError, blamed_on, nearest, shown
 from simcoll.files.paths import is_file
+from simcoll.files.reader_arguments import FilePath, path_of
 from simcoll.files.strict import convert_table, read_file
 from simcoll.files.text import parse_toml
 from simcoll.libraries.calibration import Calibration as NetworkCalibration
@@ -156,7 +157,7 @@ class Design:
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
-def load_design(path: str | Path) -> Design:
+def load_design(path: FilePath) -> Design:
     """Load a design; its paths are relative to the file. Tables of plan files are ignored.
 
     Raises
@@ -164,7 +165,8 @@ def load_design(path: str | Path) -> Design:
     ConfigError
         With the file, the place in it, and the nearest valid choice.
     """
-    return design_from(parse_toml(read_file(path, MAX_FILE_BYTES), str(path)), file=str(path))
+    path = path_of(path, "load_design")
+    return design_from(parse_toml(read_file(path, MAX_FILE_BYTES), path), file=path)
 
 
 def design_from(document: Mapping[str, Any], *, file: str = "design") -> Design:

@@ -14,6 +14,7 @@ from typing import Any
 
 from simcoll.errors import ConfigError, nearest, shown
 from simcoll.files.paths import shipped_files
+from simcoll.files.reader_arguments import Content, content_of
 from simcoll.files.sourced import Facts
 from simcoll.files.strict import read_file
 from simcoll.files.text import parse_toml
@@ -187,7 +188,7 @@ def _load(path: Path) -> Gpu:
     return parse_gpu(path.read_bytes(), path.name)
 
 
-def parse_gpu(content: bytes, file: str) -> Gpu:
+def parse_gpu(content: Content, file: str) -> Gpu:
     """A GPU from the text of its file.
 
     Raises
@@ -195,6 +196,7 @@ def parse_gpu(content: bytes, file: str) -> Gpu:
     ConfigError
         With the place in the file.
     """
+    content = content_of(content, "parse_gpu")
     document = parse_toml(content, file)
     description = document.get("description", "")
     if not isinstance(description, str):

@@ -8,9 +8,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from pathlib import Path
 
 from simcoll.errors import ConfigError, nearest
+from simcoll.files.reader_arguments import Content, FilePath, content_of, path_of
 from simcoll.files.strict import read_file
 from simcoll.units import FS_PER_SECOND, MAX_TIME_FS
 
@@ -74,7 +74,7 @@ class Measured:
         return found
 
 
-def load_measured(path: str | Path) -> Measured:
+def load_measured(path: FilePath) -> Measured:
     """Load the table in a CSV file.
 
     Raises
@@ -82,10 +82,11 @@ def load_measured(path: str | Path) -> Measured:
     ConfigError
         As :func:`parse_measured`, and when it cannot be read.
     """
-    return parse_measured(read_file(path, MAX_FILE_BYTES), str(path))
+    path = path_of(path, "load_measured", "parse_measured")
+    return parse_measured(read_file(path, MAX_FILE_BYTES), path)
 
 
-def parse_measured(content: bytes, file: str) -> Measured:
+def parse_measured(content: Content, file: str) -> Measured:
     """Parse a table with the columns operator, shape, dtype and milliseconds; a shape is whole numbers separated by ``x``.
 
     Raises
@@ -100,6 +101,7 @@ def parse_measured(content: bytes, file: str) -> Measured:
     >>> table.time_fs("gemm", "4096x4096x8192", "bf16")
     410000000000
     """
+    content = content_of(content, "parse_measured")
     try:
         rows = list(csv.reader(io.StringIO(content.decode("utf-8-sig")), strict=True))
     except (UnicodeDecodeError, csv.Error) as error:

@@ -19,6 +19,7 @@ import numpy as np
 
 from simcoll.errors import ConfigError, blamed_on, nearest, shown
 from simcoll.files.paths import is_file
+from simcoll.files.reader_arguments import FilePath, path_of
 from simcoll.files.strict import convert_table, read_file
 from simcoll.files.text import parse_toml
 from simcoll.topology import Topology
@@ -111,7 +112,7 @@ class Listed:
     slow: Mapping[int, float]
 
 
-def load_operations(path: str | Path) -> Listed:
+def load_operations(path: FilePath) -> Listed:
     """Load the workload of a file; its paths are relative to it.
 
     Raises
@@ -119,7 +120,8 @@ def load_operations(path: str | Path) -> Listed:
     ConfigError
         With the file, the place in it, and the nearest valid choice.
     """
-    return operations_from(parse_toml(read_file(path, MAX_FILE_BYTES), str(path)), file=str(path))
+    path = path_of(path, "load_operations")
+    return operations_from(parse_toml(read_file(path, MAX_FILE_BYTES), path), file=path)
 
 
 def operations_from(document: Mapping[str, Any], *, file: str = "operations") -> Listed:

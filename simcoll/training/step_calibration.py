@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 
 import msgspec
 
 from simcoll.errors import ConfigError, blamed_on, nearest
 from simcoll.files.paths import shipped_files
+from simcoll.files.reader_arguments import FilePath, path_of
 from simcoll.files.strict import decode_toml, read_file
 
 __all__ = [
@@ -109,7 +109,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 UNCALIBRATED = Calibration()
 
 
-def load_calibration(path: str | Path) -> Calibration:
+def load_calibration(path: FilePath) -> Calibration:
     """Load a calibration file, as ``simcoll calibrate step`` writes it.
 
     Raises
@@ -117,8 +117,9 @@ def load_calibration(path: str | Path) -> Calibration:
     ConfigError
         With the file and the place in it.
     """
-    with blamed_on(str(path)):
-        return decode_toml(read_file(path, MAX_FILE_BYTES), Calibration, str(path))
+    path = path_of(path, "load_calibration")
+    with blamed_on(path):
+        return decode_toml(read_file(path, MAX_FILE_BYTES), Calibration, path)
 
 
 def shipped_calibrations() -> dict[str, str]:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from simcoll.core.collective import KINDS
 from simcoll.core.reduction import parse_dtype
 from simcoll.errors import ConfigError, nearest
+from simcoll.files.reader_arguments import Content, content_of
 from simcoll.files.strict import decode_json
 
 __all__ = [
@@ -374,7 +375,7 @@ def write_workload(workload: Workload) -> bytes:
     return msgspec.json.format(msgspec.json.encode(made), indent=1) + b"\n"
 
 
-def read_workload(content: bytes, file: str | None = None) -> Workload:
+def read_workload(content: Content, file: str | None = None) -> Workload:
     """Decode a workload from JSON.
 
     Raises
@@ -389,6 +390,7 @@ def read_workload(content: bytes, file: str | None = None) -> Workload:
     >>> read_workload(write_workload(made)).operations == made.operations
     True
     """
+    content = content_of(content, "read_workload")
     read = decode_json(content, _File, file)
     if read.format != FORMAT:
         raise ConfigError(f"expected {FORMAT!r}, got {read.format!r}", file=file, path="$.format")

@@ -18,7 +18,7 @@ from simcoll.core.protocol import Protocol
 from simcoll.errors import MOST_LETTERS, ConfigError, ScheduleError
 from simcoll.files.text import MOST_PARTS, parse_toml, refuse_repeated_keys
 from simcoll.files.xml import MAX_TOKEN_BYTES, PIECE_BYTES, XmlLimits, parse_xml
-from simcoll.formats.schedules.msccl_xml import load_msccl_xml
+from simcoll.formats.schedules.msccl_xml import parse_msccl_xml
 from simcoll.formats.schedules.schedule_json import dump_schedule, parse_schedule
 from simcoll.planning.sweeps.scenario import load_scenario, sweep_of
 from simcoll.topology import boxes, crossbar, fat_tree, load_topology, torus
@@ -188,7 +188,7 @@ def test_scratch_is_whole_numbers(scratch):
 LIMITS = XmlLimits(depth=4, elements=10, attributes=3, letters=20)
 
 
-@pytest.mark.parametrize("parse", [parse_nccl_xml, load_msccl_xml])
+@pytest.mark.parametrize("parse", [parse_nccl_xml, parse_msccl_xml])
 @pytest.mark.parametrize(
     "text",
     [

@@ -38,7 +38,7 @@ from simcoll.formats.reports.flight_record import (
 )
 from simcoll.formats.reports.nccl_inspector import inspector_findings, parse_inspector
 from simcoll.formats.reports.nccl_ras import parse_ras, ras_findings
-from simcoll.formats.schedules.msccl_xml import load_msccl_xml
+from simcoll.formats.schedules.msccl_xml import parse_msccl_xml
 from simcoll.formats.schedules.schedule_files import parse_algorithm
 from simcoll.formats.schedules.schedule_json import dump_schedule, parse_schedule
 from simcoll.formats.tuners.tuner_files import TUNER_FORMATS
@@ -233,7 +233,7 @@ ALONE = [
 READERS = {
     "schedule": Reader(_proved(parse_schedule), lambda: [dump_schedule(each) for each in _schedules()]),
     "msccl": Reader(
-        load_msccl_xml, lambda: _of_folder("tests/unit/formats/data/*.xml", "docs/howto/all-gather.xml")
+        parse_msccl_xml, lambda: _of_folder("tests/unit/formats/data/*.xml", "docs/howto/all-gather.xml")
     ),
     "goal": Reader(parse_goal, lambda: [dump_goal(each) for each in _schedules()]),
     "goal-binary": Reader(parse_goal_binary, lambda: [dump_goal_binary(each) for each in _schedules()]),

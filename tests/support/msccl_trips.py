@@ -11,7 +11,7 @@ from simcoll.algorithms import ALGORITHMS
 from simcoll.core.collective import Collective
 from simcoll.emulator import emulate
 from simcoll.errors import ConfigError
-from simcoll.formats import load_msccl_xml
+from simcoll.formats import parse_msccl_xml
 from simcoll.formats.schedules.msccl_writer import dump_msccl_xml
 from simcoll.proving import program_schedule, verify_program
 from simcoll.testing.examples import needed_params
@@ -52,7 +52,7 @@ def outputs(schedule, elements):
 
 def check_trip(schedule):
     """Write a schedule, read it back, and compare proof and data."""
-    program = load_msccl_xml(dump_msccl_xml(schedule))
+    program = parse_msccl_xml(dump_msccl_xml(schedule))
     proof = verify_program(program)
     assert (proof.data, proof.order, proof.least_depth) == (True, simcoll.verify(schedule).order, 0)
     again = program_schedule(program)

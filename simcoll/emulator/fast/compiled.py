@@ -25,12 +25,17 @@ __all__ = ["COMPILED", "REMEDY", "SOURCES", "UNCOMPILED", "announced", "entry", 
 SWITCH = "NUMBA_DISABLE_JIT"
 
 
+def _disables_compiling() -> bool:
+    import numba
+
+    settings: Any = numba.config
+    return bool(settings.DISABLE_JIT)
+
+
 def _turned_off() -> bool:
     """Whether numba's own switch for debugging is set, read as numba reads it, without the half second that loading numba takes."""
     if "numba" in sys.modules or Path(".numba_config.yaml").exists():
-        import numba
-
-        return bool(numba.config.DISABLE_JIT)
+        return _disables_compiling()
     try:
         return int(os.environ.get(SWITCH, "0")) != 0
     except ValueError:  # numba warns, and compiles
@@ -71,7 +76,7 @@ def _jit(function: Function, **options: Any) -> Function:
     import simcoll.emulator.fast.state_type  # noqa: F401  (numba learns of the state)
 
     # Without reference counts (_nrt), passing arrays to a helper is free; nothing compiled here allocates.
-    if numba.config.DISABLE_JIT:
+    if _disables_compiling():
         raise ConfigError(f"{SWITCH} was set after simcoll had found numba's compiler on; set it before, or leave it")
     settings: Any = {"error_model": "numpy", "_nrt": False, **options}
     ready: Any = numba.njit(**settings)(function)
@@ -116,7 +121,7 @@ def entry(function: Function) -> Function:
         ready: Any = _jit(function, nogil=True, cache=True)
     except RuntimeError:  # numba found no place for the cache
         return _jit(function, nogil=True)
-    cache_of = getattr(ready, "_cache", None)
+    cache_of: Any = getattr(ready, "_cache", None)
     if hasattr(cache_of, "_load_overload"):  # absent: slower, and as correct
         # As numba does it, but without all that it prepares for compiling (0.3 s), which a compilation prepares itself.
         cache_of.load_overload = cache_of._load_overload  # noqa: SLF001

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from simcoll.errors import ConfigError
+from simcoll.files.reader_arguments import Content, content_of
 
 Value = bool | int | float | str | bytes | tuple[bool, ...]
 
@@ -59,7 +60,7 @@ class _Broken(Exception):  # noqa: N818  # what is wrong, for the caller to say 
     pass
 
 
-def parse_nodes(content: bytes, file: str | None = None) -> tuple[dict[str, Value], list[Node]]:
+def parse_nodes(content: Content, file: str | None = None) -> tuple[dict[str, Value], list[Node]]:
     """Parse the metadata's attributes and the nodes of one rank's file.
 
     Raises
@@ -72,6 +73,7 @@ def parse_nodes(content: bytes, file: str | None = None) -> tuple[dict[str, Valu
     >>> parse_nodes(dump_nodes({}, [Node(0, "forward", "COMP", duration_us=3)]))[1][0].duration_us
     3
     """
+    content = content_of(content, "parse_nodes")
     metadata: dict[str, Value] = {}
     nodes: list[Node] = []
     seen: dict[int, None] = {}

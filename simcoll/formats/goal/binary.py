@@ -13,6 +13,7 @@ import numpy as np
 
 from simcoll.core.step import spread
 from simcoll.errors import ConfigError
+from simcoll.files.reader_arguments import Content, content_of
 from simcoll.formats.goal.language import CALC, MAX_OPERATIONS, MAX_RANKS, RECV, SEND, Goal
 
 __all__ = ["goal_binary", "parse_goal_binary"]
@@ -57,7 +58,7 @@ def goal_binary(goal: Goal) -> bytes:
     return b"".join([head, np.array(table, "<u8").tobytes(), *parts])
 
 
-def parse_goal_binary(content: bytes, file: str | None = None) -> Goal:
+def parse_goal_binary(content: Content, file: str | None = None) -> Goal:
     """Read GOAL in binary.
 
     Raises
@@ -65,6 +66,7 @@ def parse_goal_binary(content: bytes, file: str | None = None) -> Goal:
     ConfigError
         With the rank, for numbers that contradict each other, lie outside the file, or name ranks and operations that do not exist.
     """
+    content = content_of(content, "parse_goal_binary")
     data = np.frombuffer(content, np.uint8)
 
     def refuse(message: str, rank: int | None = None) -> NoReturn:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from simcoll.arrays import Ints
 from simcoll.errors import ConfigError, ScheduleError
+from simcoll.files.reader_arguments import Content, content_of
 
 __all__ = ["CALC", "RECV", "SEND", "Goal", "goal_text", "parse_goal"]
 
@@ -175,7 +176,7 @@ def _without_comments(text: str, file: str | None) -> str:
     return re.sub(r"//[^\n]*|/\*.*?\*/|(?P<open>/\*)", newlines, text, flags=re.DOTALL)
 
 
-def parse_goal(content: bytes | str, file: str | None = None) -> Goal:
+def parse_goal(content: Content, file: str | None = None) -> Goal:
     r"""Read GOAL text.
 
     Raises
@@ -188,8 +189,9 @@ def parse_goal(content: bytes | str, file: str | None = None) -> Goal:
     >>> print(parse_goal("num_ranks 2 \n rank 0 { \n send 8b to 1 tag 0 \n } \n rank 1 { \n recv 8b from 0 tag 0 \n }"))
     GOAL n=2, 2 operations, unproved
     """
+    content = content_of(content, "parse_goal")
     try:
-        given = content.decode() if isinstance(content, bytes) else content
+        given = content.decode()
     except UnicodeDecodeError as error:
         raise ConfigError(f"not a GOAL text: byte {error.start} is no text", file=file) from None
     text = _Text(given, file)

@@ -8,6 +8,7 @@ from typing import NoReturn
 from xml.etree.ElementTree import Element
 
 from simcoll.errors import ConfigError
+from simcoll.files.reader_arguments import Content, content_of
 from simcoll.files.xml import XmlLimits, parse_xml
 
 __all__ = ["NcclGraph", "parse_nccl_graphs"]
@@ -44,7 +45,7 @@ class NcclGraph:
     type_intra: str
 
 
-def parse_nccl_graphs(content: bytes, file: str = "graph") -> list[NcclGraph]:
+def parse_nccl_graphs(content: Content, file: str = "graph") -> list[NcclGraph]:
     """Read the graphs of a file; empty ones are skipped.
 
     Raises
@@ -52,6 +53,7 @@ def parse_nccl_graphs(content: bytes, file: str = "graph") -> list[NcclGraph]:
     ConfigError
         With the graph and channel, for an invalid file.
     """
+    content = content_of(content, "parse_nccl_graphs")
     if len(content) > MAX_BYTES:
         raise ConfigError(f"larger than {MAX_BYTES >> 20} MiB", file=file)
     root = parse_xml(content, LIMITS, file)

@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
-from pathlib import Path
 
 from simcoll.errors import ConfigError
+from simcoll.files.reader_arguments import FilePath, path_of
 from simcoll.formats.logs.log_lines import Skipped, log_lines
 from simcoll.formats.logs.nccl_graph import PATTERNS
 
@@ -133,7 +133,7 @@ class _Part:
         return not (self.rings or self.after or self.parents or self.ways)
 
 
-def load_nccl_log(path: str | Path) -> list[NcclCommunicator]:
+def load_nccl_log(path: FilePath) -> list[NcclCommunicator]:
     """Read the communicators of a log, largest first, then in order of appearance; other lines are ignored.
 
     Raises
@@ -141,6 +141,7 @@ def load_nccl_log(path: str | Path) -> list[NcclCommunicator]:
     ConfigError
         When the file cannot be read, or has no channels.
     """
+    path = path_of(path, "load_nccl_log")
     skipped = Skipped()
     parts: dict[str, _Part] = {}
     done: list[_Part] = []
@@ -165,7 +166,7 @@ def load_nccl_log(path: str | Path) -> list[NcclCommunicator]:
     if not communicators:
         raise ConfigError(
             "has no channels of NCCL; run with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH on all ranks",
-            file=str(path),
+            file=path,
         )
     return sorted(communicators, key=lambda each: -each.nranks)[:MAX_COMMUNICATORS]
 

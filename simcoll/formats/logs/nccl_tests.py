@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
+from simcoll.files.reader_arguments import FilePath, path_of
 from simcoll.formats.logs.log_lines import Skipped, log_lines
 from simcoll.formats.logs.measured import ITEMSIZES, Log, Measured, Run, Table, dotted, finished
 from simcoll.formats.logs.nccl_tests_json import MAX_JSON, tables_of_json
@@ -237,7 +237,7 @@ def _wrong(words: Sequence[str]) -> str:
     return "" if fine else word[:20]
 
 
-def load_log(path: str | Path) -> Log:
+def load_log(path: FilePath) -> Log:
     """Read all measurements, tuning tables and choices in a log, in one pass and constant memory.
 
     Raises
@@ -245,6 +245,7 @@ def load_log(path: str | Path) -> Log:
     ConfigError
         When it cannot be read, or is JSON of another kind.
     """
+    path = path_of(path, "load_log")
     skipped = Skipped()
     reader, osu, tuning = _Reader(skipped), OsuReader(skipped), TuningReader(skipped)
     lines: Iterator[tuple[int, str]] = log_lines(path)

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from math import lcm
-from pathlib import Path
 
 from simcoll.core.collective import Collective
 from simcoll.core.device_program import DeviceProgram
 from simcoll.errors import ConfigError, nearest
+from simcoll.files.reader_arguments import Content, FilePath, content_of, path_of
 from simcoll.files.strict import decode_json, read_file
 from simcoll.formats.mscclpp.blocks import MAX_PARTS, Place, Rank, every_operation
 from simcoll.formats.mscclpp.document import Plan
@@ -29,7 +29,7 @@ _KINDS: Mapping[str, str | None] = {
 }  # fmt: skip
 
 
-def load_mscclpp_plan(path: str | Path) -> DeviceProgram:
+def load_mscclpp_plan(path: FilePath) -> DeviceProgram:
     """Read an MSCCL++ execution plan.
 
     Returns
@@ -42,10 +42,11 @@ def load_mscclpp_plan(path: str | Path) -> DeviceProgram:
     ConfigError
         As :func:`parse_mscclpp_plan`, or when the file cannot be read.
     """
-    return parse_mscclpp_plan(read_file(path, MAX_BYTES), str(path))
+    path = path_of(path, "load_mscclpp_plan", "parse_mscclpp_plan")
+    return parse_mscclpp_plan(read_file(path, MAX_BYTES), path)
 
 
-def parse_mscclpp_plan(content: bytes, file: str | None = None) -> DeviceProgram:
+def parse_mscclpp_plan(content: Content, file: str | None = None) -> DeviceProgram:
     """Read the content of an MSCCL++ execution plan.
 
     Raises
@@ -54,6 +55,7 @@ def parse_mscclpp_plan(content: bytes, file: str | None = None) -> DeviceProgram
         When it is not a plan, has the format before August 2025, exceeds a limit of the executor, or requests something that the executor
         does differently; the message gives the position.
     """
+    content = content_of(content, "parse_mscclpp_plan")
     if b'"inputChunks"' in content:
         raise ConfigError(
             "this is an execution plan of the format before August 2025 (inputChunks, chunkGroups), which today's executor does not load; "

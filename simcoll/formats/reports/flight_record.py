@@ -13,10 +13,10 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
 from simcoll.errors import ConfigError, ranks_listed
+from simcoll.files.reader_arguments import Content, FilePath, content_of, path_of
 from simcoll.files.strict import read_file
 
 __all__ = ["FlightEntry", "FlightRecord", "dump_flight_record", "findings", "load_flight_record", "parse_flight_record"]
@@ -78,7 +78,7 @@ class _Plain(pickle.Unpickler):
         )
 
 
-def load_flight_record(path: str | Path) -> FlightRecord:
+def load_flight_record(path: FilePath) -> FlightRecord:
     """Read a flight record.
 
     Raises
@@ -86,10 +86,11 @@ def load_flight_record(path: str | Path) -> FlightRecord:
     ConfigError
         As :func:`parse_flight_record`, or when it cannot be read.
     """
-    return parse_flight_record(read_file(path, MAX_BYTES), str(path))
+    path = path_of(path, "load_flight_record", "parse_flight_record")
+    return parse_flight_record(read_file(path, MAX_BYTES), path)
 
 
-def parse_flight_record(content: bytes, file: str | None = None) -> FlightRecord:
+def parse_flight_record(content: Content, file: str | None = None) -> FlightRecord:
     """Read the content of a flight record, a pickle or JSON.
 
     Raises
@@ -97,6 +98,7 @@ def parse_flight_record(content: bytes, file: str | None = None) -> FlightRecord
     ConfigError
         For another kind of file, with the position; for a pickle that would create objects.
     """
+    content = content_of(content, "parse_flight_record")
     try:
         table = json.loads(content) if content.lstrip()[:1] == b"{" else _Plain(io.BytesIO(content)).load()
     except Exception as error:  # noqa: BLE001 - a broken pickle raises anything

@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any, NoReturn
 
 from simcoll.errors import ConfigError, ranks_listed, shown
+from simcoll.files.reader_arguments import Content, content_of
 
 __all__ = ["InspectorRow", "inspector_findings", "parse_inspector"]
 
@@ -36,7 +37,7 @@ class InspectorRow:
     host: str
 
 
-def parse_inspector(content: bytes, file: str | None = None) -> list[InspectorRow]:
+def parse_inspector(content: Content, file: str | None = None) -> list[InspectorRow]:
     """Read an inspector's file: JSON objects, each on one line or several.
 
     Raises
@@ -44,6 +45,7 @@ def parse_inspector(content: bytes, file: str | None = None) -> list[InspectorRo
     ConfigError
         With the position, for invalid content.
     """
+    content = content_of(content, "parse_inspector")
     if len(content) > MAX_BYTES:
         raise ConfigError(f"larger than {MAX_BYTES >> 20} MiB", file=file)
     text = content.decode("utf-8", "replace").removeprefix("\ufeff")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import msgspec
 
 from simcoll.errors import ConfigError, ranks_listed
+from simcoll.files.reader_arguments import Content, content_of
 
 __all__ = ["RasReport", "parse_ras", "ras_findings"]
 
@@ -76,7 +77,7 @@ class RasReport(msgspec.Struct, frozen=True):
     timestamp: str = ""
 
 
-def parse_ras(content: bytes, file: str | None = None) -> RasReport:
+def parse_ras(content: Content, file: str | None = None) -> RasReport:
     """Read the JSON report of RAS.
 
     Raises
@@ -84,6 +85,7 @@ def parse_ras(content: bytes, file: str | None = None) -> RasReport:
     ConfigError
         With the position, for invalid content, and ranks that are duplicated or out of range.
     """
+    content = content_of(content, "parse_ras")
     if len(content) > MAX_BYTES:
         raise ConfigError(f"larger than {MAX_BYTES >> 20} MiB", file=file)
     try:

@@ -22,7 +22,7 @@ from simcoll.core.schedule import COPY, OP_NAMES, REDUCE, Schedule
 from simcoll.core.wiring import wire
 from simcoll.errors import ConfigError, InternalError, expect, nearest
 from simcoll.files.output import write_file
-from simcoll.formats.schedules.msccl_xml import MAX_COUNT, load_msccl_xml
+from simcoll.formats.schedules.msccl_xml import MAX_COUNT, parse_msccl_xml
 from simcoll.proving import lower, verify_program
 from simcoll.proving.deadlock import play
 
@@ -138,7 +138,7 @@ def dump_msccl_xml(
     attributes = " ".join(f"{key}={quoteattr(value)}" for key, value in head.items())
     gpus = _gpus(schedule, program, DIALECTS[dialect])
     content = f"<algo {attributes}>\n{''.join(gpus)}</algo>\n".encode()
-    again = verify_program(load_msccl_xml(content))
+    again = verify_program(parse_msccl_xml(content))
     if not again.data or again.order != proof.order or again.least_depth != 0:
         raise InternalError(f"{schedule}: as MSCCL XML it reads back as {again}")
     if path is not None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import NoReturn
 from xml.etree.ElementTree import Element
 
@@ -19,10 +18,11 @@ from simcoll.core.collective import Collective
 from simcoll.core.rank_program import OPS, Instruction, Lane, RankProgram
 from simcoll.core.schedule import Layout
 from simcoll.errors import ConfigError, ScheduleError, nearest, shown
+from simcoll.files.reader_arguments import Content, FilePath, content_of, path_of
 from simcoll.files.strict import read_file
 from simcoll.files.xml import XmlLimits, parse_xml
 
-__all__ = ["load_msccl_xml"]
+__all__ = ["load_msccl_xml", "parse_msccl_xml"]
 
 MAX_BYTES = 64 << 20
 LIMITS = XmlLimits(depth=16, elements=1_000_000, attributes=16, letters=255)
@@ -145,21 +145,31 @@ class _Memory:
         return chunk if self.layout is None else int(self.layout.canonical(np.array(self.rank), np.array(chunk)))
 
 
-def load_msccl_xml(
-    source: str | Path | bytes, *, in_place: bool | None = None, root: int | None = None, file: str | None = None
+def load_msccl_xml(path: FilePath, *, in_place: bool | None = None, root: int | None = None) -> RankProgram:
+    """Read an MSCCL XML file; ``in_place`` and ``root`` as in :func:`parse_msccl_xml`.
+
+    Raises
+    ------
+    ConfigError
+        As :func:`parse_msccl_xml`, or when the file cannot be read.
+    """
+    path = path_of(path, "load_msccl_xml", "parse_msccl_xml")
+    return parse_msccl_xml(read_file(path, MAX_BYTES), path, in_place=in_place, root=root)
+
+
+def parse_msccl_xml(
+    content: Content, file: str | None = None, *, in_place: bool | None = None, root: int | None = None
 ) -> RankProgram:
-    """Read an MSCCL XML file.
+    """Read the content of an MSCCL XML file.
 
     Parameters
     ----------
-    source
-        A path, or the content of a file.
+    file
+        The file's name, for messages.
     in_place
         Interpretation of a file that allows both (``inplace="1" outofplace="1"``). Default: out of place.
     root
         Root of a broadcast, reduce, gather or scatter, which the format lacks. Default: 0.
-    file
-        Name of the file whose content is given, for messages.
 
     Returns
     -------
@@ -169,14 +179,11 @@ def load_msccl_xml(
     Raises
     ------
     ConfigError
-        When the file is not MSCCL XML or breaks a rule or limit of the runtimes; the message names GPU, thread block and step.
+        When it is not MSCCL XML or breaks a rule or limit of the runtimes; the message names GPU, thread block and step.
     """
-    if isinstance(source, bytes):
-        place, data = _Place(file), source
-        if len(data) > MAX_BYTES:
-            place.refuse(f"larger than {MAX_BYTES >> 20} MiB")
-    else:
-        place, data = _Place(str(source)), read_file(source, MAX_BYTES)
+    place, data = _Place(file), content_of(content, "parse_msccl_xml")
+    if len(data) > MAX_BYTES:
+        place.refuse(f"larger than {MAX_BYTES >> 20} MiB")
     algo = _parse(place, data)
     head = _head(place, algo, in_place, root)
     gpus = _numbered(place, algo, "gpu", head.nranks)

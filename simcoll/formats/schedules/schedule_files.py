@@ -14,6 +14,7 @@ from simcoll.core.device_program import DeviceProgram
 from simcoll.core.rank_program import RankProgram
 from simcoll.core.schedule import Schedule
 from simcoll.errors import ConfigError, nearest
+from simcoll.files.reader_arguments import Content, FilePath, content_of, path_of
 from simcoll.files.strict import read_file
 from simcoll.formats.goal.binary import goal_binary, parse_goal_binary
 from simcoll.formats.goal.goal_writer import dump_goal, dump_goal_binary
@@ -22,7 +23,7 @@ from simcoll.formats.mscclpp.plan_writer import dump_mscclpp_plan
 from simcoll.formats.mscclpp.reader import parse_mscclpp_plan
 from simcoll.formats.recognise import recognise, title_of
 from simcoll.formats.schedules.msccl_writer import dump_msccl_xml
-from simcoll.formats.schedules.msccl_xml import load_msccl_xml
+from simcoll.formats.schedules.msccl_xml import parse_msccl_xml
 from simcoll.formats.schedules.schedule_json import MAX_BYTES, dump_schedule, parse_schedule
 from simcoll.proving import device_schedule, program_schedule, verify
 
@@ -62,7 +63,7 @@ class ScheduleFormat:
 FORMATS: tuple[ScheduleFormat, ...] = (
     ScheduleFormat("schedule", (".json",), parse_schedule, dump_schedule),
     ScheduleFormat(
-        "msccl", (".xml",), lambda content, file: load_msccl_xml(content, file=file), dump_msccl_xml,
+        "msccl", (".xml",), parse_msccl_xml, dump_msccl_xml,
         ("dialect", "protocol", "min_bytes", "max_bytes"),
     ),
     ScheduleFormat(
@@ -76,7 +77,7 @@ FORMATS: tuple[ScheduleFormat, ...] = (
 _OF_GOAL: Mapping[str, Callable[[Goal], bytes]] = {"goal": goal_text, "goal-binary": goal_binary}
 
 
-def parse_algorithm(content: bytes, file: str | None = None) -> Algorithm:
+def parse_algorithm(content: Content, file: str | None = None) -> Algorithm:
     """Parse the algorithm in a file's content.
 
     Raises
@@ -84,6 +85,7 @@ def parse_algorithm(content: bytes, file: str | None = None) -> Algorithm:
     ConfigError
         When its format is not in :data:`FORMATS` (the message describes it), or it breaks the rules of its format.
     """
+    content = content_of(content, "parse_algorithm")
     name = recognise(content)
     for each in FORMATS:
         if each.name == name:
@@ -92,7 +94,7 @@ def parse_algorithm(content: bytes, file: str | None = None) -> Algorithm:
     raise ConfigError(f"this is {title_of(content)}; expected an algorithm in one of the formats {known}", file=file)
 
 
-def load_algorithm(path: str | Path) -> Algorithm:
+def load_algorithm(path: FilePath) -> Algorithm:
     """Read an algorithm from a file of any supported format.
 
     Raises
@@ -105,7 +107,8 @@ def load_algorithm(path: str | Path) -> Algorithm:
     >>> print(load_algorithm("docs/howto/all-gather.xml"))
     exchange all_gather n=2
     """
-    return parse_algorithm(read_file(path, MAX_BYTES), str(path))
+    path = path_of(path, "load_algorithm", "parse_algorithm")
+    return parse_algorithm(read_file(path, MAX_BYTES), path)
 
 
 def schedule_of(loaded: Algorithm) -> Schedule:

@@ -12,6 +12,7 @@ from simcoll.core.collective import Collective
 from simcoll.core.schedule import OP_NAMES, Layout, Repeat, Schedule, Step
 from simcoll.errors import ConfigError
 from simcoll.files.output import write_file
+from simcoll.files.reader_arguments import Content, FilePath, content_of, path_of
 from simcoll.files.strict import decode_json, read_file
 
 __all__ = ["dump_schedule", "load_schedule", "parse_schedule"]
@@ -191,7 +192,7 @@ def _step(record: _Step, file: str | None, place: str) -> Step:
     return Step(src, src_c, dst, dst_c, count, op.astype(np.int8), channel)
 
 
-def parse_schedule(data: bytes | str, file: str | None = None) -> Schedule:
+def parse_schedule(data: Content, file: str | None = None) -> Schedule:
     """Read a schedule from JSON text.
 
     Raises
@@ -201,6 +202,7 @@ def parse_schedule(data: bytes | str, file: str | None = None) -> Schedule:
     ScheduleError
         When a step names ranks, chunks or channels that do not exist.
     """
+    data = content_of(data, "parse_schedule")
     return _schedule(decode_json(data, _File, file), file)
 
 
@@ -273,7 +275,7 @@ def _block(block: _Block, file: str | None, place: str) -> Step | Repeat:
     return Repeat(steps, block.repeat, block.stride, block.base, block.modulus)
 
 
-def load_schedule(path: str | Path) -> Schedule:
+def load_schedule(path: FilePath) -> Schedule:
     """Read a schedule file.
 
     Raises
@@ -281,4 +283,5 @@ def load_schedule(path: str | Path) -> Schedule:
     ConfigError
         When it cannot be read or is not a schedule file.
     """
-    return parse_schedule(read_file(path, MAX_BYTES), str(path))
+    path = path_of(path, "load_schedule", "parse_schedule")
+    return parse_schedule(read_file(path, MAX_BYTES), path)

@@ -15,6 +15,7 @@ import msgspec
 
 from simcoll.errors import ConfigError, blamed_on, nearest
 from simcoll.files.paths import is_file
+from simcoll.files.reader_arguments import FilePath, path_of
 from simcoll.files.strict import convert_table, read_file
 from simcoll.files.text import parse_toml
 from simcoll.planning.designs.figures import FIGURES
@@ -122,7 +123,7 @@ class _Alternative(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     variants: dict[str, Any] = {}
 
 
-def load_space(path: Path) -> Space:
+def load_space(path: FilePath) -> Space:
     """Load the space of a plan file.
 
     Raises
@@ -130,9 +131,9 @@ def load_space(path: Path) -> Space:
     ConfigError
         With the file, the place in it, and the nearest valid choice.
     """
-    file = str(path)
+    file = path_of(path, "load_space")
     with blamed_on(file):
-        return _space(parse_toml(read_file(path, MAX_BYTES), file), path)
+        return _space(parse_toml(read_file(file, MAX_BYTES), file), Path(file))
 
 
 def _space(document: dict[str, Any], path: Path) -> Space:

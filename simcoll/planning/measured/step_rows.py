@@ -15,6 +15,7 @@ from typing import Any
 
 from simcoll.errors import ConfigError
 from simcoll.files.paths import data_folder
+from simcoll.files.reader_arguments import FilePath, path_of
 from simcoll.files.strict import read_file
 from simcoll.files.text import parse_toml
 from simcoll.training.design import Design, design_from
@@ -63,7 +64,7 @@ def published_steps(name: str) -> StepTable:
     return read_steps(folder / f"{name}.toml", folder / f"{name}.csv")
 
 
-def read_steps(base: str | Path, rows: str | Path) -> StepTable:
+def read_steps(base: FilePath, rows: FilePath) -> StepTable:
     """Read the rows of a CSV file, based on the design of a TOML file.
 
     Raises
@@ -71,20 +72,21 @@ def read_steps(base: str | Path, rows: str | Path) -> StepTable:
     ConfigError
         With the file and the line.
     """
-    document = parse_toml(read_file(base, MAX_FILE_BYTES), str(base))
+    base, rows = path_of(base, "read_steps"), path_of(rows, "read_steps")
+    document = parse_toml(read_file(base, MAX_FILE_BYTES), base)
     source = document.pop("source", "")
     try:
         text = read_file(rows, MAX_FILE_BYTES).decode("utf-8")
     except UnicodeDecodeError:
-        raise ConfigError("not text in UTF-8", file=str(rows)) from None
+        raise ConfigError("not text in UTF-8", file=rows) from None
     reader = csv.DictReader(io.StringIO(text))
     if "time_ms" not in (reader.fieldnames or ()):
-        raise ConfigError(f"expected a column time_ms, got {', '.join(reader.fieldnames or ['none'])}", file=str(rows))
+        raise ConfigError(f"expected a column time_ms, got {', '.join(reader.fieldnames or ['none'])}", file=rows)
     if len(set(reader.fieldnames or ())) < len(reader.fieldnames or ()):
-        raise ConfigError(f"a column twice: {', '.join(reader.fieldnames or ())}", file=str(rows))
-    found = [_row(document, row, str(base), f"line {number}", str(rows)) for number, row in enumerate(reader, 2)]
+        raise ConfigError(f"a column twice: {', '.join(reader.fieldnames or ())}", file=rows)
+    found = [_row(document, row, base, f"line {number}", rows) for number, row in enumerate(reader, 2)]
     if not found:
-        raise ConfigError("no rows", file=str(rows))
+        raise ConfigError("no rows", file=rows)
     return StepTable(str(document.get("title", Path(base).stem)), str(source), tuple(found))
 
 

@@ -11,6 +11,7 @@ import msgspec
 from simcoll.errors import ConfigError, blamed_on, nearest
 from simcoll.files.output import write_files
 from simcoll.files.paths import exists, shipped_files
+from simcoll.files.reader_arguments import FilePath, path_of
 from simcoll.files.strict import decode_toml, read_file
 from simcoll.formats.recognise import TITLES, recognise
 from simcoll.planning.sweeps.disturbance import disturbance, parse_ranks
@@ -125,7 +126,7 @@ def shipped_scenarios() -> dict[str, str]:
     return {name: load_scenario(path)[0].title for name, path in shipped_files("scenarios").items()}
 
 
-def load_scenario(name: str | Path) -> tuple[Scenario, Path]:
+def load_scenario(name: FilePath) -> tuple[Scenario, Path]:
     """Load a scenario by path or shipped name; returns its path too.
 
     Raises
@@ -133,7 +134,7 @@ def load_scenario(name: str | Path) -> tuple[Scenario, Path]:
     ConfigError
         When it cannot be read or does not fit the format.
     """
-    path = file_of("scenario", name)
+    path = file_of("scenario", path_of(name, "load_scenario"))
     return decode_toml(read_file(path, MAX_BYTES), Scenario, str(path)), path
 
 

@@ -22,6 +22,7 @@ from simcoll.core.reduction import parse_dtype, parse_reduction
 from simcoll.core.schedule import Schedule
 from simcoll.errors import ConfigError, blamed_on, nearest
 from simcoll.files.output import csv_bytes
+from simcoll.files.reader_arguments import FilePath, path_of
 from simcoll.files.strict import decode_toml, read_file
 from simcoll.planning.grids.grid import Grid, Point
 from simcoll.planning.grids.grid import Row as GridRow
@@ -73,7 +74,7 @@ class SweepFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     check_up_to: str | int = "0"
 
 
-def load_sweep(path: str | Path) -> SweepFile:
+def load_sweep(path: FilePath) -> SweepFile:
     """Load a sweep file.
 
     Raises
@@ -81,7 +82,8 @@ def load_sweep(path: str | Path) -> SweepFile:
     ConfigError
         When it cannot be read or does not fit the format.
     """
-    return decode_toml(read_file(path, MAX_BYTES), SweepFile, str(path))
+    path = path_of(path, "load_sweep")
+    return decode_toml(read_file(path, MAX_BYTES), SweepFile, path)
 
 
 def sweep_grid(sweep: SweepFile, path: Path) -> Grid:

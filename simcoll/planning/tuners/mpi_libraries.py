@@ -7,6 +7,7 @@ from functools import cache
 
 import msgspec
 
+from simcoll.errors import ConfigError, nearest, shown
 from simcoll.files.paths import data_folder
 from simcoll.files.strict import decode_toml
 from simcoll.topology import Topology
@@ -109,5 +110,8 @@ def load_mpi_library(name: str) -> MpiLibrary:
     >>> library.collectives["all_reduce"].default_on(crossbar(64, "10 GB/s"), 1 << 20)
     ('rabenseifner', 'rabenseifner')
     """
-    path = data_folder("libraries") / "mpi" / f"{name}.toml"
+    shipped = {path.stem: path for path in (data_folder("libraries") / "mpi").glob("*.toml")}
+    if name not in shipped:
+        raise ConfigError(f"unknown MPI library {shown(name)}; {nearest(str(name), shipped)}")
+    path = shipped[name]
     return decode_toml(path.read_bytes(), MpiLibrary, path.name)

@@ -17,6 +17,7 @@ import networkx as nx
 import numpy as np
 
 from simcoll.errors import ConfigError, blamed_on, nearest, shown
+from simcoll.files.reader_arguments import Content, content_of
 from simcoll.topology.graph import Topology
 from simcoll.topology.networkx_graph import from_networkx
 
@@ -31,7 +32,7 @@ _LINE = re.compile(r"(\w{1,40})[ \t]*:[ \t]*\[([^\[\]#]{0,4000})\][ \t]*(?:#.*)?
 _NUMBER = re.compile(r"\d{1,12}(?:\.\d{1,12})?(?:[eE][+-]?\d)?")
 
 
-def parse_astra_network(content: bytes, file: str | None = None) -> Topology:
+def parse_astra_network(content: Content, file: str | None = None) -> Topology:
     """A topology from the content of a ``network.yml``.
 
     Raises
@@ -46,6 +47,7 @@ def parse_astra_network(content: bytes, file: str | None = None) -> Topology:
     >>> topology.path(0, 3), int(topology.link_capacity_uBps[0]) == 50 * 2**30 * 10**6
     (['npu0 -> npu3'], True)
     """
+    content = content_of(content, "parse_astra_network")
 
     def refuse(message: str, path: str | None = None) -> NoReturn:
         raise ConfigError(message, file=file, path=path)

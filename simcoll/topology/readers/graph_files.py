@@ -19,6 +19,7 @@ import numpy as np
 
 from simcoll.arrays import Ints, Shorts
 from simcoll.errors import ConfigError, blamed_on
+from simcoll.files.reader_arguments import Content, content_of
 from simcoll.files.xml import XmlLimits, parse_xml
 from simcoll.topology.families import crossbar
 from simcoll.topology.graph import LINK_KINDS, Topology
@@ -75,7 +76,7 @@ def _local(element: Element) -> str:
     return str(element.tag).rpartition("}")[2]
 
 
-def parse_graphml(content: bytes, file: str = "graph") -> Topology:
+def parse_graphml(content: Content, file: str = "graph") -> Topology:
     """Read a GraphML graph as a topology, with the attributes of :func:`~simcoll.topology.from_networkx`.
 
     Raises
@@ -83,6 +84,7 @@ def parse_graphml(content: bytes, file: str = "graph") -> Topology:
     ConfigError
         For content that is not GraphML, and as :func:`~simcoll.topology.from_networkx`.
     """
+    content = content_of(content, "parse_graphml")
     import networkx as nx
 
     root = parse_xml(content, LIMITS, file)
@@ -188,7 +190,7 @@ def _quantity(text: str, kind: str, file: str) -> int:
     )
 
 
-def parse_simgrid(content: bytes, file: str = "platform") -> Topology:
+def parse_simgrid(content: Content, file: str = "platform") -> Topology:
     """Read a SimGrid platform: one zone with all routes, whose links are named ``a -> b``, or one flat ``<cluster>``.
 
     Raises
@@ -197,6 +199,7 @@ def parse_simgrid(content: bytes, file: str = "platform") -> Topology:
         For any other element, by name.
     """
     # The reference to SimGrid's DTD is not needed, and no DTD is read here.
+    content = content_of(content, "parse_simgrid")
     root = parse_xml(
         re.sub(rb"<!DOCTYPE\s+platform\s+SYSTEM\s+[\"'][^\"'<>\[]{0,200}[\"']\s*>", b"", content, count=1), LIMITS, file
     )

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from simcoll.arrays import Ints, Shorts
 from simcoll.core.memory_limits import check_room
 from simcoll.errors import ConfigError
+from simcoll.files.reader_arguments import Content, content_of
 from simcoll.topology.graph import Topology
 from simcoll.topology.links import LinkTable, assemble
 from simcoll.topology.readers.ib_listing import Listing, parse_listing
@@ -98,7 +99,7 @@ class FabricRouter:
 
 
 def parse_ib_fabric(
-    content: bytes,
+    content: Content,
     *,
     file: str = "fabric",
     nodes: int | None = None,
@@ -123,6 +124,7 @@ def parse_ib_fabric(
     ConfigError
         For text that is not a listing, a missing rate, and a fabric that does not connect all adapters.
     """
+    content = content_of(content, "parse_ib_fabric")
     listing = parse_listing(content, file)
     hosts = _hosts(listing)
     if not hosts:

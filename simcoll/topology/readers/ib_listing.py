@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from simcoll.errors import ConfigError
+from simcoll.files.reader_arguments import Content, content_of
 
 __all__ = ["Cable", "Listing", "parse_listing"]
 
@@ -57,7 +58,7 @@ class Listing:
 _KINDS = {"Switch": "switch", "Ca": "nic", "CA": "nic", "Rt": "router", "Router": "router"}
 
 
-def parse_listing(content: bytes, file: str | None = None) -> Listing:
+def parse_listing(content: Content, file: str | None = None) -> Listing:
     """Read a listing, in which each cable is listed at both ends; the two entries must agree.
 
     Raises
@@ -65,6 +66,7 @@ def parse_listing(content: bytes, file: str | None = None) -> Listing:
     ConfigError
         For text that is not a listing, an unknown rate, and cables whose ends disagree or of which one is missing.
     """
+    content = content_of(content, "parse_listing")
     if len(content) > MAX_BYTES:
         raise ConfigError(f"larger than {MAX_BYTES >> 20} MiB", file=file)
     lines = content.decode("utf-8", "replace").split("\n")

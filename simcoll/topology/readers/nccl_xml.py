@@ -13,6 +13,7 @@ from fractions import Fraction
 from xml.etree.ElementTree import Element
 
 from simcoll.errors import ConfigError, blamed_on
+from simcoll.files.reader_arguments import Content, content_of
 from simcoll.files.xml import XmlLimits, parse_xml
 from simcoll.topology.cluster import Box, Tier, cluster
 from simcoll.topology.graph import Topology
@@ -83,7 +84,7 @@ class _Dump:
 
 
 def parse_nccl_xml(
-    content: bytes,
+    content: Content,
     *,
     file: str = "topology dump",
     nodes: int = 1,
@@ -102,6 +103,7 @@ def parse_nccl_xml(
     ConfigError
         When the file is malformed, too large, contains a DTD, is not a dump, or lacks GPUs.
     """
+    content = content_of(content, "parse_nccl_xml")
     facts = Facts(sm, nvlinks, links, nic_bandwidth)
     title = file.replace("\\", "/").rpartition("/")[2].removesuffix(".xml")
     with blamed_on(file):

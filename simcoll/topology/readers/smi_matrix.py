@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from simcoll.errors import ConfigError
+from simcoll.files.reader_arguments import Content, content_of
 from simcoll.topology.cluster import Box, Tier, cluster
 from simcoll.topology.graph import Topology
 from simcoll.topology.links import LinkTable
@@ -37,7 +38,7 @@ class _Matrix:
 
 
 def parse_smi_matrix(
-    content: bytes,
+    content: Content,
     *,
     file: str = "matrix",
     nodes: int = 1,
@@ -62,6 +63,7 @@ def parse_smi_matrix(
     ConfigError
         For text that is not such a matrix, with the line; for a required rate that is missing.
     """
+    content = content_of(content, "parse_smi_matrix")
     matrix = _parse(content, file)
 
     n, total, sockets = matrix.gpus, len(matrix.words), _sockets(matrix)

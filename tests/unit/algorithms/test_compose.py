@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import simcoll
-from simcoll.algorithms import compose
+from simcoll.algorithms import ALGORITHMS, compose
 from simcoll.core.collective import KINDS, Collective
 from simcoll.core.schedule import REDUCE, Layout, Repeat, Schedule, transfers
 from simcoll.errors import ConfigError
@@ -123,6 +125,130 @@ def test_stages_follow_each_other():
     assert (plain.nchannels, cut.nchannels) == (1, 3)
     assert cut.layout.chunks == 3 * plain.layout.chunks
     assert len(list(cut.steps())) == 3 * len(list(plain.steps()))
+
+
+def test_stages_keep_their_channels():
+    plain = simcoll.schedule("all_reduce", "ring", nranks=4, channels=2)
+    made = compose.staggered([plain, simcoll.schedule("all_reduce", "ring", nranks=4, channels=2)], 2, (0, 3))
+    assert made.nchannels == 5
+    assert {int(channel) for step in made.steps() for channel in step.channel} == {0, 1, 3, 4}
+
+
+def test_schedules_with_different_numbers_of_channels_side_by_side():
+    one = simcoll.schedule("all_reduce", "tree", nranks=3)
+    two = Schedule("two", one.layout, lambda: (replace(s, channel=s.channel + s.src_rank % 2) for s in one.steps()), 2)
+    made = compose.in_shares([one, two])
+    assert made.nchannels == 4
+    simcoll.verify(made)
+    short = Schedule("short", one.layout, lambda: list(one.steps())[:-1])
+    with pytest.raises(ConfigError, match="short has fewer steps or repeats than the schedules beside it"):
+        list(compose.in_shares([one, short]).steps())
+
+
+def shipped():
+    """Every shipped algorithm of every collective on some numbers of ranks, where it serves them."""
+    for n, params in ((1, {}), (2, {}), (3, {"channels": 2}), (4, {}), (6, {})):
+        for algorithm in ALGORITHMS:
+            try:
+                yield simcoll.schedule(algorithm.collective, algorithm.name, nranks=n, **params)
+            except ConfigError:  # another number of ranks, a parameter that it lacks, or a topology
+                continue
+
+
+RENUMBERED = {
+    "relabelled": compose.relabelled,
+    "channels": lambda plain, order: compose.channels(plain, [range(plain.nranks), order]),
+    "channels by rank": lambda plain, order: compose.channels(plain, [order, order], by_rank=True),
+}
+CUT = {
+    "pieces": lambda plain: compose.pieces(plain, 3),
+    "pipelined": lambda plain: compose.pipelined(plain, 3, newest_first=True, drained=False),
+    "in_channels": lambda plain: compose.in_channels(plain, channels=3),
+    "in_pieces": lambda plain: compose.in_pieces(plain, channels=2, pieces=2),
+    "in_shares": lambda plain: compose.in_shares([plain, plain], run=2),
+    "staggered": lambda plain: compose.staggered([plain], 2),
+    "in_stages": lambda plain: compose.in_stages([plain], channels=2, pieces=2),
+}
+
+
+def proved(make):
+    """Whether a schedule is made and proved; a wrong one, or an error that is no refusal in words, ends the test."""
+    try:
+        simcoll.verify(make())
+    except ConfigError as error:
+        words = "would change its root|cannot be relabelled|moves no data|single chunks"
+        assert re.search(words, str(error))  # noqa: PT017
+        return False
+    return True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("combined", CUT.values(), ids=CUT)
+def test_every_algorithm_is_cut_or_refused(combined):
+    outcomes = [proved(partial(combined, plain)) for plain in shipped()]
+    assert outcomes.count(True) > 4 * outcomes.count(False) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("combined", RENUMBERED.values(), ids=RENUMBERED)
+def test_every_algorithm_is_renumbered_or_refused(combined):
+    outcomes = []
+    for plain in shipped():
+        n = plain.nranks
+        orders = (np.arange(n)[::-1], np.roll(np.arange(n), 1), [0, *range(n - 1, 0, -1)])
+        outcomes += [proved(partial(combined, plain, order)) for order in orders]
+    assert outcomes.count(True) > 2 * outcomes.count(False) > 0
+
+
+def test_equal_blocks_can_be_relabelled_whatever_the_scratch():
+    bruck = simcoll.schedule("all_to_all", "bruck", nranks=5)
+    made = compose.relabelled(bruck, [3, 1, 4, 0, 2])
+    simcoll.verify(made, exact=True)
+    assert {
+        (int(src), int(dst)) for step in made.steps() for src, dst in zip(step.src_rank, step.dst_rank, strict=True)
+    } == {
+        ([3, 1, 4, 0, 2][src], [3, 1, 4, 0, 2][dst])
+        for step in bruck.steps()
+        for src, dst in zip(step.src_rank.tolist(), step.dst_rank.tolist(), strict=True)
+    }
+
+
+RING = simcoll.schedule("all_reduce", "ring", nranks=3)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: compose.pieces(RING, 0), "pieces must be a whole number from 1 to 65536, got 0"),
+        (lambda: compose.pieces("ring", 2), "pieces takes a schedule; got 'ring'"),
+        (lambda: compose.pipelined(RING, 1.5), "pieces must be a whole number from 1 to 65536, got 1.5"),
+        (lambda: compose.pipelined(None, 2), "pipelined takes a schedule; got None"),
+        (lambda: compose.in_channels(RING, channels=0), "channels must be a whole number from 1 to 65536, got 0"),
+        (lambda: compose.in_stages([RING], channels="2"), "channels must be a whole number from 1 to 65536, got '2'"),
+        (lambda: compose.in_shares([]), "in_shares takes at least one schedule; got none"),
+        (lambda: compose.in_shares(RING), "in_shares takes a list of schedules; got Schedule("),
+        (lambda: compose.in_shares([RING, 1]), "in_shares takes schedules; got 1"),
+        (lambda: compose.in_shares([RING, RING], run=0), "run must be a whole number from 1"),
+        (
+            lambda: compose.in_shares([RING, simcoll.schedule("all_reduce", "ring", nranks=4)]),
+            "ring(channels=1, pieces=1) and ring(channels=1, pieces=1) have no layout in common",
+        ),
+        (lambda: compose.together(RING, None), "together takes schedules; got None"),
+        (lambda: compose.staggered([], 2), "staggered takes at least one schedule; got none"),
+        (lambda: compose.staggered([RING] * 2, 2, (0,)), "lanes=(0,): expected a channel for each of the 2 stages"),
+        (lambda: compose.staggered([RING] * 2, 2, (0, -1)), "lanes=(0, -1): expected a channel for each"),
+        (lambda: compose.channels(RING, []), "orders=[]: expected an order of the ranks for each copy"),
+        (lambda: compose.channels(RING, 3), "orders=3: expected a list of orders, each with every rank once"),
+        (lambda: compose.relabelled(RING, [0, 1]), "order=[0, 1]: expected every rank 0..2 once"),
+        (lambda: compose.relabelled(RING, [[0, 1, 2]]), "order=[[0, 1, 2]]: expected every rank 0..2 once"),
+        (lambda: compose.relabelled(RING, [0.5, 1.5, 2.5]), "order must be whole numbers of 64 bits"),
+        (lambda: compose.relabelled(RING, "012"), "order must be whole numbers of 64 bits, got '012'"),
+    ],
+)
+def test_arguments_that_cannot_be(call, words):
+    with pytest.raises(ConfigError) as error:
+        call()
+    assert str(error.value).startswith(words)
 
 
 @pytest.mark.parametrize(("order", "words"), [([0, 0, 1], "every rank"), ([1, 0, 2], "root")])

@@ -8,7 +8,7 @@ import simcoll
 from simcoll.core.collective import Collective
 from simcoll.core.schedule import Layout, Schedule, transfers
 from simcoll.errors import ConfigError, ScheduleError
-from simcoll.formats import load_msccl_xml
+from simcoll.formats import parse_msccl_xml
 from simcoll.formats.schedules.msccl_writer import DIALECTS, dump_msccl_xml
 from simcoll.testing import collectives, schedules
 from tests.support.msccl_trips import SPOKEN, check_trip, trips
@@ -44,7 +44,7 @@ def test_dialects():
     assert b'coll="reduce_scatter" inplace="0" minBytes=' in heads["msccl"]
     assert b'coll="reducescatter" inplace="0" outofplace="1" minBytes=' in heads["azure"]
     text = dump_msccl_xml(schedule, protocol="LL128", min_bytes=1024, max_bytes=0, name="mine & yours", dialect="rccl")
-    program = load_msccl_xml(text)
+    program = parse_msccl_xml(text)
     assert (program.name, program.protocol, program.min_bytes, program.max_bytes) == (
         "mine & yours", "LL128", 1024, 0,
     )  # fmt: skip
@@ -52,7 +52,7 @@ def test_dialects():
 
 def test_leaves_of_a_reduce_keep_sums_in_scratch():
     """NCCL's reduce has no output but at the root."""
-    program = load_msccl_xml(dump_msccl_xml(simcoll.schedule("reduce", "tree", nranks=4)))
+    program = parse_msccl_xml(dump_msccl_xml(simcoll.schedule("reduce", "tree", nranks=4)))
     inputs, outputs, scratch = program.buffers
     written = [
         {step.dst for lane in program.lanes[rank] for step in lane.instructions if step.dst >= 0} for rank in range(4)

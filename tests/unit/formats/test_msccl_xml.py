@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simcoll.errors import ConfigError, SimcollError
-from simcoll.formats import load_msccl_xml
+from simcoll.formats import load_msccl_xml, parse_msccl_xml
 from simcoll.proving import verify_program
 
 DATA = Path(__file__).parent / "data"
@@ -18,7 +18,7 @@ GATHER = (DATA / "all_gather.xml").read_text()
 
 
 def load(text):
-    return load_msccl_xml(text.encode())
+    return parse_msccl_xml(text.encode())
 
 
 def test_facts_of_a_file():
@@ -34,7 +34,7 @@ def test_facts_of_a_file():
 
 
 def test_both_placements():
-    outside, inside = load(GATHER), load_msccl_xml(GATHER.encode(), in_place=True)
+    outside, inside = load(GATHER), parse_msccl_xml(GATHER.encode(), in_place=True)
     assert not outside.in_place
     assert inside.in_place
     # Its own input is then its slot of the output: the copy goes from a chunk to itself.
@@ -43,7 +43,7 @@ def test_both_placements():
     assert verify_program(outside).data
     assert verify_program(inside).data
     with pytest.raises(ConfigError, match="in place only"):
-        load_msccl_xml(RING.encode(), in_place=False)
+        parse_msccl_xml(RING.encode(), in_place=False)
 
 
 @pytest.mark.parametrize(("coll", "kind"), [("reduce_scatter", "reduce_scatter"), ("reducescatter", "reduce_scatter")])
@@ -159,7 +159,7 @@ def test_files_that_are_no_files(tmp_path):
         load_msccl_xml(tmp_path / "missing.xml")
     for content in (b"", b"\x00\xff", b"<system/>", b'<?xml version="1.0" encoding="nonsense"?><algo/>'):
         with pytest.raises(ConfigError):
-            load_msccl_xml(content)
+            parse_msccl_xml(content)
     path = tmp_path / "broken.xml"
     path.write_text(RING.replace('cnt="1"', 'cnt="x"', 1))
     with pytest.raises(ConfigError, match=r"broken\.xml: gpu 0 tb 0 step 0"):
@@ -174,4 +174,4 @@ def test_damage_raises_only_our_errors(data):
         at = data.draw(st.integers(0, len(text) - 1))
         text[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
     with contextlib.suppress(SimcollError):
-        verify_program(load_msccl_xml(bytes(text)))
+        verify_program(parse_msccl_xml(bytes(text)))

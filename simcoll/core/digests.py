@@ -1,0 +1,108 @@
+"""Digests of steps, by which a schedule tells whether its source yields the same steps again.
+
+A source is a program, which may know this module, but not the random numbers below: every process draws its own. Two blocks that differ
+have equal digests with a probability of at most 2^-66, whatever a source yields, for this reason.
+
+* Only values count: columns have one type and byte order (:class:`simcoll.core.step.Step`), and their lengths are part of the digest.
+* The values of up to 64 transfers go through SHA-256, and so does all of what follows. No two inputs with the same SHA-256 are known.
+* A longer column is cut into words x of 64 bits, and these into parts of 8,192 words. Of each part, SHA-256 gets two sums of f x modulo
+  2^64, each with its own random words f; and if a word exceeds 32 bits, also two sums of f (x >> 32).
+* Let a part differ. If some lower halves differ, let 2^v be the largest power of two that divides all differences of words; then v <= 31.
+  A sum of f times the differences is 0 modulo 2^64 with probability 2^-(64 - v), at most 2^-33: divided by 2^v, one of the differences
+  is odd, so whatever the other factors are, its factor must have one certain residue modulo 2^(64 - v). Two independent sums: 2^-66.
+* If all lower halves agree, upper halves differ. Then either only one of the two columns has sums of upper halves, which its first letters
+  tell, or the same argument holds for these sums, whose words are below 2^32.
+
+Hashing all values would take ten times as long, and every pass over a schedule computes digests.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache, lru_cache
+from hashlib import sha256
+
+import numpy as np
+
+from simcoll.arrays import Array, Ints
+from simcoll.core.step import Repeat, Step
+
+__all__ = ["digest"]
+
+FEW = 64
+"""Up to this many transfers, hashing the values themselves is faster."""
+PART = 1 << 13
+"""Words to a part: two such parts and their factors fit into a cache of 256 KB."""
+WORD = np.dtype(np.int64)
+
+
+@cache
+def _factors() -> Ints:
+    """Two random words for every place of a part: ``[2, PART]``."""
+    return np.frombuffer(os.urandom(2 * PART * WORD.itemsize), WORD).reshape(2, PART)
+
+
+def digest(block: Step | Repeat) -> bytes:
+    """A digest of a step or repeat; equal ones have equal digests within a process.
+
+    >>> from simcoll.core.step import transfers
+    >>> digest(transfers(0, 1, 2, 3)) == digest(transfers(0, 1, 2, 4))
+    False
+    """
+    if isinstance(block, Step):
+        return sha256(b"".join(_of_step(block))).digest()
+    numbers = block.count, block.stride, block.base, block.modulus
+    parts = [b"repeat", repr((numbers, len(block.steps), None if block.order is None else len(block.order))).encode()]
+    if block.order is not None:
+        parts.append(_sums(block.order))
+    return sha256(b"".join([*parts, *map(digest, block.steps)])).digest()
+
+
+def _of_step(step: Step) -> list[bytes]:
+    """The lengths of the columns of a step, and their values or sums of these."""
+    columns, size = step.columns, len(step)
+    if size <= FEW or [*map(len, columns)].count(size) < len(columns):
+        return [b"%d,%d,%d,%d,%d,%d,%d:" % tuple(map(len, columns)), *[column.tobytes() for column in columns]]
+    lengths = b"%d:" % size
+    if len(columns) * size <= PART:
+        return [lengths, _sums(np.concatenate(columns))]
+    return [lengths, *map(_of_column, columns)]
+
+
+def _of_column(column: Array) -> bytes:
+    """The sums of a long column."""
+    if column.strides == (0,):
+        return _of_equal(int(column[0]), len(column), column.dtype)
+    return _sums(_words(column))
+
+
+@lru_cache(maxsize=64)
+def _of_equal(value: int, size: int, dtype: np.dtype[np.generic]) -> bytes:
+    """The sums of a column of one value, which most long steps have several of."""
+    return _sums(_words(np.full(size, value, dtype)))
+
+
+def _words(column: Array) -> Ints:
+    """A column as whole words; of bytes, eight make one."""
+    if column.dtype.itemsize == WORD.itemsize:
+        return column
+    values = column.tobytes()
+    return np.frombuffer(values + bytes(-len(values) % WORD.itemsize), WORD)
+
+
+def _sums(words: Ints) -> bytes:
+    """Two sums of random multiples of the words of every part; also of their upper halves if a word has more than 32 bits."""
+    unsigned = words.view(np.uint64)
+    if not int(unsigned.max(initial=0)) >> 32:
+        return b"lower" + _products(words)
+    return b"upper" + _products(words) + _products((unsigned >> 32).view(WORD))
+
+
+def _products(words: Ints) -> bytes:
+    factors = _factors()
+    whole = len(words) - len(words) % PART
+    rest: Ints = np.einsum("i,ji->j", words[whole:], factors[:, : len(words) - whole])
+    if not whole:
+        return rest.tobytes()
+    sums: Ints = np.einsum("pi,ji->pj", words[:whole].reshape(-1, PART), factors)
+    return sums.tobytes() + rest.tobytes()

@@ -1,0 +1,65 @@
+"""Derived facts about a schedule, and whether its source yields the same steps at every call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from simcoll.core.step import Repeat, Step
+
+if TYPE_CHECKING:
+    from simcoll.core.proof import Proof
+
+__all__ = ["Known"]
+
+
+@dataclass(slots=True, eq=False)
+class Known:
+    """Derived facts about a schedule, each computed once; they are neither pickled nor copied.
+
+    ``digests``: of the blocks that the source has yielded so far; ``complete``: these are all. ``keeps``: whether a short pass, or a
+    longer one while ``held``, is ``kept``, and then, without repeats, ``lowered``. ``expected_protocols``: number of protocols under
+    which each size is expected to run. ``switched``: whether a step reduces in a switch. ``again``: the function, with its arguments,
+    that makes the same schedule in another process.
+    """
+
+    digests: list[bytes] = field(default_factory=list)
+    complete: bool = False
+    lock: Lock = field(default_factory=Lock, repr=False)
+    again: tuple[Callable[..., Any], tuple[Any, ...]] | None = None
+    keeps: bool = False
+    held: bool = False
+    kept: tuple[Step | Repeat, ...] | None = None
+    lowered: tuple[Step, ...] | None = None
+    checked: bool = False
+    content_hash: str = ""
+    folds: bool | None = None
+    switched: bool | None = None
+    proof: Proof | None = None
+    waits: Mapping[int, tuple[int, ...]] | None = None
+    wait_pairs: tuple[Any, Any] | None = None
+    summaries: dict[tuple[int, int], Any] = field(default_factory=dict)
+    foldings: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+    rehearsals: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+    expected_protocols: int = 0
+
+    def agrees(self, number: int, value: bytes) -> bool:
+        """Whether a pass that yields this digest as its block ``number``, from 1 on, agrees with all others so far.
+
+        The first pass to come this far, finished or not, in any thread, decides for the others.
+        """
+        with self.lock:
+            if number > len(self.digests) and not self.complete:
+                self.digests.append(value)
+            return self.digests[number - 1 : number] == [value]
+
+    def ends(self, number: int) -> bool:
+        """Whether a pass that ends after ``number`` blocks agrees with all others so far."""
+        with self.lock:
+            self.complete = self.complete or number == len(self.digests)
+            return number == len(self.digests)
+
+    def __reduce__(self) -> tuple[type[Known], tuple[()]]:
+        return Known, ()

@@ -1,0 +1,137 @@
+"""What is followed decides nothing: proofs by symmetry, of one piece of each kind and part by part say what counting every chunk says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import simcoll
+from simcoll.algorithms import ALGORITHMS
+from simcoll.core.schedule import Repeat, Step
+from simcoll.errors import ConfigError, ScheduleError
+from simcoll.proving import alike_pieces as alike
+from simcoll.proving import data, parts, symmetry, verify
+from simcoll.testing.examples import needed_params
+
+ROUTES = ("symmetry", "pieces", "parts")
+PIECES = {"pieces": 5, "channels": 2}
+MOST_CONTRIBUTIONS = 1 << 17
+
+
+@pytest.fixture
+def eager(monkeypatch):
+    """Every strategy is tried, however small the schedule."""
+    monkeypatch.setattr(symmetry, "SYMMETRIC_RANKS", 1)
+    monkeypatch.setattr(alike, "FEWEST", 1)
+    monkeypatch.setattr(alike, "SAVED", 0)
+
+
+def shipped(algorithm, nranks):
+    """The schedules of an algorithm, plain, and in pieces on two channels if it has such parameters."""
+    for extra in ({}, PIECES):
+        params = needed_params(algorithm.collective, algorithm.name, nranks) | extra
+        if algorithm.name == "hierarchical":
+            params["box"] = nranks // 2 if nranks % 2 == 0 else 1
+        for in_place in (False, True):
+            try:
+                schedule = simcoll.schedule(
+                    algorithm.collective, algorithm.name, nranks=nranks, in_place=in_place, **params
+                )
+                list(schedule.steps())
+            except ConfigError:
+                continue
+            if schedule.collective.kind != "barrier":
+                yield schedule
+
+
+def verdict(route, schedule):
+    """The order level that a strategy proves, empty without reductions; None if it refuses or does not apply."""
+    schedule, salt = replace(schedule), bytes(32)
+    try:
+        if route == "symmetry":
+            proof = data._by_symmetry(schedule, salt)
+        elif route == "pieces":
+            proof = data._by_parts(schedule, salt)
+        else:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(data, "one_of_each", lambda _: ([], 0, 0))
+                patch.setattr(parts, "CELLS", schedule.nranks * schedule.layout.size // 3 + 1)
+                proof = data._by_parts(schedule, salt)
+    except ScheduleError:
+        return None
+    return None if proof is None else (proof.order, proof.steps, proof.transfers, proof.shared_chunks)
+
+
+def counted(schedule):
+    try:
+        proof = verify(replace(schedule), exact=True)
+    except ScheduleError:
+        return None
+    return proof.order, proof.steps, proof.transfers, proof.shared_chunks
+
+
+def broken(schedule, rng):
+    """The schedule with one field of one transfer of one iteration changed; the iterations before it stay a repeat."""
+    blocks = list(schedule.source())
+    filled = [k for k, block in enumerate(blocks) if (block.count if isinstance(block, Repeat) else len(block))]
+    at = filled[rng.integers(len(filled))]
+    block = blocks[at]
+    if isinstance(block, Repeat):
+        turn = int(rng.integers(block.count))
+        steps = list(replace(block).unrolled())[turn * len(block.steps) : (turn + 1) * len(block.steps)]
+        later = list(block.unrolled())[(turn + 1) * len(block.steps) :]
+        before, after = [replace(block, count=turn)], later
+    else:
+        steps, before, after = [block], [], []
+    inner = int(rng.integers(len(steps)))
+    columns = [column.copy() for column in steps[inner].columns]
+    row, field = int(rng.integers(len(columns[0]))), int(rng.choice([0, 1, 2, 3, 5, 6]))
+    n, size = schedule.nranks, schedule.layout.size
+    limit = (n, size, n, size, 1, 2, schedule.nchannels)[field]
+    if limit > 1:
+        columns[field][row] = (columns[field][row] + 1 + rng.integers(limit - 1)) % limit
+    else:
+        columns = [np.delete(column, row) for column in columns]
+    steps[inner] = Step(*columns)
+    changed = [*blocks[:at], *before, *steps, *after, *blocks[at + 1 :]]
+    return replace(schedule, source=lambda: changed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: f"{algorithm.collective}-{algorithm.name}")
+def test_every_strategy_says_what_counting_says(algorithm, eager):
+    rng = np.random.default_rng(20261128)
+    for nranks in range(1, 17):
+        for schedule in shipped(algorithm, nranks):
+            if data._contributions(schedule) > MOST_CONTRIBUTIONS:
+                continue
+            expected = counted(schedule)
+            assert expected is not None
+            for route in ROUTES:
+                assert verdict(route, schedule) in {None, expected}, (route, str(schedule))
+            if not any(map(len, schedule.steps())):
+                continue
+            wrong = broken(schedule, rng)
+            expected = counted(wrong)
+            for route in ROUTES:
+                assert verdict(route, wrong) in {None, expected}, (route, str(schedule))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "params", "route"),
+    [
+        ("all_reduce", "ring", {}, "symmetry"),
+        ("all_gather", "ring", {}, "symmetry"),
+        ("reduce_scatter", "ring", {"channels": 2}, "symmetry"),
+        ("broadcast", "chain", {"pieces": 4}, "pieces"),
+        ("all_reduce", "tree", {"pieces": 4}, "pieces"),
+        ("all_reduce", "tree", {"pieces": 4}, "parts"),
+    ],
+)
+@pytest.mark.parametrize("nranks", [5, 8])
+def test_the_strategies_apply(kind, name, params, route, nranks, eager):
+    """Otherwise the test above would compare nothing."""
+    schedule = simcoll.schedule(kind, name, nranks=nranks, **params)
+    assert verdict(route, schedule) == counted(schedule)
