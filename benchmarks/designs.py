@@ -17,11 +17,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from simcoll.planning.designs import space_grid
-from simcoll.planning.executors import open_pool
-from simcoll.planning.grid import Grid, run_grid
-from simcoll.planning.space import load_space
-from simcoll.planning.sweep_grid import load_sweep, sweep_grid
+from simcoll.planning.designs.design_search import space_grid
+from simcoll.planning.designs.space import load_space
+from simcoll.planning.grids.executors import open_pool
+from simcoll.planning.grids.grid import Grid, run_grid
+from simcoll.planning.sweeps.sweep_grid import load_sweep, sweep_grid
 
 PLAN = """
 title = "10,000 designs of Llama 3.1 70B on 1,024 H100"

@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING
 import cyclopts
 import numpy as np
 
+from simcoll.files.paths import data_folder
 from simcoll.libraries import corrected
 from simcoll.libraries.library import Library, load_library
 from simcoll.libraries.prediction import chosen, launch_us
-from simcoll.limits.paths import data_folder
-from simcoll.planning.measurements import Table, published_tables
+from simcoll.planning.measured.measurements import Table, published_tables
 from simcoll.topology.machine import machine
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from scale import cpu_name
 import simcoll
 from simcoll.core.protocol import Protocol
 from simcoll.emulator import emulate
-from simcoll.emulator.fast.turns import summary
-from simcoll.emulator.paths import play_fast
+from simcoll.emulator.engine_choice import play_fast
+from simcoll.emulator.steps.step_columns import summary
 from simcoll.topology import crossbar, load_topology
 
 RANKS, COUNT = 1024, 1 << 24

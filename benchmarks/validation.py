@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simcoll.limits.paths import data_folder
-from simcoll.planning.accuracy import BANDS, WAYS, errors_of, medians
-from simcoll.planning.measurements import published_tables
+from simcoll.files.paths import data_folder
+from simcoll.planning.measured.accuracy import BANDS, WAYS, errors_of, medians
+from simcoll.planning.measured.measurements import published_tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from simcoll.planning.accuracy import Error
+    from simcoll.planning.measured.accuracy import Error
 
 HEAD = """# Validation
 

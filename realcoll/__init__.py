@@ -4,8 +4,8 @@
 processes agree on plans and detect failures. CuPy and mpi4py are imported when a transport needs them.
 """
 
-from realcoll.errors import FaultError, MissingError
 from realcoll.executor import Prepared, execute, prepare
+from realcoll.process_errors import FaultError, MissingError
 from realcoll.transports.interface import Transport
 from realcoll.transports.local import LocalTransport
 from realcoll.transports.mpi import MpiTransport

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from realcoll.errors import FaultError, MissingError
+from realcoll.process_errors import FaultError, MissingError
 from realcoll.transports.interface import Transport
 from simcoll.binding import verify
 from simcoll.command_line import WHOLE, completion_script, run_app, separated
@@ -21,7 +21,7 @@ from simcoll.terminal import say, say_text
 from simcoll.topology import Topology
 
 if TYPE_CHECKING:
-    from realcoll.measure.perf import Line, Request
+    from realcoll.measure.timed_sizes import Line, Request
 
 __all__ = ["app", "main"]
 
@@ -35,7 +35,7 @@ TRANSPORTS = ("auto", "mpi", "nccl", "local")
 @contextmanager
 def _opened(transport: str, timeout_s: float) -> Iterator[Transport]:
     """Open a transport. ``auto``: NCCL where there is a GPU, MPI under its launcher, else one process."""
-    from realcoll.start.environment import place_from
+    from realcoll.start.job_environment import place_from
     from realcoll.transports import LocalTransport, MpiTransport, NcclTransport, gpu_is_here
 
     if transport not in TRANSPORTS:
@@ -119,10 +119,10 @@ def perf(
     timeout
         Seconds that other ranks may take for their part.
     """
-    from realcoll.measure.perf import Request, kinds_of_data
+    from realcoll.measure.timed_sizes import Request, kinds_of_data
     from simcoll.algorithms import find_algorithm
-    from simcoll.formats.output import refuse_places
-    from simcoll.planning.sweep import counts_for
+    from simcoll.files.output import refuse_places
+    from simcoll.planning.sweeps.sweep import counts_for
     from simcoll.topology import load_topology
     from simcoll.tuning import first_algorithm, parse_choice
 
@@ -152,8 +152,8 @@ def _measure_and_show(
     requests: Sequence[Request], transport: Transport, topology: Topology | None, json: Path | None
 ) -> None:
     """Run sweeps that differ only in their data; process 0 prints them and writes the file."""
-    from realcoll.measure.perf import measure, schedules
-    from realcoll.measure.report import footer, header, json_document, row, write_new
+    from realcoll.measure.nccl_tests_report import footer, header, json_document, row, write_new
+    from realcoll.measure.timed_sizes import measure, schedules
 
     began, predicts, request = time.time(), topology is not None, requests[0]
     shown = transport.control.process == 0
@@ -183,7 +183,7 @@ def _measure_and_show(
 
 
 def _sizes(begin: str, end: str, factor: int, step: str | None) -> tuple[int, ...]:
-    from simcoll.planning.sweep import size_ladder
+    from simcoll.planning.sweeps.sweep import size_ladder
     from simcoll.units import parse_size
 
     first, last = parse_size(begin, what="-b"), parse_size(end, what="-e")
@@ -231,10 +231,10 @@ def calibrate(
     timeout
         Seconds that other ranks may take for their part.
     """
-    from realcoll.measure.calibrate import calibration, fit, sizes_and_times, topology_toml
-    from simcoll.formats.output import refuse_places, write_file
+    from realcoll.measure.message_fit import calibration, fit, sizes_and_times, topology_toml
+    from simcoll.files.output import refuse_places, write_file
+    from simcoll.files.paths import exists
     from simcoll.libraries.calibration import write_calibration
-    from simcoll.limits.paths import exists
     from simcoll.topology import load_topology
     from simcoll.units import format_size
 
@@ -272,7 +272,7 @@ def _launch(*script: str, processes: Annotated[int, Parameter(name=["--nproc", "
     processes
         Number of processes.
     """
-    from realcoll.start.launch import launch
+    from realcoll.start.local_launch import launch
 
     return launch(processes, script)
 

@@ -18,7 +18,7 @@ from realcoll.turns import STAGING, Span, part
 from simcoll import cuda_comm as comm
 from simcoll.core.plan import INPUT, OUTPUT, Plan
 from simcoll.cuda_comm import DeviceArray
-from simcoll.cuda_comm.devices import device_number, device_of
+from simcoll.cuda_comm.emulated_devices import device_number, device_of
 
 __all__ = ["broadcast", "broadcast_coalesced", "gather", "reduce_add", "reduce_add_coalesced", "scatter"]
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from realcoll.errors import FaultError
+from realcoll.process_errors import FaultError
 from realcoll.transports.interface import Memory, Transport, View, Wire
 from realcoll.transports.local import LocalTransport
 from realcoll.turns import STAGING, Span, Turn, part
 from simcoll.arrays import Array
+from simcoll.core.memory_limits import check_room
 from simcoll.core.plan import INPUT, OUTPUT, Plan
 from simcoll.errors import ConfigError
-from simcoll.limits.memory import check_room
 
 __all__ = ["Prepared", "checked_hosts", "execute", "fingerprint", "prepare"]
 

@@ -97,7 +97,7 @@ class _Shelf:
 
 
 class MpiLink:
-    """A process of an MPI job, as a :class:`simcoll.distributed.linked.links.Link`.
+    """A process of an MPI job, as a :class:`simcoll.distributed.linked.process_links.Link`.
 
     Parameters
     ----------

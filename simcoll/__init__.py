@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from simcoll.core.schedule import COPY, REDUCE, Layout, Schedule, transfers
     from simcoll.emulator import emulate
     from simcoll.errors import ConfigError, ScheduleError
-    from simcoll.formats.certificate import verify
-    from simcoll.formats.schedule_json import load_schedule
+    from simcoll.formats.schedules.certificate import verify
+    from simcoll.formats.schedules.schedule_json import load_schedule
     from simcoll.libraries.prediction import predict
     from simcoll.topology import load_topology
     from simcoll.tuning import schedule
@@ -50,8 +50,8 @@ __getattr__, __dir__ = lazy_attributes(
         "simcoll.core.schedule": ["COPY", "REDUCE", "Layout", "Schedule", "transfers"],
         "simcoll.emulator": ["emulate"],
         "simcoll.errors": ["ConfigError", "ScheduleError"],
-        "simcoll.formats.certificate": ["verify"],
-        "simcoll.formats.schedule_json": ["load_schedule"],
+        "simcoll.formats.schedules.certificate": ["verify"],
+        "simcoll.formats.schedules.schedule_json": ["load_schedule"],
         "simcoll.libraries.prediction": ["predict"],
         "simcoll.topology": ["load_topology"],
         "simcoll.tuning": ["schedule"],

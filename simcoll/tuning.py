@@ -19,7 +19,7 @@ from simcoll.core.collective import Collective
 from simcoll.core.protocol import GENERATIONS, PROTOCOL_NAMES, Protocol, protocol
 from simcoll.core.schedule import SWITCH_REDUCE, Schedule
 from simcoll.errors import ConfigError, nearest
-from simcoll.limits.paths import is_file
+from simcoll.files.paths import is_file
 
 if TYPE_CHECKING:
     from simcoll.algorithms.registered import Algorithm

@@ -24,7 +24,7 @@ from pathlib import Path
 import simcoll
 from simcoll.core.plan import Plan
 from simcoll.emulator import emulate
-from simcoll.formats.goal_writer import dump_goal_binary
+from simcoll.formats.goal.goal_writer import dump_goal_binary
 from simcoll.topology import crossbar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

@@ -19,7 +19,7 @@ from simcoll.core.plan import Plan
 from simcoll.core.protocol import Protocol
 from simcoll.emulator import emulate
 from simcoll.topology import crossbar, fat_tree, load_topology, torus
-from simcoll.topology.graph_files import simgrid_text
+from simcoll.topology.readers.graph_files import simgrid_text
 
 SMPI = Protocol("smpi", header_bytes=16)
 MACHINES = {

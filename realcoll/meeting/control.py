@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from realcoll.errors import FaultError
-from realcoll.meeting.messages import (
+from realcoll.meeting.meeting_messages import (
     DIED,
     LIMITS,
     MAX_WAIT_S,
@@ -37,6 +36,7 @@ from realcoll.meeting.messages import (
     Met,
     shown,
 )
+from realcoll.process_errors import FaultError
 from simcoll.distributed.server.frames import (
     HEAD_BYTES,
     Channel,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from realcoll.meeting.messages import (
+from realcoll.meeting.meeting_messages import (
     DIED,
     LIMITS,
     SAID,

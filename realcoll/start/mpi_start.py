@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from realcoll.errors import FaultError, MissingError
 from realcoll.meeting.control import Control, join, within
-from realcoll.start.environment import listening_at, place_from
+from realcoll.process_errors import FaultError, MissingError
+from realcoll.start.job_environment import listening_at, place_from
 from realcoll.start.pmi import job_name
 from realcoll.start.watcher import ends_in_time, starts_in_time
 from simcoll.distributed.server.secret import job_secret

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from realcoll.errors import FaultError
+from realcoll.process_errors import FaultError
 from realcoll.start.mpi_start import LAST_WORDS_S, joined
 from realcoll.transports.interface import Message
 from realcoll.transports.local import HostMemory
@@ -75,7 +75,7 @@ class MpiTransport(HostMemory):
     comm
         An mpi4py communicator; default all processes.
     timeout_s
-        Time limit for other ranks, which are then named in a :class:`~realcoll.errors.FaultError`.
+        Time limit for other ranks, which are then named in a :class:`~realcoll.process_errors.FaultError`.
     start_timeout_s
         Time limit for the other processes to create their transports.
 

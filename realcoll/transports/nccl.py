@@ -18,9 +18,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from realcoll.errors import FaultError, MissingError
 from realcoll.meeting.control import Control, within
-from realcoll.start.environment import control_of, job_from
+from realcoll.process_errors import FaultError, MissingError
+from realcoll.start.job_environment import control_of, job_from
 from realcoll.transports import kernels
 from realcoll.transports.interface import Message
 from realcoll.transports.vendor import nccl_collective

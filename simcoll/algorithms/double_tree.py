@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from simcoll.algorithms import compose
-from simcoll.algorithms.grid import nodes_of
+from simcoll.algorithms.grid_stages import nodes_of
 from simcoll.algorithms.registered import algorithm
 from simcoll.arrays import Ints
 from simcoll.core.collective import Collective

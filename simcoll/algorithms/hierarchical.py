@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from simcoll.algorithms.compose import in_stages
-from simcoll.algorithms.grid import PAIRWISE, Grid, all_gather_stage, reduce_scatter_stage, sent, weights_of
+from simcoll.algorithms.grid_stages import PAIRWISE, Grid, all_gather_stage, reduce_scatter_stage, sent, weights_of
 from simcoll.algorithms.registered import algorithm
 from simcoll.algorithms.tree import binomial_edges
 from simcoll.arrays import Ints

@@ -15,7 +15,7 @@ from simcoll.algorithms.registered import Algorithm
 from simcoll.core.collective import Collective
 from simcoll.core.schedule import Schedule
 from simcoll.errors import ConfigError, SimcollError, blamed_on, nearest
-from simcoll.limits.paths import is_file
+from simcoll.files.paths import is_file
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
@@ -112,7 +112,7 @@ def file_schedule(path: str) -> Schedule:
     ScheduleError
         When the program in it is wrong.
     """
-    from simcoll.formats.schedule_files import load_algorithm, schedule_of
+    from simcoll.formats.schedules.schedule_files import load_algorithm, schedule_of
 
     found = load_algorithm(path)
     with blamed_on(path):
@@ -183,8 +183,8 @@ def _checked(name: str, made: Any) -> Schedule:
     """The result of a function as a schedule; per-rank programs are proved and joined."""
     from simcoll.core.device_program import DeviceProgram
     from simcoll.core.rank_program import RankProgram
-    from simcoll.formats.goal import Goal
-    from simcoll.formats.schedule_files import schedule_of
+    from simcoll.formats.goal.language import Goal
+    from simcoll.formats.schedules.schedule_files import schedule_of
 
     if isinstance(made, (Schedule, RankProgram, DeviceProgram, Goal)):
         return schedule_of(made)

@@ -8,7 +8,7 @@ import numpy as np
 
 from simcoll.algorithms import compose
 from simcoll.algorithms.double_tree import SANDERS, binary_tree, tree_orders
-from simcoll.algorithms.grid import nodes_of
+from simcoll.algorithms.grid_stages import nodes_of
 from simcoll.algorithms.registered import algorithm
 from simcoll.arrays import Ints
 from simcoll.core.collective import Collective

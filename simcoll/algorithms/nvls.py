@@ -10,7 +10,7 @@ import numpy as np
 from simcoll.algorithms import compose, switch
 from simcoll.algorithms.compose import in_pieces, in_stages, pipelined, staggered
 from simcoll.algorithms.double_tree import binary_tree, tree_orders
-from simcoll.algorithms.grid import nodes_of
+from simcoll.algorithms.grid_stages import nodes_of
 from simcoll.algorithms.nccl_tree import levels
 from simcoll.algorithms.registered import algorithm
 from simcoll.algorithms.switch import SHARP, everyone, fetched, sent

@@ -9,7 +9,7 @@ from math import isqrt, prod
 import numpy as np
 
 from simcoll.algorithms.compose import in_shares
-from simcoll.algorithms.grid import Grid, all_gather_stage, reduce_scatter_stage, sent, weights_of
+from simcoll.algorithms.grid_stages import Grid, all_gather_stage, reduce_scatter_stage, sent, weights_of
 from simcoll.algorithms.registered import algorithm
 from simcoll.core.collective import Collective
 from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, transfers

@@ -1,9 +1,10 @@
 """Provable lower bounds: times that no schedule can beat on a topology, with the cuts that prove them.
 
-``flows`` computes maximum flows, ``cuts`` the exact cut of all-gather and scatter, ``programs`` the all-to-all program with its
-checked dual, ``lower`` the bound of every collective. The other modules show what can be reached. ``packing`` builds trees that fill
-all links: from the rates that ``pairs`` of ranks can have simultaneously (fair shares, or better ones from ``rates``), by ``growing``
-or ``composing`` trees. ``roots`` computes the best all-reduce along trees. Nothing here depends on schedules or the emulator.
+``flows`` computes maximum flows, ``cuts`` the exact cut of all-gather and scatter, ``linear_programs`` the all-to-all program
+with its checked dual, ``lower_bounds`` the bound of every collective. The other modules show what can be reached. ``packing``
+builds trees that fill all links: from the rates that pairs of ranks can have simultaneously (fair shares in ``pair_routes``, or
+better ones from ``pair_rates``), by ``growing`` or ``composing`` trees. ``roots`` computes the best all-reduce along trees.
+Nothing here depends on schedules or the emulator.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from simcoll.lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from simcoll.bounds.cuts import Cut, all_gather_cut
-    from simcoll.bounds.lower import Bottleneck, Bound, bottleneck, lower_bound
+    from simcoll.bounds.lower_bounds import Bottleneck, Bound, bottleneck, lower_bound
 
 __all__ = ["Bottleneck", "Bound", "Cut", "all_gather_cut", "bottleneck", "lower_bound"]
 
@@ -22,6 +23,6 @@ __getattr__, __dir__ = lazy_attributes(
     "simcoll.bounds",
     {
         "simcoll.bounds.cuts": ["Cut", "all_gather_cut"],
-        "simcoll.bounds.lower": ["Bottleneck", "Bound", "bottleneck", "lower_bound"],
+        "simcoll.bounds.lower_bounds": ["Bottleneck", "Bound", "bottleneck", "lower_bound"],
     },
 )

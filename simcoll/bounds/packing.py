@@ -1,7 +1,7 @@
 """Optimal trees: spanning trees out of every rank that together overload no link.
 
 First come the rates that pairs of ranks can have simultaneously and, for an all-reduce, the share of the vector of which each rank is
-the root (:mod:`simcoll.bounds.pairs`). These are rounded to integer numbers of trees out of every rank and over each pair, the fewest
+the root (:mod:`simcoll.bounds.pair_routes`). These are rounded to integer numbers of trees out of every rank and over each pair, the fewest
 that come near the optimum. Then the trees are grown (:mod:`simcoll.bounds.growing`). The ratio is computed from the trees themselves.
 
 Source: ForestColl (arXiv 2402.06787).
@@ -22,8 +22,8 @@ from simcoll.bounds.composing import SHAPES, composed, nodes_alike, ratio_of_tur
 from simcoll.bounds.cuts import all_gather_cut
 from simcoll.bounds.flows import alike_both_ways
 from simcoll.bounds.growing import Tree, grow, packs
-from simcoll.bounds.pairs import LINKS_LIMIT, Pairs, fair, pairs_of, slowest
-from simcoll.bounds.rates import best_links, best_weights
+from simcoll.bounds.pair_rates import best_links, best_weights
+from simcoll.bounds.pair_routes import LINKS_LIMIT, Pairs, fair, pairs_of, slowest
 from simcoll.errors import ConfigError, InternalError
 from simcoll.topology import Topology
 from simcoll.units import UBPS_PER_BPS

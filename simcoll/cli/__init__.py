@@ -8,26 +8,26 @@ from collections.abc import Sequence
 
 from cyclopts import App
 
-from simcoll.cli.accuracy import show_accuracy
-from simcoll.cli.calibrate import calibrate_logs
-from simcoll.cli.calibrate_step import calibrate_steps
-from simcoll.cli.compare import compare_log
-from simcoll.cli.completion import completion_of, help_of
-from simcoll.cli.convert import convert_file
-from simcoll.cli.diff import diff_results
-from simcoll.cli.faults import play_faults
-from simcoll.cli.flight import read_flight
-from simcoll.cli.goodput import simulate_goodput
-from simcoll.cli.graph import check_graph
-from simcoll.cli.listing import list_names
-from simcoll.cli.perf import predict
-from simcoll.cli.plan import plan_designs
-from simcoll.cli.run import run_scenario
-from simcoll.cli.show import show_schedule
-from simcoll.cli.step import time_step
-from simcoll.cli.sweep import sweep_all
-from simcoll.cli.tune import tune_library
-from simcoll.cli.verify import verify_file
+from simcoll.cli.accuracy_command import show_accuracy
+from simcoll.cli.calibrate_command import calibrate_logs
+from simcoll.cli.calibrate_step_command import calibrate_steps
+from simcoll.cli.compare_command import compare_log
+from simcoll.cli.completion_command import completion_of, help_of
+from simcoll.cli.convert_command import convert_file
+from simcoll.cli.diff_command import diff_results
+from simcoll.cli.faults_command import play_faults
+from simcoll.cli.flight_command import read_flight
+from simcoll.cli.goodput_command import simulate_goodput
+from simcoll.cli.graph_command import check_graph
+from simcoll.cli.list_command import list_names
+from simcoll.cli.perf_command import predict
+from simcoll.cli.plan_command import plan_designs
+from simcoll.cli.run_command import run_scenario
+from simcoll.cli.show_command import show_schedule
+from simcoll.cli.step_command import time_step
+from simcoll.cli.sweep_command import sweep_all
+from simcoll.cli.tune_command import tune_library
+from simcoll.cli.verify_command import verify_file
 from simcoll.command_line import run_app
 
 __all__ = ["app", "main"]

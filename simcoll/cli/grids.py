@@ -18,8 +18,8 @@ from simcoll.terminal import say
 from simcoll.units import counted
 
 if TYPE_CHECKING:
-    from simcoll.planning.executors import Pool
-    from simcoll.planning.grid import Grid, GridRun
+    from simcoll.planning.grids.executors import Pool
+    from simcoll.planning.grids.grid import Grid, GridRun
 
 __all__ = ["GridOptions", "play_grid"]
 
@@ -63,9 +63,9 @@ def play_grid(
 
     Prints the number of points, the number that ran, and the reasons why others did not.
     """
-    from simcoll.formats.output import open_folder
-    from simcoll.planning.executors import open_pool
-    from simcoll.planning.grid import shard_of
+    from simcoll.files.output import open_folder
+    from simcoll.planning.grids.executors import open_pool
+    from simcoll.planning.grids.grid import shard_of
 
     with open_pool(options.executor, options.jobs) as pool:
         if pool is None:
@@ -83,7 +83,7 @@ def play_grid(
 
 
 def _played(grid: Grid, folder: Path, pool: Pool, options: GridOptions) -> GridRun:
-    from simcoll.planning.grid import run_grid
+    from simcoll.planning.grids.grid import run_grid
 
     with _progress() as told:
         try:

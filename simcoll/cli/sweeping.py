@@ -15,10 +15,10 @@ from simcoll.terminal import printable, say
 from simcoll.units import format_size
 
 if TYPE_CHECKING:
-    from simcoll.planning.groups import GroupRow
-    from simcoll.planning.programs import ProgramRun
-    from simcoll.planning.running import Table
-    from simcoll.planning.sweep import Row, Sweep
+    from simcoll.planning.sweeps.goal_programs import ProgramRun
+    from simcoll.planning.sweeps.mesh_groups import GroupRow
+    from simcoll.planning.sweeps.running import Table
+    from simcoll.planning.sweeps.sweep import Row, Sweep
     from simcoll.topology import Topology
     from simcoll.tuning import Choice
 
@@ -36,8 +36,8 @@ def degraded(machine: Topology, given: Sequence[str]) -> Topology:
 
 
 def proved(sweep: Sweep, topology: Topology, built: Sequence[Schedule] | None = None) -> list[Schedule]:
-    """Prove the schedules of a sweep with :func:`simcoll.planning.sweep.prepare`, and show progress."""
-    from simcoll.planning.sweep import prepare
+    """Prove the schedules of a sweep with :func:`simcoll.planning.sweeps.sweep.prepare`, and show progress."""
+    from simcoll.planning.sweeps.sweep import prepare
 
     with Progress() as progress:
         return prepare(sweep, topology, built, progress)
@@ -54,14 +54,14 @@ def print_sweep(
 
     Returns the runs, a line per proof, and whether Ctrl-C ended the sweep early, in which case the runs cover the finished sizes.
     """
-    from simcoll.planning.report import engine_lines, foot_lines, head_lines, size_line
-    from simcoll.planning.running import Table, runs
-    from simcoll.planning.sweep import best_rows
+    from simcoll.planning.sweeps.running import Table, runs
+    from simcoll.planning.sweeps.sweep import best_rows
+    from simcoll.planning.sweeps.sweep_report import engine_lines, foot_lines, head_lines, size_line
 
     sweep.disturbed.check(topology)
     played: list[ProgramRun] = []
     if programs:
-        from simcoll.planning.programs import play_program
+        from simcoll.planning.sweeps.goal_programs import play_program
 
         played += [play_program(each, name, topology, sweep.disturbed) for each in programs for name in sweep.protocols]
     for run in played:
@@ -114,7 +114,7 @@ def _left_out(sweep: Sweep, schedules: Sequence[Schedule]) -> Iterator[str]:
 
 
 def _summary(rows: Sequence[Row], checked: int, moved: int, wrong: int) -> str:
-    from simcoll.planning.report import sweep_hash
+    from simcoll.planning.sweeps.sweep_report import sweep_hash
 
     found = sweep_hash(rows)
     cut = "".join(
@@ -129,9 +129,9 @@ def _summary(rows: Sequence[Row], checked: int, moved: int, wrong: int) -> str:
 
 def mesh_lines(sweep: Sweep, machine: Topology, mesh: str, *, csv: Path | None, library: str = "") -> None:
     """Print and write the table of a collective in one group and in all groups along a mesh's axes, after Ctrl-C too."""
-    from simcoll.formats.output import write_file
-    from simcoll.planning.groups import COLUMNS, group_rows, groups_csv, parse_mesh
-    from simcoll.planning.table import titles
+    from simcoll.files.output import write_file
+    from simcoll.planning.sweeps.mesh_groups import COLUMNS, group_rows, groups_csv, parse_mesh
+    from simcoll.planning.sweeps.nccl_tests_table import titles
 
     axes = parse_mesh(mesh, machine.nranks)
     sweep.disturbed.check(machine)

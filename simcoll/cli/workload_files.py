@@ -11,9 +11,9 @@ from simcoll.errors import ConfigError
 from simcoll.terminal import say
 
 if TYPE_CHECKING:
-    from simcoll.formats.schedule_files import Algorithm
+    from simcoll.formats.schedules.schedule_files import Algorithm
     from simcoll.topology import Topology
-    from simcoll.workload.traces import Traces
+    from simcoll.traces.rank_traces import Traces
     from simcoll.workload.workload import Rules, Workload
 
 __all__ = ["WORKLOADS", "convert_workload", "read_any_workload", "workload_kind"]
@@ -24,10 +24,10 @@ WORKLOADS = ("workload", "operations", "chakra")
 
 def workload_kind(path: Path) -> str:
     """Recognise a file's format by content; ``"chakra"`` for a prefix of Chakra's files."""
+    from simcoll.files.paths import exists, is_file
+    from simcoll.files.strict import read_file
     from simcoll.formats.recognise import recognise
-    from simcoll.formats.strict import read_file
-    from simcoll.limits.paths import exists, is_file
-    from simcoll.workload.chakra import MAX_FILE_BYTES
+    from simcoll.traces.chakra import MAX_FILE_BYTES
 
     if exists(path) and not is_file(path):
         this = "a folder" if path.is_dir() else "a pipe or device, and what is in it can be read only once"
@@ -45,13 +45,13 @@ def read_any_workload(
     comm_groups: Path | None = None,
 ) -> tuple[Workload, Topology | None, Mapping[int, float]]:
     """Read a workload, its topology if given, and its slow ranks."""
+    from simcoll.files.strict import read_file
     from simcoll.formats.recognise import TITLES
-    from simcoll.formats.strict import read_file
     from simcoll.topology import load_topology
-    from simcoll.workload.astra_system import load_astra_system, load_comm_groups
-    from simcoll.workload.chakra import MAX_FILE_BYTES, load_chakra
-    from simcoll.workload.gpu import load_gpu
-    from simcoll.workload.operation_list import load_operations
+    from simcoll.traces.astra_system import load_astra_system, load_comm_groups
+    from simcoll.traces.chakra import MAX_FILE_BYTES, load_chakra
+    from simcoll.training.gpu import load_gpu
+    from simcoll.training.operation_list import load_operations
     from simcoll.workload.workload import read_workload
 
     slow: Mapping[int, float] = {}
@@ -91,10 +91,10 @@ def convert_workload(
     dtype: str | None,
 ) -> None:
     """Write a workload, or the messages of an algorithm, in another format."""
-    from simcoll.formats.output import write_file, write_files
+    from simcoll.files.output import write_file, write_files
+    from simcoll.files.paths import is_file
     from simcoll.formats.recognise import TITLES
-    from simcoll.limits.paths import is_file
-    from simcoll.workload.chakra_writer import dump_chakra
+    from simcoll.traces.chakra_writer import dump_chakra
     from simcoll.workload.workload import write_workload
 
     path = Path(source)
@@ -128,7 +128,7 @@ def convert_workload(
 
 
 def _traces(workload: Workload, place: Topology | None, *, messages: bool) -> Traces:
-    from simcoll.workload.chakra_writer import traces_of_program, traces_of_workload
+    from simcoll.traces.chakra_writer import traces_of_program, traces_of_workload
     from simcoll.workload.lower import Plans, lower
     from simcoll.workload.workload import Compute
 
@@ -144,11 +144,11 @@ def _messages(found: Algorithm, size: str | None, dtype: str | None) -> Traces:
     """The messages of a schedule bound to a size, or of a GOAL program, whose messages are marked unproved."""
     from simcoll.emulator.goal import goal_program
     from simcoll.emulator.programs import Call, Program
-    from simcoll.formats.goal import Goal
-    from simcoll.formats.goal_writer import bind_bytes
-    from simcoll.formats.schedule_files import schedule_of
+    from simcoll.formats.goal.goal_writer import bind_bytes
+    from simcoll.formats.goal.language import Goal
+    from simcoll.formats.schedules.schedule_files import schedule_of
+    from simcoll.traces.chakra_writer import traces_of_program
     from simcoll.units import parse_size
-    from simcoll.workload.chakra_writer import traces_of_program
 
     if isinstance(found, Goal):
         if size or dtype:

@@ -19,7 +19,7 @@ class Proof:
     ----------
     kind
         ``full``: every chunk was followed. ``by symmetry``: some chunks were followed, and the rest are images of these
-        (:mod:`simcoll.proving.symmetry`, :mod:`simcoll.proving.alike`).
+        (:mod:`simcoll.proving.symmetry`, :mod:`simcoll.proving.alike_pieces`).
     method
         ``exact``, or ``fingerprint``.
     order

@@ -8,7 +8,7 @@ One defect of PyTorch is not reproduced: its scatter turns complex tensors into 
 """
 
 from simcoll.cuda_comm.collect import gather, reduce_add, reduce_add_coalesced
-from simcoll.cuda_comm.devices import DeviceArray
+from simcoll.cuda_comm.emulated_devices import DeviceArray
 from simcoll.cuda_comm.spread import broadcast, broadcast_coalesced, scatter
 
 __all__ = ["DeviceArray", "broadcast", "broadcast_coalesced", "gather", "reduce_add", "reduce_add_coalesced", "scatter"]

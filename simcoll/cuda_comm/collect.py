@@ -10,7 +10,7 @@ import numpy as np
 
 from simcoll.algorithms import schedule
 from simcoll.binding import bind
-from simcoll.cuda_comm.devices import (
+from simcoll.cuda_comm.emulated_devices import (
     BUFFER_BYTES,
     CPU,
     DeviceArray,

@@ -57,10 +57,10 @@ if TYPE_CHECKING:
     from simcoll.distributed.start import spawning as _spawning
     from simcoll.distributed.start.spawning import *
     from simcoll.distributed.stores import FileStore, Store, TCPStore
-    from simcoll.distributed.stores import errors as _errors
-    from simcoll.distributed.stores import memory as _memory
-    from simcoll.distributed.stores.errors import *
-    from simcoll.distributed.stores.memory import *
+    from simcoll.distributed.stores import hash_store as _memory
+    from simcoll.distributed.stores import store_errors as _errors
+    from simcoll.distributed.stores.hash_store import *
+    from simcoll.distributed.stores.store_errors import *
 
     __all__ = ["FileStore", "Future", "Store", "TCPStore", "Work", "distributed_c10d"]
     __all__ += _backends.__all__
@@ -83,7 +83,7 @@ else:
     }  # fmt: skip
     _ALL = (
         "api.backends", "api.collectives", "api.debug", "api.device_mesh", "api.groups", "api.making_groups", "api.object_collectives",
-        "api.point_to_point", "api.reductions", "api.subgroups", "start.spawning", "stores.errors", "stores.memory",
+        "api.point_to_point", "api.reductions", "api.subgroups", "start.spawning", "stores.store_errors", "stores.hash_store",
     )  # fmt: skip
 
     def __getattr__(name: str) -> object:

@@ -1,10 +1,10 @@
 """The emulator: plays a plan on a topology and yields its time, link by link, and its data.
 
-``model`` defines all rules of time. ``run`` is the single entry point, ``result`` its record, ``paths`` the choice of an engine.
-``engine`` is the SimPy player of plans, with ``fabric`` (clock and links), ``messages`` (plan steps to messages) and ``prepared`` (a
-plan prepared for repeated runs); ``fast`` holds the compiled loops, ``quotient`` the classes of symmetric ranks and messages.
-``dataplane`` holds the buffers, ``budget`` their memory, ``digest`` the trace hash, ``floor`` the latency floor, ``trace`` the
-timeline file. Nothing here depends on particular protocols, algorithms or topology files.
+``model`` defines all rules of time. ``run`` is the single entry point, ``result`` its record, ``engine_choice`` the choice of an engine.
+``steps`` has what every engine needs of a plan; ``reference`` is the SimPy player, ``fast`` the compiled loops, ``folding`` the classes of
+symmetric ranks and messages, ``programs`` many operations at once, ``events`` what disturbs them. ``data`` holds the buffers and their
+limit, ``digest`` the trace hash, ``floor`` the latency floor, ``traces`` the timeline files. Nothing here depends on particular
+protocols, algorithms or topology files.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from typing import TYPE_CHECKING
 from simcoll.lazy import lazy_attributes
 
 if TYPE_CHECKING:
-    from simcoll.emulator.engine import Player
-    from simcoll.emulator.fabric import Calendar, Fabric
-    from simcoll.emulator.ledger import Observer
+    from simcoll.emulator.reference.fabric import Calendar, Fabric
+    from simcoll.emulator.reference.ledger import Observer
+    from simcoll.emulator.reference.player import Player
     from simcoll.emulator.result import Result
     from simcoll.emulator.run import emulate
-    from simcoll.emulator.trace import Trace
+    from simcoll.emulator.traces.trace import Trace
 
 __all__ = ["Calendar", "Fabric", "Observer", "Player", "Result", "Trace", "emulate"]
 
 __getattr__, __dir__ = lazy_attributes(
     "simcoll.emulator",
     {
-        "simcoll.emulator.ledger": ["Observer"],
-        "simcoll.emulator.engine": ["Player"],
-        "simcoll.emulator.fabric": ["Calendar", "Fabric"],
+        "simcoll.emulator.reference.ledger": ["Observer"],
+        "simcoll.emulator.reference.player": ["Player"],
+        "simcoll.emulator.reference.fabric": ["Calendar", "Fabric"],
         "simcoll.emulator.result": ["Result"],
         "simcoll.emulator.run": ["emulate"],
-        "simcoll.emulator.trace": ["Trace"],
+        "simcoll.emulator.traces.trace": ["Trace"],
     },
 )

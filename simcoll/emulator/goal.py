@@ -8,7 +8,7 @@ from simcoll.core.order import lowest_first
 from simcoll.core.protocol import IDEAL, Protocol
 from simcoll.emulator.programs import Compute, Program, Send
 from simcoll.errors import ConfigError
-from simcoll.formats.goal import CALC, Goal
+from simcoll.formats.goal.language import CALC, Goal
 
 __all__ = ["goal_program"]
 

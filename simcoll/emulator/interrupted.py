@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simcoll.arrays import Ints
-from simcoll.emulator.engine import Player, links_now
+from simcoll.emulator.events.capacities import CapacityTimeline
 from simcoll.emulator.events.cut import Cut, CutMessage, cut_at
-from simcoll.emulator.events.detours import Detours
-from simcoll.emulator.events.driving import CapacityTimeline
+from simcoll.emulator.events.outage_routes import Detours
 from simcoll.emulator.events.timeline import Timeline
-from simcoll.emulator.fabric import Fabric, OverdueError
-from simcoll.emulator.messages import Bundle, Message
+from simcoll.emulator.reference.fabric import Fabric, OverdueError
+from simcoll.emulator.reference.messages import Bundle, Message
+from simcoll.emulator.reference.player import Player, links_now
 from simcoll.errors import InternalError
 
 if TYPE_CHECKING:
     from simcoll.emulator.fast.changing import Changes
     from simcoll.emulator.fast.cutting import Remains
-    from simcoll.emulator.fast.machine import Machine
+    from simcoll.emulator.fast.driver import Machine
 
 
 __all__ = ["changes_of", "links_of_cut", "machine_cut", "player_cut", "until_end"]

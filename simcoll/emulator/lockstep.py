@@ -5,7 +5,7 @@ rendezvous, and at most one flow per step. Then each flow has the least capacity
 
 **Why.** A lane leaves a step when its flows of that step have ended: as a sender always, as a receiver under rendezvous, where it
 waits for incoming messages. So flows of one lane in different steps never overlap, and no link that could bind carries two flows at a
-time. (:mod:`simcoll.emulator.pruning` finds the links that never bind.)
+time. (:mod:`simcoll.emulator.steps.pruning` finds the links that never bind.)
 
 The times of a step then follow from the times at which its lanes entered it, and from the messages that a FIFO makes it wait for.
 Both belong to earlier steps, so one pass over the steps in order yields all times.
@@ -25,11 +25,11 @@ from simcoll.core.hashing import mix
 from simcoll.core.plan import Plan
 from simcoll.emulator.fast.compiled import announced
 from simcoll.emulator.fast.recurrence import BY_RECEIVER, BY_SENDER, CROWDED, advance, claim
-from simcoll.emulator.fast.timed import Shape, StepTimer, Timed, batches
-from simcoll.emulator.fast.turns import Group, Spinning, spinning
 from simcoll.emulator.model import FS_PER_SECOND_UBPS, JITTER, ROUNDING
-from simcoll.emulator.placement import Placement
-from simcoll.emulator.pruning import never_bind
+from simcoll.emulator.steps.plan_placement import Placement
+from simcoll.emulator.steps.pruning import never_bind
+from simcoll.emulator.steps.step_columns import Group, Spinning, spinning
+from simcoll.emulator.steps.timed import Shape, StepTimer, Timed, batches
 from simcoll.topology import Topology
 
 __all__ = ["Played", "lockstep"]

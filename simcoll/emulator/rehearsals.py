@@ -17,14 +17,7 @@ from simcoll.arrays import Array, Ints, Shorts, Words
 from simcoll.core.plan import Plan
 from simcoll.core.protocol import Protocol
 from simcoll.core.schedule import Schedule
-from simcoll.emulator.fast.compiled import COMPILED
-from simcoll.emulator.fast.joint import joint_costs
-from simcoll.emulator.fast.state import DONE, LAST, State
-from simcoll.emulator.fast.timed import Timed, joined_moves, joined_routes, timed_steps
-from simcoll.emulator.fast.turns import EVEN, Group, Moves, Summary, cache_key, summary, turns
-from simcoll.emulator.foldings import CostTerms, Folding, folding, folding_key
-from simcoll.emulator.model import message_costs
-from simcoll.emulator.paths import (
+from simcoll.emulator.engine_choice import (
     FEWEST_FOLDED,
     LEAST_A_STEP,
     MOST_HASHED,
@@ -33,9 +26,16 @@ from simcoll.emulator.paths import (
     few_messages,
     result_of,
 )
-from simcoll.emulator.prepared import check_switches
-from simcoll.emulator.quotient import Quotient
+from simcoll.emulator.fast.compiled import COMPILED
+from simcoll.emulator.fast.state import DONE, LAST, State
+from simcoll.emulator.folding.quotient import Quotient
+from simcoll.emulator.folding.remembered import CostTerms, Folding, folding, folding_key
+from simcoll.emulator.model import message_costs
+from simcoll.emulator.reference.prepared import check_switches
 from simcoll.emulator.result import Result
+from simcoll.emulator.steps.joint import joint_costs
+from simcoll.emulator.steps.step_columns import EVEN, Group, Moves, Summary, cache_key, summary, turns
+from simcoll.emulator.steps.timed import Timed, joined_moves, joined_routes, timed_steps
 from simcoll.errors import InternalError
 from simcoll.topology import Routes, Topology
 
@@ -55,7 +55,7 @@ switch operations in a run that may be the only one; beyond, the links of all op
 
 
 class Ends(NamedTuple):
-    """The inputs of the trace hash apart from times, in the form of :func:`simcoll.emulator.fast.hashing.hash_steps`."""
+    """The inputs of the trace hash apart from times, in the form of :func:`simcoll.emulator.fast.trace_hashing.hash_steps`."""
 
     steps: Ints
     patterns: Ints
@@ -141,7 +141,7 @@ class Rehearsal:
 
     def _hash(self, ends: Ends, state: State) -> Words:
         """The sums of the trace hash over all messages."""
-        from simcoll.emulator.fast.hashing import hash_steps
+        from simcoll.emulator.fast.trace_hashing import hash_steps
 
         sums, here = np.zeros(2, np.uint64), self.whole.slots
         times = state.size[here], state.start_fs[here], state.end_fs[here], state.done_fs[here]

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from simcoll.arrays import Array
+from simcoll.core.memory_limits import VARIABLE, in_words, largest_automatic
 from simcoll.core.numbers import check_seed
 from simcoll.core.plan import Plan
-from simcoll.emulator.budget import check_exact, exact_bytes
-from simcoll.emulator.dataplane import Storage
+from simcoll.emulator.data.budget import check_exact, exact_bytes
+from simcoll.emulator.data.dataplane import Storage
+from simcoll.emulator.engine_choice import choose, play_fast, play_folded, play_lockstep, play_quotient, play_simpy
 from simcoll.emulator.events import Event, Policy, Timeline, timeline_of
-from simcoll.emulator.fast.timed import StepTimer
 from simcoll.emulator.floor import latency_floor_fs
-from simcoll.emulator.ledger import Observer
-from simcoll.emulator.paths import choose, play_fast, play_folded, play_lockstep, play_quotient, play_simpy
-from simcoll.emulator.placement import placement_of
+from simcoll.emulator.reference.ledger import Observer
 from simcoll.emulator.rehearsals import play_rehearsed
 from simcoll.emulator.result import Result
+from simcoll.emulator.steps.plan_placement import placement_of
+from simcoll.emulator.steps.timed import StepTimer
 from simcoll.errors import ConfigError, InternalError, expect, nearest
-from simcoll.limits.memory import VARIABLE, in_words, largest_automatic
 from simcoll.topology import Topology
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def emulate(
     seed
         Seed of the generated data.
     observer
-        Called for every transfer, for example a :class:`simcoll.emulator.trace.Trace`; for a program, a
+        Called for every transfer, for example a :class:`simcoll.emulator.traces.trace.Trace`; for a program, a
         :class:`simcoll.planning.ProgramObserver`.
     bound
         Whether to compute the lower bound of a plan; a proved schedule that beats it is an error. The ``certificate`` of an earlier

@@ -1,4 +1,7 @@
-"""Readers and writers of file formats, one module each, independent of the emulator and the command line."""
+"""Readers and writers of file formats, a folder for each kind, independent of the emulator and the command line.
+
+``recognise`` tells formats apart by content. What readers of every package share is in :mod:`simcoll.files`.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,15 @@ from typing import TYPE_CHECKING
 from simcoll.lazy import lazy_attributes
 
 if TYPE_CHECKING:
-    from simcoll.formats.certificate import certificate_bytes, write_certificate
-    from simcoll.formats.goal import goal_text, parse_goal
-    from simcoll.formats.goal_bytes import goal_binary, parse_goal_binary
-    from simcoll.formats.goal_writer import dump_goal, dump_goal_binary
-    from simcoll.formats.msccl_writer import dump_msccl_xml
-    from simcoll.formats.msccl_xml import load_msccl_xml, parse_msccl_xml
-    from simcoll.formats.mscclpp_plan import load_mscclpp_plan, parse_mscclpp_plan
-    from simcoll.formats.mscclpp_writer import dump_mscclpp_plan
-    from simcoll.formats.schedule_files import load_algorithm, parse_algorithm, schedule_of
+    from simcoll.formats.goal.binary import goal_binary, parse_goal_binary
+    from simcoll.formats.goal.goal_writer import dump_goal, dump_goal_binary
+    from simcoll.formats.goal.language import goal_text, parse_goal
+    from simcoll.formats.mscclpp.plan_writer import dump_mscclpp_plan
+    from simcoll.formats.mscclpp.reader import load_mscclpp_plan, parse_mscclpp_plan
+    from simcoll.formats.schedules.certificate import certificate_bytes, write_certificate
+    from simcoll.formats.schedules.msccl_writer import dump_msccl_xml
+    from simcoll.formats.schedules.msccl_xml import load_msccl_xml, parse_msccl_xml
+    from simcoll.formats.schedules.schedule_files import load_algorithm, parse_algorithm, schedule_of
 
 __all__ = [
     "certificate_bytes",
@@ -40,14 +43,14 @@ __all__ = [
 __getattr__, __dir__ = lazy_attributes(
     "simcoll.formats",
     {
-        "simcoll.formats.certificate": ["certificate_bytes", "write_certificate"],
-        "simcoll.formats.goal": ["goal_text", "parse_goal"],
-        "simcoll.formats.goal_bytes": ["goal_binary", "parse_goal_binary"],
-        "simcoll.formats.goal_writer": ["dump_goal", "dump_goal_binary"],
-        "simcoll.formats.msccl_writer": ["dump_msccl_xml"],
-        "simcoll.formats.msccl_xml": ["load_msccl_xml", "parse_msccl_xml"],
-        "simcoll.formats.mscclpp_plan": ["load_mscclpp_plan", "parse_mscclpp_plan"],
-        "simcoll.formats.mscclpp_writer": ["dump_mscclpp_plan"],
-        "simcoll.formats.schedule_files": ["load_algorithm", "parse_algorithm", "schedule_of"],
+        "simcoll.formats.schedules.certificate": ["certificate_bytes", "write_certificate"],
+        "simcoll.formats.goal.language": ["goal_text", "parse_goal"],
+        "simcoll.formats.goal.binary": ["goal_binary", "parse_goal_binary"],
+        "simcoll.formats.goal.goal_writer": ["dump_goal", "dump_goal_binary"],
+        "simcoll.formats.schedules.msccl_writer": ["dump_msccl_xml"],
+        "simcoll.formats.schedules.msccl_xml": ["load_msccl_xml", "parse_msccl_xml"],
+        "simcoll.formats.mscclpp.reader": ["load_mscclpp_plan", "parse_mscclpp_plan"],
+        "simcoll.formats.mscclpp.plan_writer": ["dump_mscclpp_plan"],
+        "simcoll.formats.schedules.schedule_files": ["load_algorithm", "parse_algorithm", "schedule_of"],
     },
 )

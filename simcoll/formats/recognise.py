@@ -12,8 +12,8 @@ from collections.abc import Mapping
 import msgspec
 
 from simcoll.errors import ConfigError
-from simcoll.formats.chakra_nodes import is_chakra
-from simcoll.limits.text import parse_toml
+from simcoll.files.text import parse_toml
+from simcoll.formats.chakra.nodes import is_chakra
 
 __all__ = ["TITLES", "recognise", "title_of"]
 

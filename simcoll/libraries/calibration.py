@@ -16,10 +16,10 @@ from pathlib import Path
 import msgspec
 
 from simcoll.errors import ConfigError
-from simcoll.formats.nccl_tuning import Tuned, TuningTable
-from simcoll.formats.output import write_file
-from simcoll.formats.strict import decode_toml, read_file
-from simcoll.limits.given import Content, FilePath, content_of, path_of
+from simcoll.files.output import write_file
+from simcoll.files.reader_arguments import Content, FilePath, content_of, path_of
+from simcoll.files.strict import decode_toml, read_file
+from simcoll.formats.logs.nccl_tuning import Tuned, TuningTable
 from simcoll.units import MAX_TIME_FS, parse_rate, parse_size, parse_time
 
 __all__ = [

@@ -8,18 +8,18 @@ source or a missing unit is an error that names the place. A file that ``extends
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, cast
 
 from simcoll.errors import ConfigError, nearest, shown
-from simcoll.formats.strict import read_file
-from simcoll.limits.given import Content, content_of
-from simcoll.limits.paths import shipped_files
-from simcoll.limits.text import parse_toml
+from simcoll.files.paths import shipped_files
+from simcoll.files.reader_arguments import Content, content_of
+from simcoll.files.sourced import FactSchema, Kind
+from simcoll.files.strict import read_file
+from simcoll.files.text import parse_toml
 from simcoll.units import parse_rate, parse_time
 
 __all__ = ["Library", "load_library", "parse_library", "shipped_libraries"]
@@ -28,51 +28,94 @@ MAX_FILE_BYTES = 2**20
 
 Value = float | str | tuple[float, ...] | tuple[str, ...]
 
-# Keys by pattern, with the type of the value. "times" is one value each for LL, LL128 and Simple.
-_KEYS = {
-    "base.*": "times",
-    "hop.*.ring": "times",
-    "hop.*.tree": "times",
-    "hop.*.*": "time",
-    "share.*": "number",
-    "cpu.*.net_overhead": "time",
-    "cpu.*.ll_rate": "rates",
-    "generation.*.plateau": "number",
-    "generation.*.channels": "number",
-    "generation.*.ll_rate": "rate",
-    "generation.*.nvls_rate": "rate",
-    "generation.*.link_rate": "rate",
-    "generation.*_rate": "rates",
-    "generation.*_speeds": "rates",
-    "tree_correction.*": "numbers",
-    "class.*.gpus": "texts",
-    "class.*_share": "number",
-    "class.*_factor": "number",
-    "class.*_channel_rate": "rate",
-    "class.*_start": "time",
-    "fabric.*.choice": "text",
-    "fabric.*.protocols": "texts",
-    "fabric.*.algorithms": "texts",
-    "fabric.*.share": "number",
-    "fabric.*_share": "number",
-    "fabric.*.ll_rate": "rate",
-    "fabric.*.steps": "time_list",
-    "fabric.*.latency": "time",
-    "fabric.*.launch": "time",
-    "fabric.*.p2p_peer": "time",
-    "class.*.ll_growth": "time",
-    "fabric.*.ll_growth": "time",
-    "fabric.*_start": "time",
-    "correction.net_post": "times",
-    "correction.*_factor": "numbers",
-    "correction.*_share": "number",
-    "correction.*_bytes": "number",
-    "correction.*_rate": "rate",
-    "correction.*": "time",
-    "launcher.*": "time",
-}
+
+def _time(value: Any, what: str) -> float:
+    return parse_time(value, what=what) / 1e9
+
+
+def _rate(value: Any, what: str) -> float:
+    return float(parse_rate(value, what=what)) / 1e15
+
+
+def _number(value: Any, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e15:
+        raise ConfigError(f"{what}: expected a number, at least 0, got {shown(value)}")
+    return float(value)
+
+
+def _text(value: Any, what: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{what}: expected text, got {shown(value)}")
+    return value
+
+
+def _texts(value: Any, what: str) -> tuple[str, ...]:
+    return tuple(_text(word, what) for word in (value if isinstance(value, list) else [value]))
+
+
+def _list_of(kind: Callable[[Any, str], float]) -> Kind:
+    def items(value: Any, what: str) -> tuple[float, ...]:
+        if not isinstance(value, list) or not value:
+            raise ConfigError(f"{what}: expected a list of values, got {shown(value)}")
+        return tuple(kind(item, what) for item in value)
+
+    return items
+
+
+def _by_protocol(value: Any, what: str) -> tuple[float, ...]:
+    if not isinstance(value, list) or len(value) != 3:
+        raise ConfigError(f"{what}: expected three values, for LL, LL128 and Simple, got {shown(value)}")
+    return tuple(_time(item, what) for item in value)
+
+
+_times, _rates, _numbers = _list_of(_time), _list_of(_rate), _list_of(_number)
 _TEXTS = ("name", "version", "description", "missing", "extends", "accuracy")
 _OPTIONAL = {"missing", "extends", "accuracy"}
+_FACTS = FactSchema(
+    {
+        "base.*": _by_protocol,
+        "hop.*.ring": _by_protocol,
+        "hop.*.tree": _by_protocol,
+        "hop.*.*": _time,
+        "share.*": _number,
+        "cpu.*.net_overhead": _time,
+        "cpu.*.ll_rate": _rates,
+        "generation.*.plateau": _number,
+        "generation.*.channels": _number,
+        "generation.*.ll_rate": _rate,
+        "generation.*.nvls_rate": _rate,
+        "generation.*.link_rate": _rate,
+        "generation.*.*_rate": _rates,
+        "generation.*.*_speeds": _rates,
+        "tree_correction.*": _numbers,
+        "class.*.gpus": _texts,
+        "class.*.*_share": _number,
+        "class.*.*_factor": _number,
+        "class.*.*_channel_rate": _rate,
+        "class.*.*_start": _time,
+        "fabric.*.choice": _text,
+        "fabric.*.protocols": _texts,
+        "fabric.*.algorithms": _texts,
+        "fabric.*.share": _number,
+        "fabric.*.*_share": _number,
+        "fabric.*.ll_rate": _rate,
+        "fabric.*.steps": _times,
+        "fabric.*.latency": _time,
+        "fabric.*.launch": _time,
+        "fabric.*.p2p_peer": _time,
+        "class.*.ll_growth": _time,
+        "fabric.*.ll_growth": _time,
+        "fabric.*.*_start": _time,
+        "correction.net_post": _by_protocol,
+        "correction.*_factor": _numbers,
+        "correction.*_share": _number,
+        "correction.*_bytes": _number,
+        "correction.*_rate": _rate,
+        "correction.*": _time,
+        "launcher.*": _time,
+    },
+    others=_TEXTS,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -209,15 +252,13 @@ def parse_library(content: Content, file: str) -> Library:
     """
     content = content_of(content, "parse_library")
     document = parse_toml(content, file)
-    heads = {key: document.pop(key, [] if key in _OPTIONAL else None) for key in _TEXTS}
+    heads: dict[str, Any] = {key: document.get(key, [] if key in _OPTIONAL else None) for key in _TEXTS}
     for key, head in heads.items():
         texts = head if key == "missing" and isinstance(head, list) else [head] if head or key not in _OPTIONAL else []
         if not all(isinstance(text, str) and text.strip() for text in texts):
             raise ConfigError(f"expected text, got {shown(head)}", file=file, path=f"$.{key}")
     base = load_library(heads["extends"]) if heads["extends"] else None
-    values: dict[str, Value] = {}
-    sources: dict[str, str] = {}
-    _walk(document, "", values, sources, file)
+    values, sources = _FACTS.read(document, file)
     name, version, borrowed = heads["name"], heads["version"], {}
     if base:
         lent = base.borrowed if base.name == name else dict.fromkeys(base.values, str(base)) | dict(base.borrowed)
@@ -225,50 +266,3 @@ def parse_library(content: Content, file: str) -> Library:
         values, sources = {**base.values, **values}, {**base.sources, **sources}
     accuracy = heads["accuracy"] or ""
     return Library(name, version, heads["description"], tuple(heads["missing"]), values, sources, borrowed, accuracy)
-
-
-def _walk(table: Mapping[str, Any], above: str, values: dict[str, Value], sources: dict[str, str], file: str) -> None:
-    for key, entry in table.items():
-        place = f"{above}.{key}" if above else key
-        where = f"$.{place}"
-        if not isinstance(entry, dict):
-            raise ConfigError(
-                f"expected a table or {{ value = ..., source = '...' }}, got {shown(entry)}", file=file, path=where
-            )
-        if "value" not in entry and "source" not in entry:
-            _walk(entry, place, values, sources, file)
-            continue
-        kind = next((kind for pattern, kind in _KEYS.items() if fnmatchcase(place, pattern)), None)
-        if kind is None or place.count(".") < 1:
-            raise ConfigError(f"unknown key; {nearest(place, _KEYS)}", file=file, path=where)
-        if set(entry) != {"value", "source"} or not isinstance(entry["source"], str) or not entry["source"].strip():
-            raise ConfigError(
-                f"expected {{ value = ..., source = '...' }}, got the keys {list(entry)}", file=file, path=where
-            )
-        values[place] = _typed(entry["value"], kind, file, where)
-        sources[place] = entry["source"]
-
-
-def _typed(value: Any, kind: str, file: str, where: str) -> Value:
-    """A value in microseconds or GB/s, or a number or text."""
-    if kind in {"text", "texts"}:
-        texts = value if kind == "texts" and isinstance(value, list) else [value]
-        if not all(isinstance(text, str) and text for text in texts):
-            raise ConfigError(f"expected text, got {shown(value)}", file=file, path=where)
-        return tuple(texts) if kind == "texts" else str(value)
-    many = kind in {"times", "rates", "numbers", "time_list"}
-    if many and not (isinstance(value, list) and value and (kind != "times" or len(value) == 3)):
-        expected = "three values, for LL, LL128 and Simple" if kind == "times" else "a list of values"
-        raise ConfigError(f"expected {expected}, got {shown(value)}", file=file, path=where)
-    found = tuple(_single(item, kind, file, where) for item in (value if many else [value]))
-    return found if many else found[0]
-
-
-def _single(item: Any, kind: str, file: str, where: str) -> float:
-    if kind.startswith("time"):
-        return parse_time(item, what="time", file=file, path=where) / 1e9
-    if kind.startswith("rate"):
-        return float(parse_rate(item, what="rate", file=file, path=where)) / 1e15
-    if isinstance(item, bool) or not isinstance(item, (int, float)) or not 0 <= item < 1e15:
-        raise ConfigError(f"expected a number, at least 0, got {shown(item)}", file=file, path=where)
-    return float(item)

@@ -12,13 +12,13 @@ from simcoll.core.collective import KINDS
 from simcoll.core.plan import Plan
 from simcoll.core.protocol import Protocol
 from simcoll.core.schedule import Schedule
-from simcoll.emulator.paths import DEEPEST_FIFO
+from simcoll.emulator.engine_choice import DEEPEST_FIFO
 from simcoll.errors import ConfigError
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.environment import DEFAULT, Environment
 from simcoll.libraries.library import Library, load_library
-from simcoll.libraries.playing import play
 from simcoll.libraries.prediction import COLLECTIVES, calibrated, chosen
+from simcoll.libraries.proved_choice import play
 from simcoll.topology import Topology
 from simcoll.topology.machine import machine as machine_of
 from simcoll.tuning import collective_on, costs, default_protocols, schedule_on

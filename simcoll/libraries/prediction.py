@@ -17,8 +17,8 @@ from simcoll.libraries.assumed import assumed
 from simcoll.libraries.environment import DEFAULT, Environment
 from simcoll.libraries.formula import Cost, stated
 from simcoll.libraries.library import Library, load_library
-from simcoll.libraries.playing import play
 from simcoll.libraries.prediction_cache import key_of, recall, remember, topology_digest
+from simcoll.libraries.proved_choice import play
 from simcoll.topology import Topology
 from simcoll.topology.machine import Machine
 from simcoll.topology.machine import machine as machine_of

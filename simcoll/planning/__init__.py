@@ -1,4 +1,7 @@
-"""Questions about clusters: sweeps, scenarios, training steps, reports. Uses the emulator; nothing below uses it."""
+"""Questions about clusters: sweeps and scenarios, designs, faults, measurements, tuning. Uses the emulator; nothing below uses it.
+
+Each folder answers one kind of question and says in its first lines what may not live there; ``names`` lists what can be named.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,15 @@ if TYPE_CHECKING:
         ProgramResult,
         Send,
     )
-    from simcoll.workload.calibration import Calibration
-    from simcoll.workload.design import Design, design_from, load_design
-    from simcoll.workload.gpu import Gpu, load_gpu
-    from simcoll.workload.memory import Memory, memory_by_stage
+    from simcoll.training.design import Design, design_from, load_design
+    from simcoll.training.gpu import Gpu, load_gpu
+    from simcoll.training.memory import Memory, memory_by_stage
+    from simcoll.training.parallel import Parallel
+    from simcoll.training.step_calibration import Calibration
+    from simcoll.training.step_result import StepResult
+    from simcoll.training.transformer import Model
     from simcoll.workload.mesh import Mesh
-    from simcoll.workload.model import Model
-    from simcoll.workload.parallel import Parallel
-    from simcoll.workload.result import StepResult
-    from simcoll.workload.run import WorkloadResult, run_workload
+    from simcoll.workload.playing import WorkloadResult, run_workload
     from simcoll.workload.workload import Workload, read_workload, write_workload
 
 __all__ = [
@@ -66,15 +69,15 @@ __getattr__, __dir__ = lazy_attributes(
             "ProgramResult",
             "Send",
         ],
-        "simcoll.workload.calibration": ["Calibration"],
-        "simcoll.workload.design": ["Design", "design_from", "load_design"],
-        "simcoll.workload.gpu": ["Gpu", "load_gpu"],
-        "simcoll.workload.memory": ["Memory", "memory_by_stage"],
+        "simcoll.training.step_calibration": ["Calibration"],
+        "simcoll.training.design": ["Design", "design_from", "load_design"],
+        "simcoll.training.gpu": ["Gpu", "load_gpu"],
+        "simcoll.training.memory": ["Memory", "memory_by_stage"],
         "simcoll.workload.mesh": ["Mesh"],
-        "simcoll.workload.model": ["Model"],
-        "simcoll.workload.parallel": ["Parallel"],
-        "simcoll.workload.result": ["StepResult"],
-        "simcoll.workload.run": ["WorkloadResult", "run_workload"],
+        "simcoll.training.transformer": ["Model"],
+        "simcoll.training.parallel": ["Parallel"],
+        "simcoll.training.step_result": ["StepResult"],
+        "simcoll.workload.playing": ["WorkloadResult", "run_workload"],
         "simcoll.workload.workload": ["Workload", "read_workload", "write_workload"],
     },
 )

@@ -7,11 +7,11 @@ from simcoll.command_line import SHELLS
 from simcoll.core.collective import KINDS
 from simcoll.core.protocol import PROTOCOL_NAMES
 from simcoll.core.reduction import REDUCTIONS
-from simcoll.formats.tuner_files import TUNER_FORMATS
-from simcoll.limits.paths import shipped_files
-from simcoll.planning.scenario import shipped_scenarios
+from simcoll.files.paths import shipped_files
+from simcoll.formats.tuners.tuner_files import TUNER_FORMATS
+from simcoll.planning.sweeps.scenario import shipped_scenarios
 from simcoll.topology import shipped_topologies
-from simcoll.workload.gpu import shipped_gpus
+from simcoll.training.gpu import shipped_gpus
 
 __all__ = ["DTYPES", "option_names"]
 

@@ -11,11 +11,11 @@ from simcoll.lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from simcoll.core.proof import LEVELS, Proof
+    from simcoll.proving.block_schedule import device_schedule
     from simcoll.proving.data import verify
-    from simcoll.proving.device_program import DeviceProof, verify_device_program
-    from simcoll.proving.devices import device_schedule
+    from simcoll.proving.device_proof import DeviceProof, verify_device_program
     from simcoll.proving.lowering import check_lowering, lower
-    from simcoll.proving.program import ProgramProof, verify_program
+    from simcoll.proving.program_proof import ProgramProof, verify_program
     from simcoll.proving.scheduling import program_schedule
 
 __all__ = [
@@ -37,10 +37,10 @@ __getattr__, __dir__ = lazy_attributes(
     {
         "simcoll.core.proof": ["LEVELS", "Proof"],
         "simcoll.proving.data": ["verify"],
-        "simcoll.proving.device_program": ["DeviceProof", "verify_device_program"],
-        "simcoll.proving.devices": ["device_schedule"],
+        "simcoll.proving.device_proof": ["DeviceProof", "verify_device_program"],
+        "simcoll.proving.block_schedule": ["device_schedule"],
         "simcoll.proving.lowering": ["check_lowering", "lower"],
-        "simcoll.proving.program": ["ProgramProof", "verify_program"],
+        "simcoll.proving.program_proof": ["ProgramProof", "verify_program"],
         "simcoll.proving.scheduling": ["program_schedule"],
     },
 )

@@ -15,8 +15,8 @@ from simcoll.core.hazards import check_orderable
 from simcoll.core.proof import LEVELS, Proof
 from simcoll.core.schedule import Repeat, Schedule, lowered
 from simcoll.errors import ConfigError, ScheduleError, expect
-from simcoll.proving.alike import one_of_each
-from simcoll.proving.barrier import check_barrier
+from simcoll.proving.alike_pieces import one_of_each
+from simcoll.proving.barrier_proof import check_barrier
 from simcoll.proving.channel_use import ChannelUse
 from simcoll.proving.kernel import SALT_BYTES, Counts, Fingerprints, Memory, by_fingerprints
 from simcoll.proving.parts import parts

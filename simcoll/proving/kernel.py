@@ -1,7 +1,7 @@
 """The trusted core: everything that the proof of a schedule's data rests on, with the arithmetic of :mod:`simcoll.proving.field`.
 
 A proof plays the steps of a schedule and follows the *contents* of chunks. The strategies beside this module
-(:mod:`simcoll.proving.symmetry`, :mod:`simcoll.proving.alike`, :mod:`simcoll.proving.parts`) only choose which chunks to follow.
+(:mod:`simcoll.proving.symmetry`, :mod:`simcoll.proving.alike_pieces`, :mod:`simcoll.proving.parts`) only choose which chunks to follow.
 What they choose is followed and judged here, by three things:
 
 * the *algebra*: the contents of a chunk, and of the sum of two chunks;
@@ -44,10 +44,10 @@ from numpy.typing import NDArray
 
 from simcoll.arrays import Ints, Words
 from simcoll.core.layout import Layout
+from simcoll.core.memory_limits import check_room
 from simcoll.core.proof import Proof
 from simcoll.core.schedule import COPY, REDUCE, SWITCH_REDUCE, SYNC, Schedule, Step, transfer_text
 from simcoll.core.step import distinct, expanded, overlaps
-from simcoll.limits.memory import check_room
 from simcoll.proving import explain
 from simcoll.proving.field import PRIME, add, column_sums, multiply, random_words, run_sums
 

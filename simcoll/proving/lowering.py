@@ -25,7 +25,7 @@ from simcoll.core.schedule import COPY, REDUCE, SWITCH_REDUCE, SYNC, lowered
 from simcoll.core.step import distinct, spread
 from simcoll.core.wiring import wire
 from simcoll.errors import expect
-from simcoll.proving.program import ProgramProof, check_data, check_ordered
+from simcoll.proving.program_proof import ProgramProof, check_data, check_ordered
 
 Waits = Sequence[tuple[Ints, Ints]]
 

@@ -23,7 +23,7 @@ from simcoll.core.step import spread
 from simcoll.core.wiring import Wiring, wire
 from simcoll.errors import ConfigError, InternalError, expect
 from simcoll.proving.deadlock import levels, play
-from simcoll.proving.program import verify_program
+from simcoll.proving.program_proof import verify_program
 
 __all__ = ["program_schedule"]
 

@@ -1,13 +1,13 @@
 """Clusters as frozen graphs: links, placement of ranks, routes, and the source of every number.
 
-``graph`` holds the record, ``routing`` the vectorised routers, ``detours`` the routes around lost links, ``families``, ``direct``,
+``graph`` holds the record, ``routing`` the vectorised routers, ``detours`` the routes around lost links, ``families``, ``direct_networks``,
 ``ecmp`` and ``cluster`` the generators, ``placement`` the positions of ranks, ``orbits`` the symmetries of ranks, ``files`` and
-``layers`` the TOML format, ``nccl_xml`` the dumps of real machines, and ``machine`` the facts that library models need. Nothing here
-depends on schedules or time.
+``file_layers`` the TOML format, ``readers`` the descriptions that other tools have of machines, and ``machine`` the facts that library
+models need. Nothing here depends on schedules or time.
 """
 
 from simcoll.topology.cluster import Tier
-from simcoll.topology.direct import dragonfly, hybrid_cube_mesh, hypercube, hyperx
+from simcoll.topology.direct_networks import dragonfly, hybrid_cube_mesh, hypercube, hyperx
 from simcoll.topology.ecmp import clos
 from simcoll.topology.families import boxes, crossbar, fat_tree, torus
 from simcoll.topology.files import load_topology, shipped_topologies, topology_of_job

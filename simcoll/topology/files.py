@@ -8,23 +8,26 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from simcoll.core.numbers import check_seed
 from simcoll.errors import ConfigError, blamed_on, nearest, shown
-from simcoll.topology import direct, ecmp, families
+from simcoll.files.sourced import FactSchema, Kind, Rows, text
+from simcoll.topology import direct_networks as direct
+from simcoll.topology import ecmp, families
 from simcoll.topology.cluster import Tier
+from simcoll.topology.file_layers import ASTRA_NETWORK, IB_LISTING, MARKED, Layer, layers_of, shipped_topologies
 from simcoll.topology.graph import LINK_KINDS, Topology
-from simcoll.topology.layers import ASTRA_NETWORK, IB_LISTING, MARKED, Layer, layers_of, shipped_topologies
-from simcoll.topology.link_speeds import SLOTS
 from simcoll.topology.machine import TRAIT_VALUES
 from simcoll.topology.placement import place
+from simcoll.topology.readers.link_speeds import SLOTS
 from simcoll.topology.values import count, duration_fs, factor, parse_capacity
 
 __all__ = ["load_topology", "one_node", "shipped_topologies", "topology_of_job"]
 
-_COMMON = {"name": "text", "description": "text", "family": "text"}
 _DUMP = "NCCL dump"
 _GRAPH = "graph"
 _MATRIX = "nvidia-smi matrix"
@@ -62,19 +65,76 @@ _TABLES = {
         for what in ("bandwidth", "latency")
     },
 }
-_TYPES = {
-    "dims": "counts", "wrap": "flags", "seed": "seed", "oversubscription": "ratio", "links": "links", "tiers": "tiers",
-    **dict.fromkeys(("link_kind", "interconnect", "ecmp"), "text"),
+
+
+def _rate(value: Any, what: str) -> int:
+    return parse_capacity(_expect(value, str, what, "text with a unit such as '50 GB/s'"), what)
+
+
+def _time(value: Any, what: str) -> int:
+    return 0 if value == 0 else duration_fs(_expect(value, str, what, "text with a unit such as '1.5 us'"), what)
+
+
+def _share(value: Any, what: str) -> Fraction:
+    share = factor(value, what)
+    if share > 1:
+        raise ConfigError(f"{what}: expected at most 1, got {shown(value)}")
+    return share
+
+
+def _flags(value: Any, what: str) -> Any:
+    flags = value if isinstance(value, list) else [value]
+    if not flags or not all(isinstance(flag, bool) for flag in flags):
+        raise ConfigError(f"{what}: expected true or false, got {shown(value)}")
+    return value
+
+
+def _seed(value: Any, _what: str) -> int:
+    return check_seed(value)
+
+
+def _counts(value: Any, what: str) -> list[int]:
+    return [count(item, what) for item in _expect(value, list, what, "a list of whole numbers such as [4, 4]")]
+
+
+def _gpu_numbers(value: Any, what: str) -> list[int]:
+    return [count(item, what, least=0) for item in _expect(value, list, what, "a list of GPU numbers")]
+
+
+def _gpu_links(value: Any, what: str) -> list[tuple[int, int, int]]:
+    rows = _expect(value, list, what, "a list such as [[0, 1, 2]]: GPU, GPU, number of parallel links")
+    for row in rows:
+        if not isinstance(row, list) or [type(item) for item in row] != [int, int, int]:
+            raise ConfigError(f"{what}: expected [GPU, GPU, number of parallel links], got {shown(row)}")
+    return [tuple(row) for row in rows]
+
+
+def _expect(value: Any, kind: type, what: str, expected: str) -> Any:
+    if not isinstance(value, kind):
+        raise ConfigError(f"{what}: expected {expected}, got {shown(value)}")
+    return value
+
+
+_from_zero = partial(count, least=0)
+_TIERS = Rows(
+    {"name": text, "boxes": count, "rail_only": _flags, "latency": _time, "oversubscription": factor},
+    required=("name",), what=("a tier", "tables [[network.tiers]]"), make=Tier,
+)  # fmt: skip
+_KINDS: dict[str, Kind | Rows] = {
+    "dims": _counts, "wrap": _flags, "seed": _seed, "oversubscription": factor, "links": _gpu_links, "tiers": _TIERS,
+    **dict.fromkeys(("nics", "nvlinks"), _from_zero), **dict.fromkeys(("link_kind", "interconnect", "ecmp"), text),
 }  # fmt: skip
+"""Kinds of parameters; of others, the last word of the name says it, or they are counts."""
+_ENDINGS: dict[str, Kind] = {"bandwidth": _rate, "latency": _time}
 
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """A key of a family: the parameter that it sets, the type of its value, and whether it is required."""
+    """A key of a family: the parameter that it sets, the kind of its value, and whether it is required."""
 
     parameter: str
-    type: str
-    required: bool
+    kind: Kind | Rows
+    required: bool = False
 
 
 def _keys(family: str) -> dict[str, _Key]:
@@ -83,33 +143,32 @@ def _keys(family: str) -> dict[str, _Key]:
         return {}
     if family in {_DUMP, _MATRIX, _FABRIC}:
         rates = {_MATRIX: _RATES, _FABRIC: ("nvlink", "pcie")}.get(family, ())
-        own = {f"{part}.bandwidth": _Key(f"{part}_bandwidth", "rate", required=False) for part in rates}
+        own = {f"{part}.bandwidth": _Key(f"{part}_bandwidth", _rate) for part in rates}
         own |= _FACTS if family == _DUMP else {}
-        return own | {"nodes": _Key("nodes", "count", required=False)}
+        return own | {"nodes": _Key("nodes", count)}
     found = {}
     for name, parameter in inspect.signature(_FAMILIES[family]).parameters.items():
-        ending = {"bandwidth": "rate", "latency": "time"}.get(name.rpartition("_")[2], "count")
+        kind = _KINDS.get(name) or _ENDINGS.get(name.rpartition("_")[2], count)
         place = _TABLES.get(name, name) if family == "boxes" else name
-        found[place] = _Key(name, _TYPES.get(name, ending), parameter.default is parameter.empty)
+        found[place] = _Key(name, kind, parameter.default is parameter.empty)
     del found["name"]
     return found
 
 
 _FACTS = {
-    "gpu.sm": _Key("sm", "count", required=False),
-    "gpu.links": _Key("links", "links", required=False),
-    "nvlink.count": _Key("nvlinks", "count", required=False),
-    "nic.bandwidth": _Key("nic_bandwidth", "rate", required=False),
+    "gpu.sm": _Key("sm", count),
+    "gpu.links": _Key("links", _gpu_links),
+    "nvlink.count": _Key("nvlinks", _from_zero),
+    "nic.bandwidth": _Key("nic_bandwidth", _rate),
 }
 """Facts that files for NCCL_TOPO_FILE omit."""
 _PLACEMENT = {
-    "placement.order": _Key("order", "text", required=False),
-    "placement.ranks": _Key("nranks", "count", required=False),
-    "placement.level": _Key("level", "text", required=False),
-    "placement.seed": _Key("seed", "seed", required=False),
-    "placement.gpus": _Key("gpus", "numbers", required=False),
+    "placement.order": _Key("order", text),
+    "placement.ranks": _Key("nranks", count),
+    "placement.level": _Key("level", text),
+    "placement.seed": _Key("seed", _seed),
+    "placement.gpus": _Key("gpus", _gpu_numbers),
 }
-_TIER_KEYS = {"name": "text", "boxes": "count", "rail_only": "flags", "latency": "time", "oversubscription": "ratio"}
 
 
 def load_topology(name: str | Path, *, nodes: int | None = None, **overrides: object) -> Topology:
@@ -204,9 +263,11 @@ def _decode(layers: list[Layer], changes: Mapping[str, object]) -> Topology:
     family, file = _family(layers), layers[-1].file
     own = _keys(family)
     valid = own | _PLACEMENT
-    keys = {path: key.type for path, key in valid.items()}
-    keys |= _COMMON | {f"efficiency.{kind}": "share" for kind in LINK_KINDS}
-    values, sources, traits = _merged(layers, keys, family)
+    kinds: dict[str, Kind | Rows] = {path: key.kind for path, key in valid.items()}
+    kinds |= dict.fromkeys(("name", "description", "family"), text)
+    kinds |= {f"efficiency.{link}": _share for link in LINK_KINDS}
+    facts = FactSchema(kinds, others=("traits", "extends"), bare=True)
+    values, sources, traits = _merged(layers, facts, family)
     for path, value in changes.items():
         if path.startswith("traits."):
             traits |= _traits({path.partition(".")[2]: value}, None)
@@ -214,8 +275,8 @@ def _decode(layers: list[Layer], changes: Mapping[str, object]) -> Topology:
         if path not in valid:
             where = f"family {shown(family)} of {file} has no {path!r}"
             raise ConfigError(f"{where}; {nearest(path, [*valid, *(f'traits.{name}' for name in TRAIT_VALUES)])}")
-        values[path] = _value(value, keys[path], path, None, sources)
-        sources[f"$.{path}"] = "argument"
+        values[path] = facts.value(value, path, None, sources)
+        sources[path] = "argument"
     if "nic.bandwidth" in changes and "pcie.bandwidth" in own and "pcie.bandwidth" not in values:
         values |= _slot(values["nic.bandwidth"], traits, sources)
     arguments = {own[path].parameter: value for path, value in values.items() if path in own}
@@ -233,7 +294,7 @@ def _decode(layers: list[Layer], changes: Mapping[str, object]) -> Topology:
         topology,
         efficiency={**topology.efficiency, **shares},
         traits={**topology.traits, **traits},
-        sources={**topology.sources, **sources},
+        sources={**topology.sources, **{f"$.{place}": source for place, source in sources.items()}},
         description=str(values.get("description", topology.description)),
     )
 
@@ -243,7 +304,7 @@ def _slot(nic: str | int, traits: Mapping[str, str], sources: dict[str, str]) ->
     slot = SLOTS.get(traits.get("generation", ""))
     if slot is None or parse_capacity(nic, "nic.bandwidth") <= parse_capacity(slot, "pcie.bandwidth"):
         return {}
-    sources["$.pcie.bandwidth"] = f"16 lanes of the PCIe of {traits['generation']}"
+    sources["pcie.bandwidth"] = f"16 lanes of the PCIe of {traits['generation']}"
     return {"pcie.bandwidth": slot}
 
 
@@ -252,29 +313,29 @@ def _built(family: str, first: Layer, title: str, arguments: dict[str, Any]) -> 
     if first.dump is None:
         return _FAMILIES[family](name=title, **arguments)
     if family == _MATRIX:
-        from simcoll.topology.smi_matrix import parse_smi_matrix
+        from simcoll.topology.readers.smi_matrix import parse_smi_matrix
 
         return replace(parse_smi_matrix(first.dump, file=first.file, **arguments), name=title)
     if family == _FABRIC:
-        from simcoll.topology.ib_fabric import parse_ib_fabric
+        from simcoll.topology.readers.ib_fabric import parse_ib_fabric
 
         return replace(parse_ib_fabric(first.dump, file=first.file, **arguments), name=title)
     if family == _ASTRA:
-        from simcoll.topology.astra_network import parse_astra_network
+        from simcoll.topology.readers.astra_network import parse_astra_network
 
         return replace(parse_astra_network(first.dump, first.file), name=title)
     if family == _GRAPH:
-        from simcoll.topology.graph_files import parse_graphml, parse_simgrid
+        from simcoll.topology.readers.graph_files import parse_graphml, parse_simgrid
 
         read = parse_graphml if b"<graphml" in first.dump[:4096] else parse_simgrid
         return replace(read(first.dump, first.file), name=title)
-    from simcoll.topology.nccl_xml import parse_nccl_xml
+    from simcoll.topology.readers.nccl_xml import parse_nccl_xml
 
     return replace(parse_nccl_xml(first.dump, file=first.file, **arguments), name=title)
 
 
 def _merged(
-    layers: list[Layer], keys: Mapping[str, str], family: str
+    layers: list[Layer], facts: FactSchema, family: str
 ) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
     """Values, sources and traits of all files."""
     values: dict[str, Any] = {}
@@ -284,111 +345,12 @@ def _merged(
         if layer.document.get("family", family) != family:
             wrong = f"{shown(layer.document['family'])} is not the family of {layers[0].file}; expected {shown(family)}, or no family here"
             raise ConfigError(wrong, file=layer.file, path="$.family")
-        new_sources: dict[str, str] = {}
-        new = _walk(layer.document, keys, new_sources, layer.file)
-        kept = {place: text for place, text in sources.items() if place[2:].partition("[")[0] not in new}
-        sources = kept | new_sources
+        new, new_sources = facts.read(layer.document, layer.file)
+        older = {place: source for place, source in sources.items() if place.partition("[")[0] not in new}
+        sources = older | new_sources
         values = {path: value for path, value in values.items() if path not in _OWN} | new
         traits |= _traits(layer.document.get("traits", {}), layer.file)
     return values, sources, traits
-
-
-def _walk(document: Mapping[str, Any], keys: Mapping[str, str], sources: dict[str, str], file: str) -> dict[str, Any]:
-    """All values of a document by path, checked against the valid keys."""
-    values: dict[str, Any] = {}
-    tables = {path.partition(".")[0] for path in keys if "." in path} | {"traits"}
-    for key, entry in document.items():
-        if key == "traits":
-            continue
-        if key in tables:
-            if not isinstance(entry, dict):
-                raise ConfigError(f"expected a table [{key}], got {shown(entry)}", file=file, path=f"$.{key}")
-            inner = {path.partition(".")[2]: path for path in keys if path.startswith(f"{key}.")}
-            for name, value in entry.items():
-                if name not in inner:
-                    raise ConfigError(f"unknown key; {nearest(name, inner)}", file=file, path=f"$.{key}.{name}")
-                values[inner[name]] = _value(value, keys[inner[name]], inner[name], file, sources)
-        elif key in keys:
-            values[key] = _value(entry, keys[key], key, file, sources)
-        else:
-            valid = {path for path in keys if "." not in path} | tables | {"extends"}
-            raise ConfigError(f"unknown key; {nearest(key, valid)}", file=file, path=f"$.{key}")
-    return values
-
-
-def _value(entry: object, kind: str, path: str, file: str | None, sources: dict[str, str]) -> Any:
-    """One value, bare or as ``{ value = ..., source = "..." }``."""
-    where = f"$.{path}"
-    value = entry
-    if isinstance(entry, dict) and kind != "tiers":
-        extra = [key for key in entry if key not in {"value", "source"}]
-        if extra or "value" not in entry:
-            given = extra[0] if extra else "no value"
-            raise ConfigError(f"expected {{ value = ..., source = '...' }}, got {shown(given)}", file=file, path=where)
-        value, source = entry["value"], entry.get("source")
-        if source is not None:
-            if not isinstance(source, str) or not source.strip():
-                raise ConfigError(f"source: expected text, got {shown(source)}", file=file, path=where)
-            sources[where] = source
-    try:
-        return _typed(value, kind, path, file, sources)
-    except ConfigError as error:
-        if error.path is not None:
-            raise
-        raise ConfigError(error.message, file=file, path=where) from None
-
-
-def _typed(value: Any, kind: str, path: str, file: str | None, sources: dict[str, str]) -> Any:
-    what = path.rpartition(".")[2]
-    if kind == "count":
-        return count(value, what, least=0 if path in {"nic.count", "nvlink.count"} else 1)
-    if kind == "seed":
-        return check_seed(value)
-    if kind == "numbers":
-        return [count(item, what, least=0) for item in _expect(value, list, what, "a list of GPU numbers")]
-    if kind == "rate":
-        return parse_capacity(_expect(value, str, what, "text with a unit such as '50 GB/s'"), what)
-    if kind == "time":
-        return 0 if value == 0 else duration_fs(_expect(value, str, what, "text with a unit such as '1.5 us'"), what)
-    if kind in {"ratio", "share"}:
-        ratio = factor(value, what)
-        if kind == "share" and ratio > 1:
-            raise ConfigError(f"{what}: expected at most 1, got {shown(value)}")
-        return ratio
-    if kind == "flags":
-        flags = value if isinstance(value, list) else [value]
-        if not flags or not all(isinstance(flag, bool) for flag in flags):
-            raise ConfigError(f"{what}: expected true or false, got {shown(value)}")
-        return value
-    if kind == "counts":
-        return [count(item, what) for item in _expect(value, list, what, "a list of whole numbers such as [4, 4]")]
-    if kind == "links":
-        rows = _expect(value, list, what, "a list such as [[0, 1, 2]]: GPU, GPU, number of parallel links")
-        for row in rows:
-            if not isinstance(row, list) or [type(item) for item in row] != [int, int, int]:
-                raise ConfigError(f"{what}: expected [GPU, GPU, number of parallel links], got {shown(row)}")
-        return [tuple(row) for row in rows]
-    if kind == "tiers":
-        rows = _expect(value, list, what, "tables [[network.tiers]]")
-        return [_tier(row, f"{path}[{i}]", file, sources) for i, row in enumerate(rows)]
-    return _expect(value, str, what, "text")
-
-
-def _tier(row: object, path: str, file: str | None, sources: dict[str, str]) -> Tier:
-    if not isinstance(row, dict):
-        raise ConfigError(f"expected a table, got {shown(row)}", file=file, path=f"$.{path}")
-    for key in row:
-        if key not in _TIER_KEYS:
-            raise ConfigError(f"unknown key; {nearest(key, _TIER_KEYS)}", file=file, path=f"$.{path}.{key}")
-    if "name" not in row:
-        raise ConfigError("missing; a tier needs a name", file=file, path=f"$.{path}.name")
-    return Tier(**{key: _value(value, _TIER_KEYS[key], f"{path}.{key}", file, sources) for key, value in row.items()})
-
-
-def _expect(value: Any, kind: type, what: str, expected: str) -> Any:
-    if not isinstance(value, kind):
-        raise ConfigError(f"{what}: expected {expected}, got {shown(value)}")
-    return value
 
 
 def _traits(table: object, file: str | None) -> dict[str, str]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from simcoll.arrays import Ints, Shorts
+from simcoll.core.memory_limits import check_room
 from simcoll.errors import ConfigError, nearest
-from simcoll.limits.memory import check_room
 from simcoll.topology.graph import LINK_KINDS, Topology
 from simcoll.topology.routing import Router
 from simcoll.topology.values import Quantity, checked_capacity, duration_fs, halves_fs, parse_capacity

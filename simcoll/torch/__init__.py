@@ -16,7 +16,7 @@ except ImportError as _error:
 from simcoll.distributed.start.spawning import RunResult
 from simcoll.torch.process_group import Options
 from simcoll.torch.process_group import create as _create
-from simcoll.torch.spawning import compute, emulated_time, spawn
+from simcoll.torch.torch_spawning import compute, emulated_time, spawn
 
 __all__ = ["Options", "RunResult", "compute", "emulated_time", "spawn"]
 

@@ -22,8 +22,8 @@ from simcoll.distributed.runtime.tasks import wait_until
 from simcoll.errors import ConfigError
 from simcoll.torch.rank_threads import current_thread, current_thread_or_none
 from simcoll.torch.replacing import in_ranks
+from simcoll.training.gpu import load_gpu
 from simcoll.units import format_size
-from simcoll.workload.gpu import load_gpu
 
 __all__ = ["accelerator_replacements", "current_device", "device_number"]
 

@@ -23,10 +23,10 @@ from torch.utils._pytree import tree_leaves
 from simcoll.distributed.runtime.device import Device, DeviceStream
 from simcoll.distributed.runtime.tasks import wait_until
 from simcoll.distributed.start.spawning import compute
-from simcoll.torch.memory import TensorMemory, resizing
 from simcoll.torch.module_time import ModuleTimes
 from simcoll.torch.rank_threads import current_thread_or_none
 from simcoll.torch.roofline import Costs, operator_name
+from simcoll.torch.tensor_memory import TensorMemory, resizing
 
 __all__ = ["Watched", "compute_replacements", "modules_watched", "watched_program"]
 

@@ -21,7 +21,7 @@ import torch
 from torch._utils import _get_device_index
 
 from simcoll import cuda_comm
-from simcoll.cuda_comm.devices import BUFFER_BYTES, CPU, Tensor, device_number
+from simcoll.cuda_comm.emulated_devices import BUFFER_BYTES, CPU, Tensor, device_number
 from simcoll.torch.tensors import array_of, tensor_of
 
 __all__ = [

@@ -24,7 +24,7 @@ from torch.autograd.profiler_util import FunctionEvent, _filter_name, _rewrite_n
 
 from simcoll.distributed.runtime.records import KEPT, Entry
 from simcoll.distributed.runtime.world import current_rank
-from simcoll.formats.output import write_file
+from simcoll.files.output import write_file
 from simcoll.torch.rank_threads import RankThread
 from simcoll.torch.replacing import for_ranks
 

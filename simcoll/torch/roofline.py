@@ -13,11 +13,11 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
 
 from simcoll.errors import ConfigError, nearest
-from simcoll.formats.strict import read_file
-from simcoll.limits.text import parse_toml
+from simcoll.files.strict import read_file
+from simcoll.files.text import parse_toml
 from simcoll.torch.module_time import Times
+from simcoll.training.gpu import Gpu, load_gpu
 from simcoll.units import parse_time
-from simcoll.workload.gpu import Gpu, load_gpu
 
 __all__ = ["Costs", "operator_name", "read_costs"]
 

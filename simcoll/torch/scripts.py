@@ -33,7 +33,7 @@ from simcoll.terminal import printable, printable_lines
 from simcoll.torch.own_modules import OwnModules
 from simcoll.torch.process_state import call_exit_functions
 from simcoll.torch.rank_threads import current_thread, current_thread_or_none
-from simcoll.torch.spawning import spawn
+from simcoll.torch.torch_spawning import spawn
 from simcoll.units import counted, format_time
 
 __all__ = ["Script", "run_script"]

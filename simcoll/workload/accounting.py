@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias, TypedDict
 
 import msgspec
 import numpy as np
 
-from simcoll.workload.result import AxisTime
-from simcoll.workload.timeline import operation_fs
+from simcoll.workload.class_clock import operation_fs
 from simcoll.workload.traffic import Traffic
 from simcoll.workload.workload import Compute, Operation, Send, Workload
 
@@ -17,10 +17,74 @@ if TYPE_CHECKING:
     from simcoll.workload.lower import Plans
     from simcoll.workload.timing import WorkloadTimes
 
-__all__ = ["Counted", "axes_of", "axis_time", "busiest_links", "computed_fs", "without_axes"]
+__all__ = ["AxisTime", "Breakdown", "Counted", "axes_of", "breakdown", "without_axes"]
 
 Counted: TypeAlias = "tuple[tuple[Operation, int], ...]"
 """Operations with equal costs, and their counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class AxisTime:
+    """Communication of one axis, in femtoseconds.
+
+    Attributes
+    ----------
+    total_fs
+        Time of its operations on the busiest class, each played alone with all groups of the axis.
+    exposed_fs
+        By how much the step would be shorter without the traffic of this axis, found by playing again.
+    bytes
+        Bytes that a rank of the busiest class contributes to its operations.
+    """
+
+    total_fs: int
+    exposed_fs: int
+    bytes: int
+
+
+class Breakdown(TypedDict):
+    """The parts of a time: computation, communication by axis, what bounds it, and the use of links."""
+
+    compute_fs: int
+    axes: Mapping[str, AxisTime]
+    bound_fs: int
+    limit: str
+    link_use: tuple[tuple[str, float], ...]
+
+
+def breakdown(
+    counted: Counted,
+    times: WorkloadTimes,
+    *,
+    exposed_fs: Mapping[str, int],
+    free_fs: int,
+    time_fs: int | None,
+    order: str,
+) -> Breakdown:
+    """Break a time down.
+
+    Parameters
+    ----------
+    exposed_fs
+        By how much it would be shorter without the traffic of each axis.
+    free_fs
+        The time when no axis moves bytes.
+    time_fs
+        The time itself, which tells how busy links are; None: links are not looked at.
+    order
+        What takes the time when communication is free, in words.
+    """
+    ground = times.workload
+    use, (carried_fs, link) = (
+        ((), (0, "")) if time_fs is None else _busiest_links(counted, ground, times.alone.plans, time_fs)
+    )
+    return {
+        "compute_fs": _computed_fs(counted, ground),
+        "axes": {axis: _axis_time(axis, counted, times, exposed) for axis, exposed in exposed_fs.items()},
+        "bound_fs": max(free_fs, carried_fs),
+        "limit": f"computation and the order of {order}" if free_fs >= carried_fs else f"link {link}",
+        "link_use": use,
+    }
 
 
 def axes_of(counted: Counted) -> tuple[str, ...]:
@@ -46,12 +110,12 @@ def without_axes(operation: Operation, axes: Collection[str]) -> Operation:
     return msgspec.structs.replace(operation, size_bytes=0, sizes=())
 
 
-def computed_fs(counted: Counted, ground: Workload) -> int:
+def _computed_fs(counted: Counted, ground: Workload) -> int:
     """Computation of the busiest class."""
     return _busiest([(each, _work_fs(each) * count) for each, count in counted], ground)
 
 
-def axis_time(axis: str, counted: Counted, times: WorkloadTimes, exposed_fs: int) -> AxisTime:
+def _axis_time(axis: str, counted: Counted, times: WorkloadTimes, exposed_fs: int) -> AxisTime:
     """Communication of an axis on the busiest class."""
     took, sizes = [], []
     for operation, count in counted:
@@ -69,7 +133,7 @@ def axis_time(axis: str, counted: Counted, times: WorkloadTimes, exposed_fs: int
     return AxisTime(_busiest(took, ground), exposed_fs, _busiest(sizes, ground, given=True))
 
 
-def busiest_links(
+def _busiest_links(
     counted: Counted, ground: Workload, plans: Plans, time_fs: int
 ) -> tuple[tuple[tuple[str, float], ...], tuple[int, str]]:
     """The busiest link of each kind, and the time that the overall busiest needs for its bytes."""

@@ -25,7 +25,7 @@ from simcoll.libraries.plans import library_plan, library_play
 from simcoll.topology import Topology
 from simcoll.topology.graph import LINK_KINDS
 from simcoll.tuning import schedule_on
-from simcoll.workload.timeline import waited_fs
+from simcoll.workload.class_clock import waited_fs
 from simcoll.workload.workload import Call, Compute, Inside, Operation, Rules, Send, Workload, call_inside
 
 __all__ = ["NOTHING", "Plans", "lower"]

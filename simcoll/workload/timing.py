@@ -90,7 +90,7 @@ class Alone:
 
 @dataclass(frozen=True, eq=False)
 class WorkloadTimes:
-    """The times of a workload's operations, implementing :class:`~simcoll.workload.timeline.Times`."""
+    """The times of a workload's operations, implementing :class:`~simcoll.workload.class_clock.Times`."""
 
     workload: Workload
     alone: Alone

@@ -20,6 +20,9 @@ from simcoll.core.reduction import parse_dtype
 from simcoll.errors import ConfigError, blamed_on, nearest
 from simcoll.formats.strict import decode_json
 from simcoll.limits.given import Content, content_of
+from simcoll.errors import ConfigError, nearest
+from simcoll.files.reader_arguments import Content, content_of
+from simcoll.files.strict import decode_json
 
 __all__ = [
     "Call", "Compute", "Inside", "Operation", "Rules", "Send", "Workload", "call_inside", "read_workload", "write_workload",

@@ -20,10 +20,10 @@ from pathlib import Path
 
 import pytest
 
-from simcoll.planning.report import sweep_hash
-from simcoll.planning.running import Table, runs
-from simcoll.planning.scenario import load_scenario, scenario_topology, sweep_of
-from simcoll.planning.sweep import best_rows, bound_rows, prepare
+from simcoll.planning.sweeps.running import Table, runs
+from simcoll.planning.sweeps.scenario import load_scenario, scenario_topology, sweep_of
+from simcoll.planning.sweeps.sweep import best_rows, bound_rows, prepare
+from simcoll.planning.sweeps.sweep_report import sweep_hash
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden"

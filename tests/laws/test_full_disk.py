@@ -1,6 +1,6 @@
 """A disk that is really full: a tmpfs of 64 KiB, where one can be mounted; every writer leaves what was there, and says so in one line.
 
-Where none can be mounted these are skipped, and ``tests/unit/formats/test_output.py`` has the limit of a file's size in its place.
+Where none can be mounted these are skipped, and ``tests/unit/files/test_output.py`` has the limit of a file's size in its place.
 """
 
 import subprocess
@@ -14,8 +14,8 @@ import simcoll.distributed as dist
 from simcoll.cli import main
 from simcoll.emulator import Trace, emulate
 from simcoll.errors import ConfigError
-from simcoll.formats.output import write_file
-from simcoll.formats.schedule_json import dump_schedule
+from simcoll.files.output import write_file
+from simcoll.formats.schedules.schedule_json import dump_schedule
 from simcoll.libraries import prediction_cache
 from simcoll.topology import crossbar
 

@@ -14,7 +14,7 @@ from simcoll.core.collective import Collective
 from simcoll.core.protocol import Protocol
 from simcoll.core.schedule import Layout, Repeat, Schedule, Step, transfers
 from simcoll.errors import ConfigError, ScheduleError
-from simcoll.formats.schedule_json import dump_schedule, parse_schedule
+from simcoll.formats.schedules.schedule_json import dump_schedule, parse_schedule
 from simcoll.testing.examples import needed_params
 from simcoll.topology import crossbar
 

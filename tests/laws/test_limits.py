@@ -13,18 +13,19 @@ import pytest
 import realcoll
 import simcoll
 import simcoll.distributed as dist
+from simcoll.core import memory_limits as memory
 from simcoll.core.protocol import Protocol
 from simcoll.errors import MOST_LETTERS, ConfigError, ScheduleError
-from simcoll.formats.msccl_xml import parse_msccl_xml
-from simcoll.formats.schedule_json import dump_schedule, parse_schedule
-from simcoll.limits import memory
-from simcoll.limits.text import MOST_PARTS, parse_toml, refuse_repeated_keys
-from simcoll.limits.xml import MAX_TOKEN_BYTES, PIECE_BYTES, XmlLimits, parse_xml
-from simcoll.planning.scenario import load_scenario, sweep_of
-from simcoll.topology import boxes, crossbar, fat_tree, load_topology, nccl_xml, torus
-from simcoll.topology.direct import hyperx
+from simcoll.files.text import MOST_PARTS, parse_toml, refuse_repeated_keys
+from simcoll.files.xml import MAX_TOKEN_BYTES, PIECE_BYTES, XmlLimits, parse_xml
+from simcoll.formats.schedules.msccl_xml import parse_msccl_xml
+from simcoll.formats.schedules.schedule_json import dump_schedule, parse_schedule
+from simcoll.planning.sweeps.scenario import load_scenario, sweep_of
+from simcoll.topology import boxes, crossbar, fat_tree, load_topology, torus
+from simcoll.topology.direct_networks import hyperx
 from simcoll.topology.ecmp import clos
-from simcoll.topology.nccl_xml import parse_nccl_xml
+from simcoll.topology.readers import nccl_xml
+from simcoll.topology.readers.nccl_xml import parse_nccl_xml
 from simcoll.topology.values import factor
 from simcoll.units import parse_rate, parse_size, parse_time
 
@@ -376,4 +377,4 @@ def test_readers_of_toml_and_xml_are_the_limited_ones():
             re.MULTILINE,
         )
     }
-    assert using == {"limits/text.py", "limits/xml.py"}
+    assert using == {"files/text.py", "files/xml.py"}

@@ -13,7 +13,7 @@ import pytest
 
 import simcoll
 import simcoll.distributed as dist
-from simcoll.distributed.linked.links import ControlMessages
+from simcoll.distributed.linked.process_links import ControlMessages
 from simcoll.emulator import emulate
 from simcoll.topology import boxes
 from tests.laws.memory_flat import MOST_KIB, grown

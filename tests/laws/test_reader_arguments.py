@@ -10,7 +10,7 @@ import pytest
 
 from simcoll.errors import ConfigError, ScheduleError
 from simcoll.formats import dump_msccl_xml, load_algorithm, load_msccl_xml, parse_algorithm, parse_msccl_xml
-from simcoll.formats.schedule_json import dump_schedule, load_schedule, parse_schedule
+from simcoll.formats.schedules.schedule_json import dump_schedule, load_schedule, parse_schedule
 from simcoll.tuning import schedule
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,7 +8,7 @@ from simcoll.core.protocol import Protocol
 from simcoll.core.reference import exact_inputs
 from simcoll.emulator.model import jitter_fs
 from simcoll.errors import ConfigError
-from simcoll.planning.disturbance import disturbance
+from simcoll.planning.sweeps.disturbance import disturbance
 from simcoll.topology import clos, crossbar, place
 from simcoll.topology.ecmp import rehashed
 

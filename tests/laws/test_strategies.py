@@ -11,7 +11,8 @@ import simcoll
 from simcoll.algorithms import ALGORITHMS
 from simcoll.core.schedule import Repeat, Step
 from simcoll.errors import ConfigError, ScheduleError
-from simcoll.proving import alike, data, parts, symmetry, verify
+from simcoll.proving import alike_pieces as alike
+from simcoll.proving import data, parts, symmetry, verify
 from simcoll.testing.examples import needed_params
 
 ROUTES = ("symmetry", "pieces", "parts")

@@ -11,10 +11,10 @@ import simcoll
 from simcoll.cli import main
 from simcoll.emulator import Trace
 from simcoll.emulator.programs import Call, Program
-from simcoll.formats.goal_writer import goal_of
-from simcoll.formats.schedule_files import FORMATS
+from simcoll.formats.goal.goal_writer import goal_of
+from simcoll.formats.schedules.schedule_files import FORMATS
 from simcoll.topology import crossbar
-from simcoll.workload.chakra_writer import dump_chakra, traces_of_program
+from simcoll.traces.chakra_writer import dump_chakra, traces_of_program
 
 MACHINE = crossbar(4, "1 GB/s")
 GOAL = "num_ranks 2\nrank 0 {\nl1: send 8b to 1 tag 0\n}\nrank 1 {\nl1: recv 8b from 0 tag 0\n}\n"

@@ -12,9 +12,9 @@ from simcoll.core.collective import Collective
 from simcoll.core.protocol import Protocol
 from simcoll.core.schedule import MULTICAST, REDUCE, SWITCH_REDUCE, Layout, Repeat, Schedule, transfers
 from simcoll.emulator import emulate
-from simcoll.emulator.fast.turns import summary
-from simcoll.emulator.paths import play_fast
-from simcoll.emulator.quotient import no_quotient
+from simcoll.emulator.engine_choice import play_fast
+from simcoll.emulator.folding.quotient import no_quotient
+from simcoll.emulator.steps.step_columns import summary
 from simcoll.errors import ConfigError
 from simcoll.testing.examples import needed_params
 from simcoll.topology import LINK_KINDS, Topology, boxes, crossbar, fat_tree, torus

@@ -22,7 +22,7 @@ from simcoll.core.reference import exact_inputs, expected_outputs
 from simcoll.core.wiring import wire
 from simcoll.emulator import emulate
 from simcoll.proving import check_lowering
-from simcoll.proving.program import check_ordered
+from simcoll.proving.program_proof import check_ordered
 from simcoll.testing.examples import needed_params
 from simcoll.topology import crossbar
 from tests.support.turns_read_back import program_of

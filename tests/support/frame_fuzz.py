@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from realcoll.meeting.messages import Bye, Fail, Join, Meet
+from realcoll.meeting.meeting_messages import Bye, Fail, Join, Meet
 from realcoll.start.pmi import Board
 from simcoll.distributed.server.frames import Hello, encode
 from simcoll.distributed.stores.wire import Request, Verb

@@ -20,46 +20,52 @@ from pathlib import Path
 import simcoll
 from simcoll.distributed.runtime.objects import ObjectDecodingError, decode, encode
 from simcoll.errors import MOST_LETTERS, ConfigError, ScheduleError
-from simcoll.formats.flight_record import FlightEntry, FlightRecord, dump_flight_record, findings, parse_flight_record
-from simcoll.formats.goal import parse_goal
-from simcoll.formats.goal_bytes import parse_goal_binary
-from simcoll.formats.goal_writer import dump_goal, dump_goal_binary
-from simcoll.formats.msccl_xml import parse_msccl_xml
-from simcoll.formats.mscclpp_plan import parse_mscclpp_plan
-from simcoll.formats.mscclpp_writer import dump_mscclpp_plan
-from simcoll.formats.nccl_graph import parse_nccl_graphs
-from simcoll.formats.nccl_inspector import inspector_findings, parse_inspector
-from simcoll.formats.nccl_log import load_nccl_log
-from simcoll.formats.nccl_ras import parse_ras, ras_findings
-from simcoll.formats.nccl_tests import load_log
+from simcoll.formats.goal.binary import parse_goal_binary
+from simcoll.formats.goal.goal_writer import dump_goal, dump_goal_binary
+from simcoll.formats.goal.language import parse_goal
+from simcoll.formats.logs.nccl_graph import parse_nccl_graphs
+from simcoll.formats.logs.nccl_log import load_nccl_log
+from simcoll.formats.logs.nccl_tests import load_log
+from simcoll.formats.mscclpp.plan_writer import dump_mscclpp_plan
+from simcoll.formats.mscclpp.reader import parse_mscclpp_plan
 from simcoll.formats.recognise import recognise
-from simcoll.formats.schedule_files import parse_algorithm
-from simcoll.formats.schedule_json import dump_schedule, parse_schedule
-from simcoll.formats.tuner_files import TUNER_FORMATS
-from simcoll.formats.tuner_rules import Rule
+from simcoll.formats.reports.flight_record import (
+    FlightEntry,
+    FlightRecord,
+    dump_flight_record,
+    findings,
+    parse_flight_record,
+)
+from simcoll.formats.reports.nccl_inspector import inspector_findings, parse_inspector
+from simcoll.formats.reports.nccl_ras import parse_ras, ras_findings
+from simcoll.formats.schedules.msccl_xml import parse_msccl_xml
+from simcoll.formats.schedules.schedule_files import parse_algorithm
+from simcoll.formats.schedules.schedule_json import dump_schedule, parse_schedule
+from simcoll.formats.tuners.tuner_files import TUNER_FORMATS
+from simcoll.formats.tuners.tuner_rules import Rule
 from simcoll.libraries.calibration import Calibration, calibration_toml, parse_calibration
 from simcoll.libraries.environment import parse_environment
 from simcoll.libraries.library import parse_library
-from simcoll.planning.nccl_graphs import channels_of_log, channels_schedule, connection_lines, fit_lines
-from simcoll.planning.scenario import load_scenario, scenario_topology, sweep_of
-from simcoll.planning.sweep_grid import load_sweep, sweep_grid
+from simcoll.planning.sweeps.scenario import load_scenario, scenario_topology, sweep_of
+from simcoll.planning.sweeps.sweep_grid import load_sweep, sweep_grid
+from simcoll.planning.tuners.nccl_graphs import channels_of_log, channels_schedule, connection_lines, fit_lines
 from simcoll.proving import verify_device_program
 from simcoll.topology import load_topology
-from simcoll.topology.astra_network import parse_astra_network
-from simcoll.topology.graph_files import graphml_text, parse_graphml, parse_simgrid, simgrid_text
-from simcoll.topology.ib_fabric import parse_ib_fabric
-from simcoll.topology.nccl_xml import parse_nccl_xml
-from simcoll.topology.smi_matrix import parse_smi_matrix
-from simcoll.workload.astra_system import parse_astra_system
-from simcoll.workload.chakra import parse_chakra
-from simcoll.workload.chakra_writer import dump_chakra
-from simcoll.workload.design import load_design
-from simcoll.workload.gathering import gathered
-from simcoll.workload.gpu import parse_gpu
-from simcoll.workload.hugging_face import model_from_hf
-from simcoll.workload.measured import parse_measured
-from simcoll.workload.operation_list import load_operations
-from simcoll.workload.traces import Step, Together
+from simcoll.topology.readers.astra_network import parse_astra_network
+from simcoll.topology.readers.graph_files import graphml_text, parse_graphml, parse_simgrid, simgrid_text
+from simcoll.topology.readers.ib_fabric import parse_ib_fabric
+from simcoll.topology.readers.nccl_xml import parse_nccl_xml
+from simcoll.topology.readers.smi_matrix import parse_smi_matrix
+from simcoll.traces.astra_system import parse_astra_system
+from simcoll.traces.chakra import parse_chakra
+from simcoll.traces.chakra_writer import dump_chakra
+from simcoll.traces.gathering import gathered
+from simcoll.traces.rank_traces import Step, Together
+from simcoll.training.design import load_design
+from simcoll.training.gpu import parse_gpu
+from simcoll.training.hugging_face import model_from_hf
+from simcoll.training.measured_kernels import parse_measured
+from simcoll.training.operation_list import load_operations
 from simcoll.workload.workload import Rules, read_workload, write_workload
 from tests.support import fabrics, nccl_logs, nccl_reports
 from tests.support.damage import WAYS

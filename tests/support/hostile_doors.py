@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from realcoll.meeting.control import join
 from realcoll.meeting.host import Host
-from realcoll.meeting.messages import LIMITS, SERVICE, TOLD, Join, Meet, Met
+from realcoll.meeting.meeting_messages import LIMITS, SERVICE, TOLD, Join, Meet, Met
 from simcoll.distributed.server.frames import Channel, decode, encode, introduce
 from simcoll.distributed.stores import Limits, TCPStore, wire
 from simcoll.distributed.stores.wire import Verb

@@ -8,7 +8,7 @@ import heapq
 from collections import defaultdict
 from itertools import count
 
-from simcoll.formats.goal import CALC, SEND
+from simcoll.formats.goal.language import CALC, SEND
 
 
 def last_end(goal, *, L, o, g, G):

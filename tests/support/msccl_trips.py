@@ -12,7 +12,7 @@ from simcoll.core.collective import Collective
 from simcoll.emulator import emulate
 from simcoll.errors import ConfigError
 from simcoll.formats import parse_msccl_xml
-from simcoll.formats.msccl_writer import dump_msccl_xml
+from simcoll.formats.schedules.msccl_writer import dump_msccl_xml
 from simcoll.proving import program_schedule, verify_program
 from simcoll.testing.examples import needed_params
 from simcoll.topology import crossbar

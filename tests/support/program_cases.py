@@ -10,10 +10,10 @@ from simcoll.binding import bind
 from simcoll.core.protocol import IDEAL, nccl
 from simcoll.emulator import emulate
 from simcoll.emulator.programs import Call, Compute, Program, Send
-from simcoll.emulator.programs.lowering import lower
-from simcoll.emulator.programs.playing import play_all
+from simcoll.emulator.programs.compiled_programs import play_all
 from simcoll.emulator.programs.run import _calls
-from simcoll.emulator.pruning import without_links
+from simcoll.emulator.programs.step_lowering import lower
+from simcoll.emulator.steps.pruning import without_links
 from simcoll.errors import ConfigError
 from simcoll.topology import boxes, from_networkx, place
 from tests.support.agreement_cases import _by_hand, random_protocol, table_topology

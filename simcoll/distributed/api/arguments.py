@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from simcoll.arrays import Array
-from simcoll.core.memory import array_on
+from simcoll.core.array_views import array_on
 from simcoll.core.reduction import Reduction
 from simcoll.distributed.api.groups import ProcessGroup, rank_in_group
 from simcoll.distributed.runtime.calls import Call

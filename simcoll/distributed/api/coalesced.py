@@ -13,7 +13,7 @@ from simcoll.distributed.api.arguments import contiguous
 from simcoll.distributed.api.groups import default_group
 from simcoll.distributed.api.reductions import ReduceOp, check_op
 from simcoll.distributed.runtime.calls import Call
-from simcoll.distributed.runtime.operations import play
+from simcoll.distributed.runtime.collective_calls import play
 from simcoll.distributed.runtime.work import Work
 from simcoll.distributed.runtime.world import ProcessGroup, current_rank
 

@@ -33,7 +33,7 @@ from simcoll.distributed.api.arguments import (
 from simcoll.distributed.api.groups import member_of
 from simcoll.distributed.api.reductions import ReduceOp, check_op
 from simcoll.distributed.runtime.calls import Call
-from simcoll.distributed.runtime.operations import play
+from simcoll.distributed.runtime.collective_calls import play
 from simcoll.distributed.runtime.work import Work
 from simcoll.libraries.choices import Choice
 

@@ -9,8 +9,8 @@ from simcoll.arrays import MaybeNone
 from simcoll.distributed.api.arguments import as_array, contiguous, root_of
 from simcoll.distributed.api.groups import ProcessGroup, get_rank, member_of
 from simcoll.distributed.runtime.calls import End
+from simcoll.distributed.runtime.collective_calls import begin
 from simcoll.distributed.runtime.fake import is_fake
-from simcoll.distributed.runtime.operations import begin
 from simcoll.distributed.runtime.work import Work
 from simcoll.distributed.runtime.world import current_rank
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from simcoll.distributed.runtime.run_timeline import Span
 from simcoll.distributed.runtime.tasks import Waitable
-from simcoll.distributed.runtime.timeline import Span
 from simcoll.distributed.runtime.world import Rank
 
 __all__ = ["Device", "DeviceStream", "after", "start_of_calls"]

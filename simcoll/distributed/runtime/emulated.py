@@ -14,24 +14,24 @@ import numpy as np
 import simpy
 from simpy.events import EventPriority
 
-from simcoll.distributed.runtime.alike import Alike
 from simcoll.distributed.runtime.calls import Call
-from simcoll.distributed.runtime.faults import Faults
+from simcoll.distributed.runtime.collective_calls import execute
 from simcoll.distributed.runtime.history import History
 from simcoll.distributed.runtime.mailbox import EmulatedMailbox
-from simcoll.distributed.runtime.operations import execute
-from simcoll.distributed.runtime.playing import Emulator
+from simcoll.distributed.runtime.plans_in_flight import Emulator
+from simcoll.distributed.runtime.rank_classes import Alike
 from simcoll.distributed.runtime.recording import Recording
+from simcoll.distributed.runtime.run_events import Faults
+from simcoll.distributed.runtime.run_timeline import Span
 from simcoll.distributed.runtime.streams import Streams
 from simcoll.distributed.runtime.tasks import Arrival, Meeting, Task, Tasks, Waitable, current_task, wait_until
-from simcoll.distributed.runtime.timeline import Span
 from simcoll.distributed.runtime.work import Work
 from simcoll.distributed.runtime.world import Buffers, Communicator, OwnStore, ProcessGroup, Rank
 from simcoll.distributed.stores import HashStore, Store
 from simcoll.distributed.stores.rendezvous import rendezvous
 from simcoll.emulator.events import Timeline as EventTimeline
-from simcoll.emulator.fabric import Calendar, Fabric, OverdueError
 from simcoll.emulator.model import effective_capacities
+from simcoll.emulator.reference.fabric import Calendar, Fabric, OverdueError
 from simcoll.libraries.choices import Plans
 from simcoll.tuning import costs
 from simcoll.units import MAX_TIME_FS, format_time

@@ -8,8 +8,8 @@ from functools import partial
 
 from simcoll.arrays import Array
 from simcoll.core.plan import Plan
-from simcoll.distributed.runtime.alike import Alike
-from simcoll.distributed.runtime.playing import Emulator, Playing
+from simcoll.distributed.runtime.plans_in_flight import Emulator, Playing
+from simcoll.distributed.runtime.rank_classes import Alike
 
 __all__ = ["Followers"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from simcoll.core.plan import Plan
 from simcoll.distributed.runtime.recording import Recording
-from simcoll.distributed.runtime.timeline import Timeline
+from simcoll.distributed.runtime.run_timeline import Timeline
 from simcoll.emulator.digest import MovedHash
 from simcoll.units import format_size
 

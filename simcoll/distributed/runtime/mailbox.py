@@ -11,7 +11,7 @@ from simcoll.core.plan import Plan
 from simcoll.core.reduction import parse_dtype
 from simcoll.distributed.runtime.calls import End
 from simcoll.distributed.runtime.followers import Followers
-from simcoll.distributed.runtime.playing import Emulator, Playing
+from simcoll.distributed.runtime.plans_in_flight import Emulator, Playing
 from simcoll.distributed.runtime.world import Communicator
 from simcoll.libraries.choices import plan_for
 

@@ -16,14 +16,14 @@ from simcoll.algorithms import ALGORITHMS
 from simcoll.core.collective import Collective
 from simcoll.core.reduction import parse_dtype
 from simcoll.core.schedule import Schedule
-from simcoll.distributed.runtime.alike import Alike
 from simcoll.distributed.runtime.calls import Call, End, matrix
+from simcoll.distributed.runtime.rank_classes import Alike
 from simcoll.distributed.runtime.tasks import Arrival, Meeting, Task, Waitable, current_task
 from simcoll.distributed.runtime.work import Work
 from simcoll.errors import ConfigError
 from simcoll.libraries.choices import Choice, Plans
-from simcoll.workload.gathering import gathered
-from simcoll.workload.traces import Step, Together, Traces
+from simcoll.traces.gathering import gathered
+from simcoll.traces.rank_traces import Step, Together, Traces
 from simcoll.workload.workload import Rules, Workload
 
 __all__ = ["Recording"]

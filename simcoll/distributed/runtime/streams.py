@@ -16,9 +16,9 @@ from typing import Any
 from simcoll.arrays import Array
 from simcoll.core.plan import Plan
 from simcoll.distributed.runtime.calls import Call
+from simcoll.distributed.runtime.collective_calls import Operation, begin, deliver, plan_of
 from simcoll.distributed.runtime.followers import Followers
-from simcoll.distributed.runtime.operations import Operation, begin, deliver, plan_of
-from simcoll.distributed.runtime.playing import Emulator, Playing
+from simcoll.distributed.runtime.plans_in_flight import Emulator, Playing
 from simcoll.distributed.runtime.work import Work
 from simcoll.distributed.runtime.world import Buffers, Communicator, Rank
 

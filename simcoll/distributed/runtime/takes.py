@@ -14,7 +14,7 @@ import numpy as np
 
 from simcoll.core.plan import Plan
 from simcoll.emulator.digest import MovedHash
-from simcoll.emulator.ledger import Ledger
+from simcoll.emulator.reference.ledger import Ledger
 
 Event = tuple[int, int, bool]
 Log = tuple[Event, ...]

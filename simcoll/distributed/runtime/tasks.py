@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import greenlet  # type: ignore[import-untyped]
 
-from simcoll.distributed.runtime.memory import Memory
+from simcoll.distributed.runtime.rank_memory import Memory
 
 __all__ = ["Arrival", "Clock", "Meeting", "Owner", "Task", "Tasks", "Waitable", "current_task", "listed", "past_of", "wait_until",
 ]  # fmt: skip

@@ -1,7 +1,7 @@
 """A world: the ranks of a run, their groups, and the services that rank programs use.
 
 :class:`World` has two implementations: :class:`simcoll.distributed.runtime.emulated.EmulatedWorld`, where all ranks share this
-process and a simulated clock, and :class:`simcoll.distributed.linked.world.LinkedWorld`, where each rank is a separate process.
+process and a simulated clock, and :class:`simcoll.distributed.linked.linked_world.LinkedWorld`, where each rank is a separate process.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from greenlet import getcurrent  # type: ignore[import-untyped]
 
 from simcoll.arrays import Array
 from simcoll.core.plan import Plan
-from simcoll.distributed.runtime.alike import Alike
 from simcoll.distributed.runtime.calls import Call, End
 from simcoll.distributed.runtime.history import History
-from simcoll.distributed.runtime.memory import Memory
+from simcoll.distributed.runtime.rank_classes import Alike
+from simcoll.distributed.runtime.rank_memory import Memory
 from simcoll.distributed.runtime.records import Flight, new_flight
 from simcoll.distributed.runtime.tasks import Arrival, Clock, Meeting, Task, Waitable, current_task
 from simcoll.distributed.runtime.work import Work
 from simcoll.distributed.stores import Store
-from simcoll.distributed.stores.errors import DistBackendError
+from simcoll.distributed.stores.store_errors import DistBackendError
 from simcoll.libraries.choices import Choice, Plans
 
 __all__ = [

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from simcoll.distributed.start.results import RunResult
 from simcoll.errors import ConfigError
-from simcoll.formats.output import write_files
-from simcoll.workload.chakra_writer import dump_chakra, traces_of_workload
+from simcoll.files.output import write_files
+from simcoll.traces.chakra_writer import dump_chakra, traces_of_workload
 from simcoll.workload.workload import write_workload
 
 __all__ = ["write_recording"]

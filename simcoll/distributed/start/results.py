@@ -14,10 +14,10 @@ from typing import Any, NoReturn
 from simcoll.arrays import MaybeNone
 from simcoll.distributed.runtime.history import Record
 from simcoll.distributed.runtime.records import Flight, document
-from simcoll.distributed.runtime.timeline import Timeline
+from simcoll.distributed.runtime.run_timeline import Timeline
 from simcoll.distributed.runtime.world import Rank, World
 from simcoll.errors import ConfigError
-from simcoll.formats.output import write_file
+from simcoll.files.output import write_file
 from simcoll.units import format_memory
 from simcoll.workload.workload import Workload
 

@@ -16,17 +16,17 @@ import greenlet  # type: ignore[import-untyped]
 from simcoll.core.protocol import Protocol
 from simcoll.distributed.api.backends import Backend
 from simcoll.distributed.api.making_groups import close_store, set_default_group
-from simcoll.distributed.linked.links import EMULATOR, ControlMessages, Link, connected, place_of
-from simcoll.distributed.linked.world import LinkedWorld
-from simcoll.distributed.runtime.alike import read_classes
+from simcoll.distributed.linked.linked_world import LinkedWorld
+from simcoll.distributed.linked.process_links import EMULATOR, ControlMessages, Link, connected, place_of
 from simcoll.distributed.runtime.emulated import EmulatedWorld, RankWaiter
 from simcoll.distributed.runtime.fake import fake_array
 from simcoll.distributed.runtime.history import History
 from simcoll.distributed.runtime.objects import decode
+from simcoll.distributed.runtime.rank_classes import read_classes
 from simcoll.distributed.runtime.recording import Recording
 from simcoll.distributed.runtime.records import document
+from simcoll.distributed.runtime.run_timeline import Timeline
 from simcoll.distributed.runtime.tasks import Arrival, Task, current_task, wait_until
-from simcoll.distributed.runtime.timeline import Timeline
 from simcoll.distributed.runtime.world import Rank, World, current_rank
 from simcoll.distributed.start.recording_files import write_recording
 from simcoll.distributed.start.results import RunResult, flight_of, leftovers, raise_first, result_of
@@ -306,7 +306,7 @@ def run_rank(
     algorithm
         As for :func:`simcoll.distributed.spawn`.
     link
-        A :class:`~simcoll.distributed.linked.links.Link` to the processes of the other ranks; everything works over it.
+        A :class:`~simcoll.distributed.linked.process_links.Link` to the processes of the other ranks; everything works over it.
 
     Returns
     -------

@@ -18,12 +18,12 @@ import numpy as np
 from simcoll.arrays import Floats
 from simcoll.core.plan import Plan
 from simcoll.distributed.runtime.records import Entry
-from simcoll.distributed.runtime.timeline import Timeline
+from simcoll.distributed.runtime.run_timeline import Timeline
 from simcoll.distributed.start.results import RunResult
 from simcoll.distributed.start.timeline_path import COMPUTE, Piece, critical_pieces
-from simcoll.emulator.trace_marks import RED
+from simcoll.emulator.traces.trace_marks import RED
 from simcoll.errors import ConfigError
-from simcoll.formats.output import write_files
+from simcoll.files.output import write_files
 from simcoll.topology import Topology
 
 Event = dict[str, Any]

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from simcoll.distributed.runtime.timeline import Timeline
-from simcoll.emulator.trace_marks import path_back
+from simcoll.distributed.runtime.run_timeline import Timeline
+from simcoll.emulator.traces.trace_marks import path_back
 
 __all__ = ["COMPUTE", "Piece", "critical_pieces"]
 

@@ -24,9 +24,9 @@ from typing import Self, cast
 import msgspec
 
 from simcoll.distributed.server.frames import decode
-from simcoll.distributed.stores.errors import DistStoreError
 from simcoll.distributed.stores.store import PollingWaiter, Store, call_and_wait
-from simcoll.distributed.stores.table import Table
+from simcoll.distributed.stores.store_errors import DistStoreError
+from simcoll.distributed.stores.store_table import Table
 from simcoll.distributed.stores.wire import REQUESTS, Answer, Request, Verb
 
 __all__ = ["FileStore"]

@@ -18,7 +18,7 @@ from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any, Protocol, Self, TypeVar, cast
 
-from simcoll.distributed.stores.errors import DistNetworkError, DistStoreError, QueueEmptyError
+from simcoll.distributed.stores.store_errors import DistNetworkError, DistStoreError, QueueEmptyError
 from simcoll.distributed.stores.wire import NOT_READY, Answer, Request, Verb
 from simcoll.errors import listed
 

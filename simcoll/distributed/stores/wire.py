@@ -11,7 +11,7 @@ from typing import Annotated, Final, Self
 import msgspec
 
 from simcoll.distributed.server.frames import Refusal
-from simcoll.distributed.stores.errors import DistNetworkError, DistStoreError
+from simcoll.distributed.stores.store_errors import DistNetworkError, DistStoreError
 
 __all__ = ["ANSWERS", "MAX_ITEMS", "NOT_READY", "REQUESTS", "SERVICE", "Answer", "Reply", "Request", "Status", "Verb"]
 

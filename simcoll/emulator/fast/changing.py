@@ -7,19 +7,19 @@ from typing import Protocol
 import numpy as np
 
 from simcoll.arrays import Ints, Links
-from simcoll.emulator.events.detours import Detours
-from simcoll.emulator.events.driving import CapacityTimeline
+from simcoll.emulator.events.capacities import CapacityTimeline
+from simcoll.emulator.events.outage_routes import Detours
 from simcoll.emulator.events.pace import Pace
 from simcoll.emulator.fast.changes import change, move
 from simcoll.emulator.fast.room import more_hops, more_slots, replaced
 from simcoll.emulator.fast.state import CHANGE, EVENT, MAX, MOVES_FLOWS, MOVING, NOW, PACED, PATIENCE, TICK, State
-from simcoll.emulator.fast.timed import Shape, Timed
+from simcoll.emulator.steps.timed import Shape, Timed
 
 __all__ = ["Changes", "Ways"]
 
 
 class Machine(Protocol):
-    """The parts of :class:`simcoll.emulator.fast.machine.Machine` that events change."""
+    """The parts of :class:`simcoll.emulator.fast.driver.Machine` that events change."""
 
     state: State
     slots_used: int

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any, TypeVar, cast
 from zlib import crc32
 
+from simcoll.emulator.steps import roles
 from simcoll.errors import ConfigError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -56,8 +57,10 @@ COMPILED = not UNCOMPILED
 """Whether the loops are machine code."""
 
 
-SOURCES = crc32(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))))
-"""Default of the last parameter of every entry point: a checksum of all files of this package, which holds all compiled code.
+_FILES = [*sorted(Path(__file__).parent.glob("*.py")), Path(roles.__file__)]
+SOURCES = crc32(b"".join(path.read_bytes() for path in _FILES))
+"""Default of the last parameter of every entry point: a checksum of all files of compiled code, which are those of this package and the
+constants that it shares with the other engines.
 
 Numba invalidates a cached function when its own file changes, but not when the file of a function that it calls does, so the cache
 must see all files in the signature. All functions share one value: if their defaults differ, numba calls all but the first
@@ -70,7 +73,7 @@ def _jit(function: Function, **options: Any) -> Function:
         return function
     import numba
 
-    import simcoll.emulator.fast.columns  # noqa: F401  (numba learns of the state)
+    import simcoll.emulator.fast.state_type  # noqa: F401  (numba learns of the state)
 
     # Without reference counts (_nrt), passing arrays to a helper is free; nothing compiled here allocates.
     if _disables_compiling():
@@ -127,7 +130,7 @@ def entry(function: Function) -> Function:
 
 def loaded() -> bool:
     """Whether this process has already loaded compiled loops, so that loading more costs little."""
-    return COMPILED and "simcoll.emulator.fast.hashing" in sys.modules
+    return COMPILED and "simcoll.emulator.fast.trace_hashing" in sys.modules
 
 
 @contextmanager

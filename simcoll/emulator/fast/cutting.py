@@ -17,19 +17,18 @@ from simcoll.emulator.fast.state import (
     FINISHED,
     FLOW,
     LATE,
-    LAUNCHES,
-    MOVES,
     NEXT_NUMBER,
     NOW,
     POST,
     STOP,
     SWITCHED,
 )
-from simcoll.emulator.fast.timed import Timed
+from simcoll.emulator.steps.roles import LAUNCHES, MOVES
+from simcoll.emulator.steps.timed import Timed
 from simcoll.errors import InternalError
 
 if TYPE_CHECKING:
-    from simcoll.emulator.fast.machine import Machine
+    from simcoll.emulator.fast.driver import Machine
 
 
 __all__ = ["Remains", "remains"]

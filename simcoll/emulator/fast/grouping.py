@@ -12,8 +12,8 @@ import numpy as np
 from simcoll.arrays import Array, Ints, Shorts, Words
 from simcoll.core.hashing import SALTS, mix
 from simcoll.emulator.fast.compiled import COMPILED, SOURCES, entry
-from simcoll.emulator.fast.hashing import mixed
 from simcoll.emulator.fast.state import WORD
+from simcoll.emulator.fast.trace_hashing import mixed
 
 __all__ = ["grouped", "lists_equal", "numbered", "positions"]
 

@@ -6,8 +6,8 @@ import numpy as np
 
 from simcoll.arrays import Ints, Links, Words
 from simcoll.emulator.fast.compiled import SOURCES, entry
-from simcoll.emulator.fast.hashing import SEED_A, SEED_B, mixed, row_hash
 from simcoll.emulator.fast.natural import natural
+from simcoll.emulator.fast.trace_hashing import SEED_A, SEED_B, mixed, row_hash
 
 __all__ = ["BY_RECEIVER", "BY_SENDER", "CROWDED", "LATEST", "advance", "claim"]
 

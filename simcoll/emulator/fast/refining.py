@@ -12,8 +12,8 @@ import numpy as np
 from simcoll.arrays import Array, Ints, Shorts, Words
 from simcoll.core.hashing import SALTS, mix
 from simcoll.emulator.fast.compiled import COMPILED, SOURCES, entry
-from simcoll.emulator.fast.hashing import mixed
-from simcoll.emulator.fast.timed import Shape
+from simcoll.emulator.fast.trace_hashing import mixed
+from simcoll.emulator.steps.timed import Shape
 
 __all__ = ["Colours", "spread", "tied"]
 
@@ -117,7 +117,7 @@ def _add(
 
 
 def tied(messages: Words, leader: Ints, later: Array, earlier: Array) -> Words:
-    """Hashes of messages, mixed with those of the messages that they are tied to (:class:`simcoll.emulator.quotient_partition.Ties`)."""
+    """Hashes of messages, mixed with those of the messages that they are tied to (:class:`simcoll.emulator.folding.partition.Ties`)."""
     operations = np.zeros_like(messages)
     if COMPILED:
         found = np.empty_like(messages)

@@ -32,9 +32,6 @@ AGAIN, CONTENT, TOUCHED = range(18, 21)
 EVENT, MOVES_FLOWS, PACED, PATIENCE, REGISTERS = range(21, 26)
 # Reasons for the loop to stop.
 IDLE, NEED_STEP, FULL, NO_RATE, CLOCK, OVER, CHANGE, MOVE, CUT = range(9)
-# Roles of a step: transfers and work, which are numbered and hashed; a launch, which counts for the time of the run; forks and joins
-# of lanes; records, and waits for them: the n-th wait of a connection ends when its n-th record is made.
-MOVES, LAUNCHES, SILENT, RECORDS, WAITS = range(5)
 # Rules of a slot: rendezvous, FIFO, part of a switch operation, record, wait.
 BOTH, EAGER, SWITCHED, RECORD, WAIT = range(5)
 # Phases of a slot.

@@ -13,12 +13,12 @@ import numpy as np
 from simcoll.arrays import Array, Ints, Shorts
 from simcoll.emulator.fast.compiled import announced
 from simcoll.emulator.fast.filling import index_blocks, own_rates, wait_for
-from simcoll.emulator.fast.joint import partners
-from simcoll.emulator.fast.kernel import run
 from simcoll.emulator.fast.loading import load
+from simcoll.emulator.fast.loops import run
 from simcoll.emulator.fast.refusing import check_clock, check_end, refuse
 from simcoll.emulator.fast.room import PER_BLOCK, PER_HOP, edges, larger_calendar, lengthened, new_state
 from simcoll.emulator.fast.state import BOTH, FULL, HASHED, IDLE, LAST, NOW, SWITCHED, State
+from simcoll.emulator.steps.joint import partners
 
 __all__ = ["Costs", "Sheet", "Whole"]
 
@@ -34,7 +34,7 @@ class Sheet(NamedTuple):
     """All steps of a run without FIFOs: the distinct ones row by row, and their order.
 
     ``begins`` is the first row of each distinct step, plus the total; ``order`` lists step numbers. ``leader`` is as in
-    :class:`simcoll.emulator.fast.timed.Shape`, but a row number over all steps; message ``later[i]`` waits for message ``earlier[i]``.
+    :class:`simcoll.emulator.steps.timed.Shape`, but a row number over all steps; message ``later[i]`` waits for message ``earlier[i]``.
     """
 
     begins: Ints
@@ -51,7 +51,7 @@ class Sheet(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """Costs of all distinct rows; see :class:`simcoll.emulator.fast.timed.Timed`."""
+    """Costs of all distinct rows; see :class:`simcoll.emulator.steps.timed.Timed`."""
 
     delay_fs: Ints
     busy_fs: Ints
@@ -61,7 +61,7 @@ class Costs(NamedTuple):
 
 
 class Whole:
-    """The loaded steps of a sheet; ``lane_steps`` as for :class:`simcoll.emulator.fast.machine.Machine`."""
+    """The loaded steps of a sheet; ``lane_steps`` as for :class:`simcoll.emulator.fast.driver.Machine`."""
 
     def __init__(self, sheet: Sheet, links: int, lane_steps: Ints, *, hashed: bool) -> None:
         rows = np.diff(sheet.begins)[sheet.order]

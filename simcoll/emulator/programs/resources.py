@@ -10,9 +10,9 @@ import numpy as np
 from simcoll.arrays import Ints, Shorts
 from simcoll.core.protocol import Protocol
 from simcoll.emulator.model import shared_capacities, with_slack
-from simcoll.emulator.placement import Caps, Placement
 from simcoll.emulator.programs.operations import Call, Operation, Send
 from simcoll.emulator.programs.program import Program
+from simcoll.emulator.steps.plan_placement import Caps, Placement
 from simcoll.errors import ConfigError
 from simcoll.topology import Topology
 

@@ -9,14 +9,13 @@ from typing import Protocol
 
 import numpy as np
 
+from simcoll.core.memory_limits import largest_automatic
 from simcoll.core.plan import Plan
 from simcoll.core.reference import count_wrong, exact_inputs, expected_outputs
-from simcoll.emulator.budget import check_exact, exact_bytes
-from simcoll.emulator.dataplane import Storage
-from simcoll.emulator.events import Event, Policy, Timeline, timeline_of
-from simcoll.emulator.fast.compiled import COMPILED, UNCOMPILED
-from simcoll.emulator.fast.turns import summary
-from simcoll.emulator.paths import (
+from simcoll.emulator.data.budget import check_exact, exact_bytes
+from simcoll.emulator.data.dataplane import Storage
+from simcoll.emulator.data.stepwise import data_errors
+from simcoll.emulator.engine_choice import (
     ASKED,
     DEEPEST_FIFO,
     FEW_MESSAGES,
@@ -25,16 +24,17 @@ from simcoll.emulator.paths import (
     check_engine,
     few_messages,
 )
-from simcoll.emulator.programs.lowering import Lowered, lower
+from simcoll.emulator.events import Event, Policy, Timeline, timeline_of
+from simcoll.emulator.fast.compiled import COMPILED, UNCOMPILED
+from simcoll.emulator.programs.compiled_programs import Played, play_all, play_classes
 from simcoll.emulator.programs.operations import Call, rank_array
-from simcoll.emulator.programs.playing import Played, play_all, play_classes
 from simcoll.emulator.programs.program import Program
-from simcoll.emulator.programs.reference import ProgramPlayer, Row
+from simcoll.emulator.programs.program_player import ProgramPlayer, Row
+from simcoll.emulator.programs.program_result import ProgramResult, Times
 from simcoll.emulator.programs.resources import call_of
-from simcoll.emulator.programs.result import ProgramResult, Times
-from simcoll.emulator.stepwise import data_errors
+from simcoll.emulator.programs.step_lowering import Lowered, lower
+from simcoll.emulator.steps.step_columns import summary
 from simcoll.errors import ConfigError, expect, nearest
-from simcoll.limits.memory import largest_automatic
 from simcoll.topology import Topology
 
 __all__ = ["ProgramObserver", "emulate_program"]

@@ -10,7 +10,7 @@ import simcoll
 from simcoll.algorithms import find_algorithm
 from simcoll.cli import main
 from simcoll.errors import ConfigError
-from simcoll.formats.schedule_json import dump_schedule
+from simcoll.formats.schedules.schedule_json import dump_schedule
 
 MODULE = """
 import numpy as np

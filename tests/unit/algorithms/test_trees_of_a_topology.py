@@ -6,7 +6,7 @@ import simcoll
 from simcoll.algorithms import bfb, packed
 from simcoll.core.collective import Collective
 from simcoll.errors import ConfigError
-from simcoll.formats.schedule_json import dump_schedule, parse_schedule
+from simcoll.formats.schedules.schedule_json import dump_schedule, parse_schedule
 from simcoll.topology import crossbar, fat_tree, hybrid_cube_mesh, hypercube, load_topology, torus
 
 KINDS = ["all_gather", "reduce_scatter", "all_reduce"]

@@ -8,7 +8,7 @@ import pytest
 
 from simcoll.bounds import bottleneck
 from simcoll.bounds.flows import flow_graph
-from simcoll.bounds.programs import all_to_all_bound, all_to_all_by_routes, distance_bound
+from simcoll.bounds.linear_programs import all_to_all_bound, all_to_all_by_routes, distance_bound
 from simcoll.topology import crossbar, fat_tree, from_networkx, hypercube, torus
 from tests.support import cuts
 

@@ -19,9 +19,9 @@ import pytest
 
 from simcoll.algorithms import ALGORITHMS
 from simcoll.cli import main
+from simcoll.cli.drawing import schedule_svg
 from simcoll.core.collective import Collective
 from simcoll.core.schedule import Layout, Schedule, transfers
-from simcoll.planning.drawing import schedule_svg
 
 ROOT = Path(__file__).parents[3]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -452,7 +452,7 @@ def test_show_draws_before_it_prints(folder, monkeypatch):
     def closed(*arguments):
         raise BrokenPipeError
 
-    monkeypatch.setattr("simcoll.planning.drawing.schedule_lines", closed)
+    monkeypatch.setattr("simcoll.cli.drawing.schedule_lines", closed)
     monkeypatch.setattr("os.dup2", lambda *_: None)
     assert main(["show", "ring", "-n", "4", "--svg", "ring.svg", "--json", "ring.json"]) == 0
     assert ET.parse(folder / "ring.svg").getroot().tag.endswith("svg")

@@ -8,8 +8,8 @@ import simcoll
 from simcoll.cli import main
 from simcoll.errors import ConfigError
 from simcoll.libraries.plans import library_plan
-from simcoll.planning.groups import group_rows, parse_mesh
-from simcoll.planning.sweep import Sweep
+from simcoll.planning.sweeps.mesh_groups import group_rows, parse_mesh
+from simcoll.planning.sweeps.sweep import Sweep
 from simcoll.topology import fat_tree, load_topology
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from simcoll.cli import main
-from simcoll.formats.nccl_tests import load_log
+from simcoll.formats.logs.nccl_tests import load_log
 from simcoll.libraries.calibration import Calibration, write_calibration
 from simcoll.libraries.library import load_library
 

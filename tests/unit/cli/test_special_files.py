@@ -10,7 +10,7 @@ import pytest
 
 from simcoll.cli import main
 from simcoll.errors import ConfigError
-from simcoll.formats.output import write_files
+from simcoll.files.output import write_files
 
 
 def test_a_pipe_gets_the_content_and_stays_a_pipe(tmp_path):
@@ -37,7 +37,7 @@ def test_a_link_is_replaced_and_its_file_left_alone(target, tmp_path):
 
 def test_a_link_to_a_device_is_the_device(tmp_path):
     (tmp_path / "out").symlink_to("/dev/stdout")
-    command = f"from simcoll.formats.output import write_file; write_file({str(tmp_path / 'out')!r}, b'drawn')"
+    command = f"from simcoll.files.output import write_file; write_file({str(tmp_path / 'out')!r}, b'drawn')"
     done = subprocess.run([sys.executable, "-c", command], stdout=subprocess.PIPE, check=True)
     assert done.stdout == b"drawn"
     assert (tmp_path / "out").is_symlink()
@@ -51,7 +51,7 @@ def test_the_name_of_a_descriptor_is_not_replaced_where_it_is_a_file(name, tmp_p
     (tmp_path / "link").symlink_to("fd/1")
     place = tmp_path / ("fd/1" if name == "1" else name)
     command = (
-        "from simcoll.formats.output import refuse_places, write_file; print('before');"
+        "from simcoll.files.output import refuse_places, write_file; print('before');"
         f"refuse_places([{str(place)!r}]); write_file({str(place)!r}, b'drawn\\n'); print('after')"
     )
     with (tmp_path / "out").open("wb") as out:

@@ -10,8 +10,14 @@ import pytest
 ROOT = Path(__file__).parents[3]
 HEAVY = ("scipy", "networkx", "matplotlib", "numba", "torch")
 HELP = (*HEAVY, "numpy", "msgspec", "simpy", "rich.markdown", "markdown_it", "docstring_parser", "urllib.request")
-FILES = ("msgspec", "gzip", "simcoll.emulator.programs", "simcoll.emulator.trace", "simcoll.planning.result_files")
-TABLE = (*HEAVY, *FILES, "rich.markdown", "markdown_it", "urllib.request", "simcoll.formats.msccl_writer")
+FILES = (
+    "msgspec",
+    "gzip",
+    "simcoll.emulator.programs",
+    "simcoll.emulator.traces.trace",
+    "simcoll.planning.sweeps.result_files",
+)
+TABLE = (*HEAVY, *FILES, "rich.markdown", "markdown_it", "urllib.request", "simcoll.formats.schedules.msccl_writer")
 
 
 @pytest.mark.slow

@@ -10,8 +10,8 @@ import pytest
 
 from simcoll.cli import grids, main
 from simcoll.cli.progress import Progress
-from simcoll.formats.nccl_tests import load_log
-from simcoll.planning import sweep
+from simcoll.formats.logs.nccl_tests import load_log
+from simcoll.planning.sweeps import sweep
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_ctrl_c_before_the_first_size_says_that_nothing_is_kept(folder, capsys, 
     def play(*_arguments, **_options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("simcoll.planning.running.play", play)
+    monkeypatch.setattr("simcoll.planning.sweeps.running.play", play)
     assert (
         main(
             ["perf", "all_reduce", "-t", "dgx-h100", "-b", "1K", "-e", "4K", "-a", "ring", "-p", "LL", "--csv", "a.csv"]
@@ -77,7 +77,7 @@ def test_ctrl_c_keeps_what_is_done(folder, capsys, monkeypatch):
         played.append(sweep.play(*arguments, **options))
         return played[-1]
 
-    monkeypatch.setattr("simcoll.planning.running.play", play)
+    monkeypatch.setattr("simcoll.planning.sweeps.running.play", play)
     assert (
         main(
             [
@@ -118,7 +118,7 @@ def test_lines_of_a_table_come_one_by_one(folder, capsys, monkeypatch):
         seen.append(sum(line.lstrip()[:1].isdigit() for line in capsys.readouterr().out.splitlines()))
         return sweep.play(*arguments, **options)
 
-    monkeypatch.setattr("simcoll.planning.running.play", play)
+    monkeypatch.setattr("simcoll.planning.sweeps.running.play", play)
     assert main(["perf", "all_reduce", "-t", "dgx-h100", "-b", "1K", "-e", "4K", "-a", "ring", "-p", "LL"]) == 0
     assert seen == [0, 1, 1]
 

@@ -29,7 +29,7 @@ def test_the_public_face_has_fifteen_names():
 
 
 def test_dir_shows_the_public_names_only_whatever_was_imported():
-    importlib.import_module("simcoll.planning.sweep")
+    importlib.import_module("simcoll.planning.sweeps.sweep")
     assert shown(simcoll) == NAMES
     assert {"__doc__", "__version__", "__file__"} <= set(dir(simcoll))
 

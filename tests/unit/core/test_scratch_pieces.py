@@ -12,7 +12,7 @@ from simcoll.core.collective import Collective
 from simcoll.core.plan import SCRATCH
 from simcoll.core.schedule import Layout, Schedule, transfers
 from simcoll.errors import ConfigError, ScheduleError
-from simcoll.formats.schedule_json import dump_schedule, parse_schedule
+from simcoll.formats.schedules.schedule_json import dump_schedule, parse_schedule
 from simcoll.testing import assert_implements
 from simcoll.testing.rewrites import detoured, relabelled
 

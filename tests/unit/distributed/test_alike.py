@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import simcoll.distributed as dist
-from simcoll.distributed.runtime.alike import Alike
+from simcoll.distributed.runtime.rank_classes import Alike
 from simcoll.errors import ConfigError
 from simcoll.topology import crossbar
 

@@ -18,11 +18,11 @@ from pathlib import Path
 import pytest
 
 from realcoll.meeting import host
-from realcoll.meeting.messages import Join, Meet
+from realcoll.meeting.meeting_messages import Join, Meet
 from simcoll.distributed.server.frames import encode
 from simcoll.distributed.server.server import LIGHT_BYTES, Server
 from simcoll.distributed.stores import DistStoreError, wire
-from simcoll.distributed.stores.table import Table
+from simcoll.distributed.stores.store_table import Table
 from simcoll.distributed.stores.tcp import service
 from simcoll.distributed.stores.wire import Verb
 from tests.support import hostile_doors

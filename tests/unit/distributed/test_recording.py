@@ -10,8 +10,8 @@ import pytest
 import simcoll.distributed as dist
 from simcoll.errors import ConfigError
 from simcoll.topology import boxes, crossbar, load_topology
-from simcoll.workload.chakra import load_chakra
-from simcoll.workload.run import run_workload
+from simcoll.traces.chakra import load_chakra
+from simcoll.workload.playing import run_workload
 from simcoll.workload.workload import read_workload
 
 CROSSBAR = crossbar(4, "50 GB/s", "1 us")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import simcoll.distributed as dist
-from simcoll.distributed.linked.links import BACKEND_VARIABLE, place_of
+from simcoll.distributed.linked.process_links import BACKEND_VARIABLE, place_of
 from simcoll.distributed.run import main
 from simcoll.distributed.runtime.objects import encode
 from simcoll.errors import ConfigError

@@ -84,7 +84,7 @@ def test_a_store_is_held_to_it(monkeypatch, tmp_path):
 
 
 def test_launchers_make_one(monkeypatch):
-    from realcoll.start import launch
+    from realcoll.start import local_launch as launch
     from realcoll.start.pmi import Board
     from simcoll.distributed.start.processes import Job
 

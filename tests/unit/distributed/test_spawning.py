@@ -13,12 +13,12 @@ import pytest
 
 import simcoll
 import simcoll.distributed as dist
-from simcoll.distributed.runtime import playing
+from simcoll.distributed.runtime import plans_in_flight as playing
 from simcoll.distributed.runtime.tasks import Task
 from simcoll.distributed.runtime.world import current_rank
-from simcoll.emulator.engine import Player
+from simcoll.emulator.reference.player import Player
 from simcoll.errors import ConfigError
-from simcoll.formats.msccl_writer import dump_msccl_xml
+from simcoll.formats.schedules.msccl_writer import dump_msccl_xml
 
 
 def many(rank, world_size):

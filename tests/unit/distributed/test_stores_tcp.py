@@ -19,7 +19,7 @@ import pytest
 
 from simcoll.distributed.server.frames import HELLOS, Greeting, Hello, Welcome, decode, encode
 from simcoll.distributed.stores import DistNetworkError, DistStoreError, Limits, PrefixStore, TCPStore, wire
-from simcoll.distributed.stores.table import Table
+from simcoll.distributed.stores.store_table import Table
 from simcoll.distributed.stores.wire import Request, Verb
 from tests.support.hostile_doors import StoreDoor, next_body
 

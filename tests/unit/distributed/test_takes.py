@@ -8,7 +8,8 @@ import pytest
 import simcoll
 import simcoll.distributed as dist
 from simcoll.core.protocol import Protocol
-from simcoll.distributed.runtime import history, playing
+from simcoll.distributed.runtime import history
+from simcoll.distributed.runtime import plans_in_flight as playing
 from simcoll.distributed.runtime.takes import Take, Takes
 from simcoll.emulator.digest import MovedHash, TraceHash
 from simcoll.planning import Call, Program

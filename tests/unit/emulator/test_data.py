@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import simcoll
+from simcoll.core import memory_limits as memory
 from simcoll.core.protocol import Protocol
-from simcoll.emulator import budget, emulate
+from simcoll.emulator import emulate
+from simcoll.emulator.data import budget
 from simcoll.errors import ConfigError
-from simcoll.limits import memory
 from simcoll.topology import crossbar
 
 

@@ -15,12 +15,13 @@ import pytest
 import simcoll
 from simcoll.core.protocol import IDEAL, Protocol
 from simcoll.emulator import emulate
-from simcoll.emulator.fast import calendar, changes, filling, kernel, loading
+from simcoll.emulator.fast import calendar, changes, filling, loading
+from simcoll.emulator.fast import loops as kernel
 from simcoll.emulator.fast.compiled import COMPILED, SOURCES, _jit, _tell, announced
-from simcoll.emulator.fast.timed import timed_steps
-from simcoll.emulator.fast.turns import summary
 from simcoll.emulator.model import jitter_fs
-from simcoll.emulator.placement import placement_of
+from simcoll.emulator.steps.plan_placement import placement_of
+from simcoll.emulator.steps.step_columns import summary
+from simcoll.emulator.steps.timed import timed_steps
 from simcoll.errors import ConfigError
 from simcoll.topology import Topology, boxes, crossbar, from_networkx, torus
 from tests.support.agreement_cases import TableRouter
@@ -163,7 +164,7 @@ def test_compiling_is_announced_once(capsys):
 
 @pytest.mark.parametrize("rows", [1 << 18, 16])
 def test_steps_that_come_back_have_their_routes(monkeypatch, rows):
-    from simcoll.emulator.fast import timed
+    from simcoll.emulator.steps import timed
 
     monkeypatch.setattr(timed, "REMEMBERED_ROWS", rows)
     monkeypatch.setattr(timed, "BATCH_ROWS", 1)
@@ -219,7 +220,7 @@ def test_much_work_is_given_to_the_fast_engine():
 def test_compiled_code_that_is_loaded_plays_little_work_too(monkeypatch):
     plan, net, paths = ring(8), crossbar(8, "1 GB/s"), []
     for loaded in (False, True):
-        monkeypatch.setattr("simcoll.emulator.paths.loaded", lambda loaded=loaded: loaded)
+        monkeypatch.setattr("simcoll.emulator.engine_choice.loaded", lambda loaded=loaded: loaded)
         paths.append(emulate(plan, net).path)
     assert paths == ["only 112 messages", "lock-step: no two of 112 messages meet on a link"]
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import simcoll
-from simcoll.emulator.foldings import Folding
+from simcoll.emulator.folding.remembered import Folding
 from simcoll.topology import crossbar, fat_tree, load_topology
 
 CASES = [

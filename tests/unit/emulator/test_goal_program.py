@@ -7,7 +7,7 @@ from simcoll.core.protocol import Protocol, ideal
 from simcoll.emulator.goal import goal_program
 from simcoll.errors import ConfigError
 from simcoll.formats import parse_goal
-from simcoll.formats.goal_writer import goal_of
+from simcoll.formats.goal.goal_writer import goal_of
 from simcoll.topology import crossbar
 from tests.unit.formats.test_goal import SMALL, binomial_tree
 

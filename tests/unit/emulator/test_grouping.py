@@ -18,8 +18,8 @@ from simcoll.emulator.fast.grouping import (
     positions,
 )
 from simcoll.emulator.fast.refining import Colours, _spread, spread, tied
-from simcoll.emulator.fast.timed import Shape
-from simcoll.emulator.quotient_partition import dense
+from simcoll.emulator.folding.partition import dense
+from simcoll.emulator.steps.timed import Shape
 
 
 @pytest.mark.parametrize("different", [1, 3, 1000, 1 << 62])

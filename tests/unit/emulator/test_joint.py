@@ -5,10 +5,11 @@ import pytest
 
 import simcoll
 from simcoll.core.protocol import Protocol
-from simcoll.emulator import emulate, quotient_partition, rehearsals
-from simcoll.emulator.fast import joint
+from simcoll.emulator import emulate, rehearsals
 from simcoll.emulator.fast.compiled import COMPILED
-from simcoll.emulator.fast.joint import joint_costs, joint_links, partners
+from simcoll.emulator.folding import partition as quotient_partition
+from simcoll.emulator.steps import joint
+from simcoll.emulator.steps.joint import joint_costs, joint_links, partners
 from simcoll.errors import ConfigError
 from simcoll.topology import crossbar, load_topology
 

@@ -10,9 +10,9 @@ from simcoll.core.collective import Collective
 from simcoll.core.protocol import Protocol
 from simcoll.core.schedule import Layout, Repeat, Schedule, transfers
 from simcoll.emulator import emulate, lockstep
+from simcoll.emulator.engine_choice import play_fast
 from simcoll.emulator.fast.compiled import COMPILED
-from simcoll.emulator.fast.turns import Spinning, spinning, summary
-from simcoll.emulator.paths import play_fast
+from simcoll.emulator.steps.step_columns import Spinning, spinning, summary
 from simcoll.errors import ConfigError
 from simcoll.topology import boxes, crossbar, fat_tree
 
@@ -97,13 +97,13 @@ def test_times_beyond_the_clock_are_refused_as_by_the_loops():
 
 
 def test_slow_refinement_is_given_up_for_lock_step(monkeypatch):
-    monkeypatch.setattr("simcoll.emulator.paths.MANY_MESSAGES", 100)
-    monkeypatch.setattr("simcoll.emulator.paths.MOST_HASHED", 200)
-    monkeypatch.setattr("simcoll.emulator.paths.PATIENCE", 1000)
+    monkeypatch.setattr("simcoll.emulator.engine_choice.MANY_MESSAGES", 100)
+    monkeypatch.setattr("simcoll.emulator.engine_choice.MOST_HASHED", 200)
+    monkeypatch.setattr("simcoll.emulator.engine_choice.PATIENCE", 1000)
     plan, net = ring(12, 12), crossbar(12, "1 GB/s")
     quiet = {"data": "none", "bound": False}
     assert emulate(plan, net, **quiet).path.startswith("lock-step")
-    monkeypatch.setattr("simcoll.emulator.paths.PATIENCE", 1)
+    monkeypatch.setattr("simcoll.emulator.engine_choice.PATIENCE", 1)
     assert emulate(ring(12, 12), net, **quiet).path.startswith("quotient")
 
 

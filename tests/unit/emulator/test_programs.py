@@ -10,7 +10,7 @@ from simcoll.core.protocol import Protocol, nccl
 from simcoll.emulator import emulate
 from simcoll.emulator.fast.compiled import COMPILED
 from simcoll.emulator.model import jitter_fs
-from simcoll.emulator.program_trace import ProgramTrace
+from simcoll.emulator.programs.program_trace import ProgramTrace
 from simcoll.errors import ConfigError
 from simcoll.planning import Call, Compute, Program, Send
 from simcoll.topology import crossbar, fat_tree, load_topology

@@ -8,7 +8,7 @@ import simcoll
 from simcoll.core.protocol import IDEAL
 from simcoll.emulator import emulate
 from simcoll.emulator.model import SLACK, effective_capacities
-from simcoll.emulator.programs.lowering import lower
+from simcoll.emulator.programs.step_lowering import lower
 from simcoll.planning import Call, Program, Send
 from simcoll.topology import boxes, fat_tree, from_networkx
 

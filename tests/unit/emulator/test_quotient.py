@@ -9,12 +9,12 @@ import pytest
 import simcoll
 from simcoll.core.protocol import Protocol
 from simcoll.emulator import emulate
-from simcoll.emulator.fast.timed import timed_steps
-from simcoll.emulator.fast.turns import summary, turns
+from simcoll.emulator.folding.partition import Partition, certify, connections_in_order, refine
+from simcoll.emulator.folding.quotient import Quotient, fold, folded
 from simcoll.emulator.model import effective_capacities
-from simcoll.emulator.placement import placement_of
-from simcoll.emulator.quotient import Quotient, fold, folded
-from simcoll.emulator.quotient_partition import Partition, certify, connections_in_order, refine
+from simcoll.emulator.steps.plan_placement import placement_of
+from simcoll.emulator.steps.step_columns import summary, turns
+from simcoll.emulator.steps.timed import timed_steps
 from simcoll.errors import ConfigError
 from simcoll.topology import boxes, crossbar, fat_tree
 

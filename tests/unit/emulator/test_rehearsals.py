@@ -6,7 +6,7 @@ import pytest
 
 import simcoll
 from simcoll.emulator.fast.compiled import COMPILED
-from simcoll.emulator.foldings import Folding
+from simcoll.emulator.folding.remembered import Folding
 from simcoll.emulator.rehearsals import Rehearsal, forget_sizes
 from simcoll.errors import ConfigError
 from simcoll.topology import crossbar, load_topology

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import simcoll
-from simcoll.emulator.fast.turns import summary, turns
+from simcoll.emulator.steps.step_columns import summary, turns
 
 CASES = [
     ("all_reduce", "ring", {"channels": 2}),

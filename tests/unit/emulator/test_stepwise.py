@@ -10,8 +10,8 @@ from simcoll.algorithms import ALGORITHMS
 from simcoll.core.plan import INPUT, OUTPUT
 from simcoll.core.reference import exact_inputs
 from simcoll.core.schedule import COPY, Step
-from simcoll.emulator.dataplane import Storage
-from simcoll.emulator.stepwise import Pool, data_errors, moved
+from simcoll.emulator.data.dataplane import Storage
+from simcoll.emulator.data.stepwise import Pool, data_errors, moved
 from simcoll.errors import ConfigError
 from simcoll.topology import load_topology
 from simcoll.tuning import collective_on, schedule_on

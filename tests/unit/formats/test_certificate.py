@@ -12,7 +12,8 @@ from simcoll.core.collective import Collective
 from simcoll.core.rank_program import Instruction, Lane, RankProgram
 from simcoll.core.schedule import Layout, Repeat, Schedule, transfers
 from simcoll.errors import ConfigError, ScheduleError
-from simcoll.formats import certificate, certificate_bytes, load_algorithm, parse_goal, write_certificate
+from simcoll.formats import certificate_bytes, load_algorithm, parse_goal, write_certificate
+from simcoll.formats.schedules import certificate
 from simcoll.proving import check_lowering, lower, verify, verify_program
 
 XML = "docs/howto/all-gather.xml"

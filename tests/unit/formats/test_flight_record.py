@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from simcoll.cli import main
 from simcoll.errors import ConfigError
-from simcoll.formats.flight_record import (
+from simcoll.formats.reports.flight_record import (
     STATES,
     FlightEntry,
     FlightRecord,

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 import simcoll
 from simcoll.cli import main
 from simcoll.errors import ConfigError, ScheduleError
-from simcoll.formats.goal import CALC, RECV, SEND, Goal, goal_text, parse_goal
-from simcoll.formats.goal_bytes import goal_binary, parse_goal_binary
-from simcoll.formats.goal_writer import dump_goal, dump_goal_binary, goal_of
-from simcoll.formats.schedule_files import load_algorithm, schedule_of
+from simcoll.formats.goal.binary import goal_binary, parse_goal_binary
+from simcoll.formats.goal.goal_writer import dump_goal, dump_goal_binary, goal_of
+from simcoll.formats.goal.language import CALC, RECV, SEND, Goal, goal_text, parse_goal
+from simcoll.formats.schedules.schedule_files import load_algorithm, schedule_of
 from tests.support.loggops import last_end
 
 LOGGOPSIM = {"L": 2500, "o": 1500, "g": 1000, "G": 6}

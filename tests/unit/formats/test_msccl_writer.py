@@ -9,7 +9,7 @@ from simcoll.core.collective import Collective
 from simcoll.core.schedule import Layout, Schedule, transfers
 from simcoll.errors import ConfigError, ScheduleError
 from simcoll.formats import parse_msccl_xml
-from simcoll.formats.msccl_writer import DIALECTS, dump_msccl_xml
+from simcoll.formats.schedules.msccl_writer import DIALECTS, dump_msccl_xml
 from simcoll.testing import collectives, schedules
 from tests.support.msccl_trips import SPOKEN, check_trip, trips
 

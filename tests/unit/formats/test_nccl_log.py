@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 import simcoll
 from simcoll.cli import main
 from simcoll.errors import ConfigError
-from simcoll.formats.nccl_log import NcclSearch, load_nccl_log
-from simcoll.planning.nccl_graphs import channels_of_log, channels_schedule, connection_lines, fit_lines
+from simcoll.formats.logs.nccl_log import NcclSearch, load_nccl_log
+from simcoll.planning.tuners.nccl_graphs import channels_of_log, channels_schedule, connection_lines, fit_lines
 from simcoll.topology import load_topology
 from tests.support import nccl_logs
 

@@ -6,9 +6,9 @@ import pytest
 
 from simcoll.cli import main
 from simcoll.errors import ConfigError
-from simcoll.formats.nccl_inspector import inspector_findings, parse_inspector
-from simcoll.formats.nccl_ras import parse_ras, ras_findings
 from simcoll.formats.recognise import recognise
+from simcoll.formats.reports.nccl_inspector import inspector_findings, parse_inspector
+from simcoll.formats.reports.nccl_ras import parse_ras, ras_findings
 from tests.support.nccl_reports import call, inspector, ras
 
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import simcoll.formats.nccl_tests as nccl_tests_module
+import simcoll.formats.logs.nccl_tests as nccl_tests_module
 from simcoll.errors import ConfigError
-from simcoll.formats.nccl_tests import load_log
+from simcoll.formats.logs.nccl_tests import load_log
 from tests.support.nccl_logs import blocks, nccl_tests, table, times
 
 SIZES = [2**power for power in range(3, 31)]

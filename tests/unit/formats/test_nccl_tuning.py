@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simcoll.errors import ConfigError
-from simcoll.formats.log_lines import Skipped
-from simcoll.formats.nccl_tests import load_log
-from simcoll.formats.nccl_tuning import COLLECTIVES, Chosen, Tuned, TuningReader
+from simcoll.formats.logs.log_lines import Skipped
+from simcoll.formats.logs.nccl_tests import load_log
+from simcoll.formats.logs.nccl_tuning import COLLECTIVES, Chosen, Tuned, TuningReader
 from tests.support.nccl_logs import blocks, one_line, table
 
 FUNCTIONS = ("Broadcast", "Reduce", "AllGather", "ReduceScatter", "AllReduce")

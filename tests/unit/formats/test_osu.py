@@ -3,7 +3,7 @@
 import pytest
 
 from simcoll.cli import main
-from simcoll.formats.nccl_tests import load_log
+from simcoll.formats.logs.nccl_tests import load_log
 from simcoll.formats.recognise import recognise
 
 ALLREDUCE = """

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from simcoll.core.schedule import Schedule
 from simcoll.errors import ConfigError, SimcollError
 from simcoll.formats.recognise import TITLES, recognise, title_of
-from simcoll.formats.schedule_files import FORMATS, load_algorithm, parse_algorithm, schedule_of
+from simcoll.formats.schedules.schedule_files import FORMATS, load_algorithm, parse_algorithm, schedule_of
 
 ROOT = Path(__file__).resolve().parents[3]
 DATA = Path(__file__).parent / "data"

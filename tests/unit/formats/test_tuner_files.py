@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simcoll.errors import ConfigError
-from simcoll.formats.tuner_files import TUNER_FORMATS, Rule, tuner_format
+from simcoll.formats.tuners.tuner_files import TUNER_FORMATS, Rule, tuner_format
 
 NCCL = b"""# comment
 allreduce,0,65536,tree,simple,2,1,-1,-1,1

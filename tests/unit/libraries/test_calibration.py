@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simcoll.errors import ConfigError
-from simcoll.formats.nccl_tuning import Tuned, TuningTable
+from simcoll.formats.logs.nccl_tuning import Tuned, TuningTable
 from simcoll.libraries.calibration import (
     Calibration,
     Correction,

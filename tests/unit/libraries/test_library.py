@@ -51,7 +51,7 @@ def test_changed_values_change_the_digest():
         ('[fabric.ib]\nlatency = { value = "1", source = "s" }', "$.fabric.ib.latency", "no unit"),
         ('[fabric.ib]\nlatency = { value = "1 us" }', "$.fabric.ib.latency", "source"),
         ('[fabric.ib]\nlatency = { source = "s" }', "$.fabric.ib.latency", "value"),
-        ('[fabric.ib]\nlatency = "1 us"', "$.fabric.ib.latency", "expected a table"),
+        ('[fabric.ib]\nlatency = "1 us"', "$.fabric.ib.latency", r"expected \{ value = "),
         ('[fabric.ib]\nlatencies = { value = "1 us", source = "s" }', "$.fabric.ib.latencies", "unknown key"),
         ('[base]\nring = { value = ["1 us"], source = "s" }', "$.base.ring", "three values"),
         ('[class.x]\nring_share = { value = "a", source = "s" }', "$.class.x.ring_share", "a number"),

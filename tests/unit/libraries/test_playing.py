@@ -5,7 +5,7 @@ from itertools import islice
 import pytest
 
 import simcoll
-from simcoll.libraries import playing
+from simcoll.libraries import proved_choice as playing
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.environment import parse_environment
 from simcoll.libraries.prediction import formula_time, predict

@@ -71,7 +71,7 @@ def test_a_damaged_file_counts_as_absent(folder, damage):
 
 
 def test_a_pipe_in_the_place_of_a_prediction_is_not_waited_for(folder, monkeypatch):
-    monkeypatch.setattr("simcoll.formats.output.LOCK_S", 0.0)
+    monkeypatch.setattr("simcoll.files.output.LOCK_S", 0.0)
     first = predict("all_gather", 2**20, MACHINE)
     (path,) = files(folder)
     path.unlink()

@@ -4,10 +4,10 @@ import csv
 
 import pytest
 
+from simcoll.files.paths import data_folder
 from simcoll.libraries.library import load_library
-from simcoll.limits.paths import data_folder
-from simcoll.planning.accuracy import BANDS, Error, band_of, errors_of, left_out_library, medians
-from simcoll.planning.measurements import published_tables
+from simcoll.planning.measured.accuracy import BANDS, Error, band_of, errors_of, left_out_library, medians
+from simcoll.planning.measured.measurements import published_tables
 
 TABLES = {table.name: table for table in published_tables()}
 

@@ -12,7 +12,7 @@ from simcoll.libraries.fitting import formula, left_out
 from simcoll.libraries.formula import stated
 from simcoll.libraries.library import load_library
 from simcoll.libraries.prediction import formula_time
-from simcoll.planning.calibrating import fitted, gathered
+from simcoll.planning.measured.calibrating import fitted, gathered
 from simcoll.topology.machine import machine
 from tests.support.nccl_logs import blocks, nccl_tests
 

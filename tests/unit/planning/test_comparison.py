@@ -10,16 +10,16 @@ from types import SimpleNamespace
 
 import pytest
 
-import simcoll.planning.hypotheses as hypotheses_module
+import simcoll.planning.measured.hypotheses as hypotheses_module
 from simcoll.errors import ConfigError
-from simcoll.formats.measured import Log, Measured, Table
-from simcoll.formats.nccl_tests import load_log
+from simcoll.formats.logs.measured import Log, Measured, Table
+from simcoll.formats.logs.nccl_tests import load_log
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.corrected import fabric_of
 from simcoll.libraries.environment import DEFAULT, parse_environment
 from simcoll.libraries.fitting import formula
 from simcoll.libraries.library import load_library
-from simcoll.planning.comparison import (
+from simcoll.planning.measured.comparison import (
     Compared,
     band_errors,
     band_lines,
@@ -28,7 +28,7 @@ from simcoll.planning.comparison import (
     deviations,
     settings_for,
 )
-from simcoll.planning.hypotheses import hypotheses
+from simcoll.planning.measured.hypotheses import hypotheses
 from simcoll.topology import load_topology
 from simcoll.topology.machine import machine
 from tests.support.nccl_logs import nccl_tests

@@ -10,7 +10,7 @@ import pytest
 import simcoll
 from simcoll.cli import main
 from simcoll.errors import ConfigError
-from simcoll.planning.disturbance import disturbance, parse_ranks
+from simcoll.planning.sweeps.disturbance import disturbance, parse_ranks
 from simcoll.topology import crossbar
 from simcoll.types import Slow
 

@@ -11,8 +11,17 @@ import simcoll
 from simcoll.cli import main
 from simcoll.emulator.events import Stop
 from simcoll.errors import ConfigError
-from simcoll.planning import chances
-from simcoll.planning.faults import KINDS, Chances, draw, outcomes, percentile, replanned, run_fault, wrong_elements
+from simcoll.planning.reliability import chances
+from simcoll.planning.reliability.faults import (
+    KINDS,
+    Chances,
+    draw,
+    outcomes,
+    percentile,
+    replanned,
+    run_fault,
+    wrong_elements,
+)
 from simcoll.topology import boxes, clos, crossbar
 
 US, MS, S = 10**9, 10**12, 10**15

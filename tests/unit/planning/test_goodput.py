@@ -11,10 +11,10 @@ import pytest
 
 from simcoll.cli import main
 from simcoll.errors import ConfigError
-from simcoll.planning import failures
-from simcoll.planning.failures import Cause, Job, Slowness, simulate
-from simcoll.planning.goodput import SPENT, goodput_grid
-from simcoll.planning.renewal import renewal, young_daly
+from simcoll.planning.reliability import failures
+from simcoll.planning.reliability.failures import Cause, Job, Slowness, simulate
+from simcoll.planning.reliability.goodput import SPENT, goodput_grid
+from simcoll.planning.reliability.renewal import renewal, young_daly
 
 PLAIN = Job(nodes=4, interval_us=100, blocking_us=10, saving_us=30, detect_us=5, load_us=50, causes=(Cause("x", 1000),))
 

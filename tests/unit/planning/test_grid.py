@@ -18,8 +18,8 @@ import pytest
 
 from simcoll.cli import main
 from simcoll.errors import ConfigError, InternalError
-from simcoll.planning.executors import Pool, open_pool
-from simcoll.planning.grid import Grid, read_rows, run_grid, shard_of
+from simcoll.planning.grids.executors import Pool, open_pool
+from simcoll.planning.grids.grid import Grid, read_rows, run_grid, shard_of
 from tests.support.mpi import environment, needs_mpi, run_mpi
 
 SWEEP = """
@@ -385,8 +385,8 @@ def marked(point):
 PLAYS = """
 import pathlib, sys
 from marked import marked
-from simcoll.planning.executors import open_pool
-from simcoll.planning.grid import Grid, run_grid
+from simcoll.planning.grids.executors import open_pool
+from simcoll.planning.grids.grid import Grid, run_grid
 
 if __name__ == "__main__":
     with open_pool(jobs=int(sys.argv[1])) as pool:

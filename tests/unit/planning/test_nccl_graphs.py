@@ -5,8 +5,8 @@ import pytest
 import simcoll
 from simcoll.cli import main
 from simcoll.errors import ConfigError
-from simcoll.formats.nccl_graph import parse_nccl_graphs
-from simcoll.planning.nccl_graphs import channels_of_graph, channels_schedule, fit_lines
+from simcoll.formats.logs.nccl_graph import parse_nccl_graphs
+from simcoll.planning.tuners.nccl_graphs import channels_of_graph, channels_schedule, fit_lines
 from simcoll.topology import crossbar, load_topology
 
 HEAD = 'crossnic="0" nchannels="2" speedinter="12" latencyinter="0" typeinter="PIX" samechannels="0"'

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from simcoll.cli import main
-from simcoll.planning.page import Cell, Column, Comparison, Page, Section, Table, page_html
-from simcoll.workload.design import load_design
-from simcoll.workload.steps import step
+from simcoll.planning.designs.html_page import Cell, Column, Comparison, Page, Section, Table, page_html
+from simcoll.training.design import load_design
+from simcoll.training.steps import step
 from tests.support.chromium import Browser, needs_chromium
 from tests.unit.planning.test_space import PLAN
 

@@ -14,7 +14,7 @@ import simcoll
 from realcoll.__main__ import main as realcoll_main
 from simcoll.cli import main
 from simcoll.core.protocol import ideal
-from simcoll.emulator.program_trace import ProgramTrace
+from simcoll.emulator.programs.program_trace import ProgramTrace
 from simcoll.planning import Call, Compute, Program, Send
 from simcoll.topology import crossbar
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simcoll.limits import memory
-from simcoll.planning import running
-from simcoll.planning.running import Table, check_data, runs
-from simcoll.planning.sweep import Sweep, prepare
+from simcoll.core import memory_limits as memory
+from simcoll.planning.sweeps import running
+from simcoll.planning.sweeps.running import Table, check_data, runs
+from simcoll.planning.sweeps.sweep import Sweep, prepare
 from simcoll.topology import load_topology
 from simcoll.tuning import parse_choice
 

@@ -11,18 +11,27 @@ import numpy as np
 import pytest
 
 from simcoll.errors import ConfigError
-from simcoll.formats.toml_text import toml_text
-from simcoll.limits.paths import shipped_files
-from simcoll.planning.designs import bars_of, best_of, beyond_pcie, latest, notes_of, refined, tight_of, time_design
-from simcoll.planning.figures import FIGURES, pareto_front
-from simcoll.planning.goodput import goodput_grid
-from simcoll.planning.grid import GridRun
-from simcoll.planning.space import load_space
-from simcoll.planning.sweep_grid import load_sweep, sweep_grid
+from simcoll.files.paths import shipped_files
+from simcoll.files.toml_text import toml_text
+from simcoll.planning.designs.design_search import (
+    bars_of,
+    best_of,
+    beyond_pcie,
+    latest,
+    notes_of,
+    refined,
+    tight_of,
+    time_design,
+)
+from simcoll.planning.designs.figures import FIGURES, pareto_front
+from simcoll.planning.designs.space import load_space
+from simcoll.planning.grids.grid import GridRun
+from simcoll.planning.reliability.goodput import goodput_grid
+from simcoll.planning.sweeps.sweep_grid import load_sweep, sweep_grid
 from simcoll.topology import load_topology
-from simcoll.workload.design import design_from
-from simcoll.workload.memory import memory_by_stage
-from simcoll.workload.timeline import Clock, Span
+from simcoll.training.design import design_from
+from simcoll.training.memory import memory_by_stage
+from simcoll.workload.class_clock import Clock, Span
 from simcoll.workload.workload import Compute, Workload
 
 PLAN = """

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import step_examples as examples
+from step_accuracy import megatron_a100
+from step_examples import CONTENTION, DEEPEP, PLACED, contention, exchange_us, placed
 
 from simcoll.binding import bind
 from simcoll.cli import main
 from simcoll.emulator import emulate
 from simcoll.errors import ConfigError
-from simcoll.planning import step_examples as examples
-from simcoll.planning.step_accuracy import megatron_a100
-from simcoll.planning.step_examples import CONTENTION, DEEPEP, PLACED, contention, exchange_us, placed
-from simcoll.planning.step_fitting import fit_steps, predicted
-from simcoll.planning.step_rows import published_steps, read_steps
+from simcoll.planning.measured.step_fitting import fit_steps, predicted
+from simcoll.planning.measured.step_rows import published_steps, read_steps
 from simcoll.topology import crossbar
+from simcoll.training.step_calibration import UNCALIBRATED, Calibration, load_calibration, shipped_calibration
 from simcoll.tuning import schedule
-from simcoll.workload.calibration import UNCALIBRATED, Calibration, load_calibration, shipped_calibration
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "accuracy-steps.md"

@@ -9,10 +9,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from simcoll.planning.step_trace import step_trace
+from simcoll.planning.designs.step_trace import step_trace
 from simcoll.topology import crossbar
-from simcoll.workload.playing import alone_on
-from simcoll.workload.run import run_workload
+from simcoll.workload.playing import alone_on, run_workload
 from simcoll.workload.workload import Call, Compute, Send, Workload
 
 US = 10**9

@@ -9,7 +9,7 @@ import pytest
 
 from simcoll.cli import main
 from simcoll.errors import ConfigError
-from simcoll.planning.sweep_grid import load_sweep, sweep_grid
+from simcoll.planning.sweeps.sweep_grid import load_sweep, sweep_grid
 
 SMALL = """
 title = "small"

@@ -7,13 +7,13 @@ import pytest
 
 from simcoll.algorithms import ALGORITHMS
 from simcoll.cli import main
-from simcoll.formats.nccl_tuning import Tuned, TuningTable
-from simcoll.formats.tuner_files import Rule, tuner_format
+from simcoll.files.paths import data_folder
+from simcoll.formats.logs.nccl_tuning import Tuned, TuningTable
+from simcoll.formats.tuners.tuner_files import Rule, tuner_format
 from simcoll.libraries.calibration import Calibration, write_calibration
-from simcoll.limits.paths import data_folder
-from simcoll.planning.leaders import time_through_leaders
-from simcoll.planning.mpi_libraries import load_mpi_library
-from simcoll.planning.tuner_choices import Picked, nccl_choices, played_choices, rules_of
+from simcoll.planning.tuners.fastest_choices import Picked, nccl_choices, played_choices, rules_of
+from simcoll.planning.tuners.leaders import time_through_leaders
+from simcoll.planning.tuners.mpi_libraries import load_mpi_library
 from simcoll.topology import crossbar, load_topology
 
 

@@ -9,7 +9,8 @@ import simcoll
 from simcoll.core.collective import Collective
 from simcoll.core.schedule import COPY, REDUCE, Layout, Repeat, Schedule, Step, joined, transfers
 from simcoll.errors import ScheduleError
-from simcoll.proving import alike, verify
+from simcoll.proving import alike_pieces as alike
+from simcoll.proving import verify
 
 PIPELINES = [
     ("broadcast", "chain", {"pieces": 128}),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import simcoll
 from simcoll.core.schedule import COPY, REDUCE, SYNC, Layout, Repeat, Schedule, Step, transfers
 from simcoll.errors import ConfigError, ScheduleError
-from simcoll.formats.schedule_json import dump_schedule, parse_schedule
+from simcoll.formats.schedules.schedule_json import dump_schedule, parse_schedule
 from simcoll.proving.symmetry import verify_by_symmetry
 from simcoll.testing.strategies import schedules
 

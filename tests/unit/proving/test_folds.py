@@ -10,7 +10,7 @@ from simcoll.core.collective import Collective
 from simcoll.core.protocol import ideal
 from simcoll.core.schedule import COPY, REDUCE, Layout, Schedule, joined, transfers
 from simcoll.errors import ScheduleError
-from simcoll.formats.schedule_json import dump_schedule, parse_schedule
+from simcoll.formats.schedules.schedule_json import dump_schedule, parse_schedule
 from simcoll.proving.lowering import check_lowering
 from simcoll.topology.families import crossbar
 

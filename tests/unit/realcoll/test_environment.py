@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import simcoll
-from realcoll.errors import FaultError
-from realcoll.start.environment import Job, control_of, job_from, listening_at
-from realcoll.start.launch import launch
+from realcoll.process_errors import FaultError
+from realcoll.start.job_environment import Job, control_of, job_from, listening_at
+from realcoll.start.local_launch import launch
 from realcoll.start.mpi_start import job_of
 from realcoll.start.pmi import Board, job_name
 from simcoll.errors import ConfigError
@@ -127,7 +127,7 @@ def test_nonsense_is_refused(variables, said):
 
 MEET = """
     import os, sys
-    from realcoll.start.environment import Job, control_of, job_from, listening_at
+    from realcoll.start.job_environment import Job, control_of, job_from, listening_at
     job = job_from(os.environ)
     control = control_of(job, 20.0)
     found = control.gather("hello", bytes([job.process]))

@@ -8,13 +8,13 @@ import pytest
 
 import simcoll
 from realcoll.__main__ import main
-from realcoll.measure.calibrate import calibration, fit, shift, topology_toml
-from realcoll.measure.perf import Line, Measured
-from realcoll.measure.report import footer, header, row, write_new
+from realcoll.measure.message_fit import calibration, fit, shift, topology_toml
+from realcoll.measure.nccl_tests_report import footer, header, row, write_new
+from realcoll.measure.timed_sizes import Line, Measured
 from realcoll.transports import gpu_is_here
 from simcoll.errors import ConfigError
-from simcoll.formats import output
-from simcoll.formats.nccl_tests import load_log
+from simcoll.files import output
+from simcoll.formats.logs.nccl_tests import load_log
 from simcoll.libraries.calibration import Calibration, load_calibration
 from simcoll.libraries.fitting import formula
 from simcoll.topology import load_topology

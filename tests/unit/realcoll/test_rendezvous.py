@@ -9,10 +9,10 @@ import time
 import pytest
 
 import simcoll
-from realcoll.errors import FaultError
 from realcoll.executor import fingerprint
 from realcoll.meeting.control import join
 from realcoll.meeting.host import Host
+from realcoll.process_errors import FaultError
 from simcoll.errors import ConfigError
 
 TOKEN = "secret"

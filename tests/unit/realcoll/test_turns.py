@@ -12,7 +12,7 @@ from simcoll.core.collective import Collective
 from simcoll.core.schedule import REDUCE, SWITCH_REDUCE, Layout, Schedule, transfers
 from simcoll.core.wiring import wire
 from simcoll.proving import check_lowering, lower
-from simcoll.proving.program import check_ordered
+from simcoll.proving.program_proof import check_ordered
 from tests.support.turns_read_back import program_of
 
 

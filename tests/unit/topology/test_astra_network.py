@@ -7,7 +7,7 @@ import pytest
 from simcoll.errors import ConfigError
 from simcoll.formats.recognise import recognise
 from simcoll.topology import load_topology
-from simcoll.topology.astra_network import parse_astra_network
+from simcoll.topology.readers.astra_network import parse_astra_network
 
 GB = 2**30 * 10**6  # a GB/s of ASTRA-sim in micro-bytes per second
 THREE = b"""# ring, full connection, switch

@@ -11,7 +11,7 @@ from simcoll.cli import main
 from simcoll.errors import ConfigError
 from simcoll.testing import topologies
 from simcoll.topology import crossbar, load_topology
-from simcoll.topology.graph_files import graphml_text, parse_graphml, parse_simgrid, simgrid_text
+from simcoll.topology.readers.graph_files import graphml_text, parse_graphml, parse_simgrid, simgrid_text
 
 
 def links(topology):

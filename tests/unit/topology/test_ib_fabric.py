@@ -8,7 +8,7 @@ import simcoll
 from simcoll.errors import ConfigError
 from simcoll.formats.recognise import recognise
 from simcoll.topology import load_topology
-from simcoll.topology.ib_fabric import parse_ib_fabric
+from simcoll.topology.readers.ib_fabric import parse_ib_fabric
 from tests.support.fabrics import discovered, fat_tree, lined, linked
 
 RATES = {"nvlink_bandwidth": "100 GB/s", "pcie_bandwidth": "50 GB/s"}

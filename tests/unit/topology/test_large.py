@@ -6,7 +6,7 @@ import simcoll
 from simcoll.emulator import emulate
 from simcoll.errors import ConfigError
 from simcoll.topology import load_topology
-from simcoll.topology.layers import layers_of, shipped_topologies
+from simcoll.topology.file_layers import layers_of, shipped_topologies
 
 GPUS = 16_384
 WITHOUT_NETWORK = {"azure-nc-a100-v4", "rtx-2080ti-pair"}  # nodes that have no NICs

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from simcoll.errors import ConfigError
 from simcoll.topology import LINK_KINDS, load_topology
 from simcoll.topology.machine import machine
-from simcoll.topology.nccl_xml import parse_nccl_xml
+from simcoll.topology.readers.nccl_xml import parse_nccl_xml
 
 GB = 10**15
 

@@ -7,8 +7,8 @@ import pytest
 from simcoll.cli import main
 from simcoll.errors import ConfigError
 from simcoll.topology import crossbar, load_topology, shipped_topologies
-from simcoll.topology.nccl_xml import parse_nccl_xml
-from simcoll.topology.nccl_xml_writer import nccl_topology_xml
+from simcoll.topology.readers.nccl_xml import parse_nccl_xml
+from simcoll.topology.readers.nccl_xml_writer import nccl_topology_xml
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 import simcoll
 from simcoll.core.protocol import Protocol
 from simcoll.topology import crossbar, fat_tree, torus
-from simcoll.topology.graph_files import parse_simgrid, simgrid_text
+from simcoll.topology.readers.graph_files import parse_simgrid, simgrid_text
 
 SMPI = Protocol("smpi", header_bytes=16)
 CASES = (

@@ -6,7 +6,7 @@ import pytest
 
 from simcoll.errors import ConfigError
 from simcoll.topology import load_topology
-from simcoll.topology.smi_matrix import parse_smi_matrix
+from simcoll.topology.readers.smi_matrix import parse_smi_matrix
 
 # Two sockets with two GPUs and a NIC each; a pair is bridged by NVLink. As printed, with the terminal's marks.
 PAIRS = (

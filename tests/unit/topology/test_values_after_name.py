@@ -8,7 +8,7 @@ import pytest
 
 from simcoll.errors import ConfigError
 from simcoll.topology import load_topology
-from simcoll.topology.layers import beside, layers_of, split_values
+from simcoll.topology.file_layers import beside, layers_of, split_values
 
 DEVICE = '<pci busid="{}" class="{}" link_speed="16 GT/s" link_width="16"/>'
 GPU = '<pci busid="{0}" class="0x030200" link_speed="16 GT/s" link_width="16"><gpu sm="80" rank="{1}" dev="{1}">{2}</gpu></pci>'

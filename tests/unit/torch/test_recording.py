@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from simcoll.topology import load_topology
-from simcoll.workload.run import run_workload
+from simcoll.workload.playing import run_workload
 from tests.support.deferred import Deferred, needs_torch
 
 torch, nn, dist = Deferred("torch"), Deferred("torch.nn"), Deferred("torch.distributed")

@@ -6,7 +6,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from simcoll.cuda_comm import DeviceArray, broadcast_coalesced, gather, scatter
-from simcoll.cuda_comm.devices import buckets
+from simcoll.cuda_comm.emulated_devices import buckets
 from tests.support.deferred import Deferred, needs_torch
 
 torch = Deferred("torch")

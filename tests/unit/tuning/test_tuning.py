@@ -6,8 +6,8 @@ import pytest
 import simcoll
 import simcoll.distributed as dist
 from simcoll import Collective, ConfigError
-from simcoll.planning.running import runs
-from simcoll.planning.sweep import Sweep, prepare
+from simcoll.planning.sweeps.running import runs
+from simcoll.planning.sweeps.sweep import Sweep, prepare
 from simcoll.topology import crossbar, load_topology, place
 from simcoll.tuning import Choice, candidates, collective_on, costs, default_algorithm, default_protocols, schedule_on
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from simcoll.distributed.server.frames import Limits, MalformedError
 from simcoll.distributed.server.server import LIGHT_BYTES, Peer
-from simcoll.distributed.stores.errors import DistStoreError
-from simcoll.distributed.stores.table import ENTRY_BYTES, Table
+from simcoll.distributed.stores.store_errors import DistStoreError
+from simcoll.distributed.stores.store_table import ENTRY_BYTES, Table
 from simcoll.distributed.stores.wire import MAX_ITEMS, NOT_READY, REQUESTS, SERVICE, Answer, Reply, Request, Verb
 
 if TYPE_CHECKING:

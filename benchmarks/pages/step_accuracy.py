@@ -1,0 +1,388 @@
+"""The accuracy page of training steps: predicted against measured, with the constants fitted to each table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from step_examples import CONTENTION, DEEPEP, PLACED, contention, exchange_us, placed
+
+from simcoll.planning.measured.step_fitting import fit_steps, predicted
+from simcoll.planning.measured.step_rows import StepTable, published_steps
+from simcoll.training.design import Design
+from simcoll.training.step_calibration import UNCALIBRATED, Calibration, shipped_calibration
+from simcoll.training.steps import Step
+
+__all__ = ["megatron_a100", "step_page"]
+
+SINGLE_EVERY = 6
+FITTED = ("rate", "hbm", "host_layer_us", "host_tp_us", "step_ms")
+HEAD = """# Accuracy of training steps
+
+Predicted (tier 1) against measured times of published training steps, by source. `simcoll accuracy --steps` prints this page; the rows
+are in `measurements/steps`, with their sources.
+
+## vTrain: Megatron-DeepSpeed on A100
+
+Five constants, {constants}, each for all rows: {calibration}. Fitted to the rows of several nodes and to every sixth
+of one node, half of the weight each. *Left out*: every fold (rows of one model width on one number of GPUs), with constants fitted
+to the other folds. The peak is the vendor's, its ceiling a measured matrix product (`gpus/a100-80.toml`); collectives are NCCL
+2.27's, measured elsewhere (`libraries/nccl-2.27.toml`).
+
+| rows | | number | mean error | median | p90 | bias |
+|---|---|---|---|---|---|---|
+"""
+PUBLISHED = """
+vTrain itself, which measures kernels on a GPU and fits nothing, reports 14.7 % for several nodes and 8.4 % for one (arXiv 2312.12391,
+on all of its rows, of which these are a part).
+
+The rows with the largest errors have tp 2 with pp 8 or 16 and a model of 39.1B; all took longer than predicted, with memory nearly
+full.
+"""
+KORTHIKANTI = """
+## Korthikanti et al., table 5: Megatron-LM on A100
+
+Nothing is fitted to these rows: the constants are those from vTrain's. Calculon reports a mean of 3.65 % and at most 8.87 %, with
+efficiencies set by hand (arXiv 2306.02003).
+
+| model | recompute | measured s | predicted s | error |
+|---|---|---|---|---|
+"""
+SLOWER = 0.4
+"""Slow-down of computation beside collectives, for MLPerf's rows: the maximum measured by arXiv 2507.03114 on H100 and A100."""
+SLOWDOWNS = {
+    0.0: "off",
+    0.189: "their mean",
+    SLOWER: "their most",
+    0.76: "a product of matrices on A100, NCCL issue 1428",
+}
+MLPERF = """
+## MLPerf Training v5.0: Llama 3.1 405B on H100
+
+*Blind*: no constant. *From 512 GPUs*: the rate of matrix products from the first row ({rate}), and computation that is {slower} % slower
+beside collectives of data parallelism, the most that arXiv 2507.03114 measured on H100 and A100; the other rows are predicted.
+
+| GPUs | micro-batches | measured s | blind | from 512 GPUs |
+|---|---|---|---|---|
+"""
+INTERCEPT = """
+A line through the times over micro-batches and bubble has its intercept, the cost of data parallelism and the optimizer in a step, at
+{line:.3f} s measured, {weighted:.3f} s when each row weighs by its time. Played together (tier 2), where data parallelism, stages and
+context share NICs, and with a slow-down of {slower:.1g} as above, steps have it at
+{together}. Exposed bytes, those of the first and the last layers,
+are a small part; the rest is computation slowed down by overlapped bytes. In tier 1, without weights:
+
+| slow-down beside collectives | intercept s | all stages at the same time | layer by layer |
+|---|---|---|---|
+"""
+BUCKETS = """
+The runs reduced the gradients of a chunk of layers at once, when its stage had finished it, so that a slowed stage delays the next.
+NeMo 2.2.0, the version in the submission's `Dockerfile`, makes a chunk one bucket (`init_ddp` in `nemo/lightning/megatron_parallel.py`),
+and has no option that its `extract_ddp_funcs` would need to reduce on *all stages at the same time*, as earlier versions do; then stages
+are slow together. The submission's files (`config_common.sh`, `custom_communicator_cta.yaml` and `pretrain.py` of
+`eos-dfw_n64_ngc25.01_nemo`) confirm that both collectives overlap, with parameters in 8 bits. Not modelled: three operations of some
+5 ms per step (setting gradients to 0, checking them for NaN, transposing 8-bit weights), the host's wait for the result of that check
+before every reduction and its work between two steps, NCCL's limits of 8 multiprocessors for data parallelism and 1 for context, and
+differences between GPUs.
+"""
+GPT3 = """
+## MLPerf Training v4.1: GPT-3 175B on H100
+
+The same cluster; nothing fitted. *Slowed*: {slower} % slower beside collectives, as above. These runs used NeMo's older classes, which
+reduce a chunk's gradients on all stages at the same time (`megatron_gpt_model.py`, `align_grad_reduce`).
+
+| GPUs | micro-batches | measured s | blind | slowed |
+|---|---|---|---|---|
+"""
+MEGATRON = """
+## Narayanan et al., table 1: Megatron-LM on A100
+
+Nothing fitted: constants from vTrain. Measured times follow from the published TFLOP/s and the paper's count of operations.
+
+| model | GPUs | measured s | predicted s | error |
+|---|---|---|---|---|
+"""
+FSDP = """
+## MPT: PyTorch FSDP on H100 and A100
+
+Models of 125 million to 70 billion parameters, sequences of 512 to 65,536, 8 to 512 GPUs. *Blind*: no constant. *Seen* and *other
+models*: {constants}, three for each GPU, fitted to the models of {fitted} alone; computation is {slower} % slower beside collectives, as
+above. The rows of A100 with 40 GB and those of 8-bit products were not fitted at all.
+
+| table | rows | blind: mean | bias | seen: mean | other models: rows | mean | median | p90 |
+|---|---|---|---|---|---|---|---|---|
+"""
+STACKS = (
+    ("mpt-h100", "fsdp-h100"),
+    ("mpt-h100-fp8", "fsdp-h100"),
+    ("mpt-a100-80", "fsdp-a100"),
+    ("mpt-a100-40", "fsdp-a100"),
+)
+"""Tables of PyTorch FSDP, and the constants for their predictions."""
+STACK_FITTED = ("1b", "7b", "30b")
+"""Models that gave those constants, on H100 with 16-bit products and on A100 with 80 GB."""
+TITAN = """
+## torchtitan: PyTorch FSDP2
+
+Found on 24 November 2026; nothing is fitted to these rows. *Blind*: no constant. *FSDP*: `fsdp-h100` and `fsdp-a100`, from MPT's rows of
+eager PyTorch. The H100 ran at 500 W and have 2.4 TB/s of memory; predictions are for 700 W and 3.35 TB/s. Compiled kernels on H200 at
+700 W are between the two. Asynchronous tensor parallelism gained 5 to 16 % there, 23 to 35 % here: slower kernels for parts of a product
+are not modelled. Pipelines whose micro-batches are not published are left out.
+
+| model | GPUs | type | measured s | blind | FSDP |
+|---|---|---|---|---|---|
+"""
+BLIND = """
+## NeMo, Megatron Bridge, DGX Cloud and Llama 3: no calibration
+
+Predictions from a design file alone. The sustained share of single kernels' rates of H100 is from MPT's rows and those of NeMo 24.07,
+that of B200 and GB200 from the dense rows of Megatron Bridge 25.11, and that of GB300 from those of Megatron Bridge 26; all other rows
+were predicted with these shares fixed. The recipes of the containers determine which rows overlap exchanges of tokens, on how many
+multiprocessors, and which kernels CUDA graphs launch. Megatron Bridge 26 means containers 26.02 to 26.08, each configuration in its
+newest container; two are printed there without chunks or sharding, which they may have had: 70B on GB300 at +28 % and -20 %. The
+Llama 3 paper does not give the chunks of a stage; 8 are assumed. The 63 rows of NeMo 24.12, from recipes of DGX Cloud, were found on
+24 November 2026 and predicted as they are.
+
+| software | model | GPUs | type | measured s | predicted s | error |
+|---|---|---|---|---|---|---|
+"""
+HOST = """
+Mixtures of experts without CUDA graphs for the whole step wait for the host, which launches kernels for each expert. With {layer:.0f} us
+for the forward pass of a layer, as vTrain's rows say, and {expert:.0f} us for each of its experts, as one row of Qwen3 30B on B200 says
+(`megatron-experts`), all other mixtures are off by: {means}. GPT-OSS remains too fast, although the biases of its
+experts are counted, which Megatron-LM adds in 32 bits by separate kernels (8 points of the error).
+"""
+HOST_ROW = 27.0503
+"""Seconds of the row that determines the host's time per expert."""
+BLIND_TABLES = {
+    "nemo-2024": "NeMo 24.07",
+    "megatron-bridge-2025": "Megatron Bridge 25.11",
+    "megatron-bridge-2026": "Megatron Bridge 26",
+    "automodel-2025": "NeMo AutoModel",
+    "dgxc-2502": "NeMo 24.12",
+    "dgxc-2025": "DGX Cloud",
+    "llama3-paper": "Llama 3 paper",
+    "deepseek-v3-paper": "DeepSeek paper",
+}
+EXCHANGE = """
+## DeepEP: exchanges of tokens
+
+Microseconds on H800 with a NIC of 400 Gbit/s per GPU; nothing fitted. *Balanced*: with equal load on all experts.
+
+| GPUs | kernel | measured | predicted | error | balanced |
+|---|---|---|---|---|---|
+"""
+PLACEMENT = """
+A step of 256 H100, four nodes a leaf: tensor parallelism of 8, 4 stages, data parallelism of 8, 8 micro-batches of 20 ms forward and 40 ms
+backward, 32 MiB from stage to stage, 4 GB of gradients and 2 GB of parameters of each rank.
+
+| spine | step ms | data parallelism exposed | stages exposed |
+|---|---|---|---|
+"""
+SHARED = """
+## Two axes on one NIC: formulas against the emulator
+
+Backward passes of 8 layers on 4 nodes of 8 H100: each waits for an all_to_all among 16 ranks, and a reduce_scatter over all 32 runs beside
+the next layers. Milliseconds, without measurements: the error of simple formulas.
+
+| compute, exchange, reduction of a layer | the longer of both | the sum | emulated |
+|---|---|---|---|
+"""
+
+
+def megatron_a100() -> Calibration:
+    """The constants of Megatron on A100, from vTrain's rows."""
+    return shipped_calibration("megatron-a100")
+
+
+def step_page() -> str:
+    """The page, in Markdown; made from scratch it takes some ten minutes."""
+    parts = (_vtrain, _korthikanti, _mlperf, _gpt3, _megatron, _fsdp, _titan, _blind, _exchange, _shared)
+    return "".join(line for part in parts for line in part())
+
+
+def _vtrain() -> Iterator[str]:
+    several, one = published_steps("vtrain-multi").rows, published_steps("vtrain-single").rows
+    some = one[::SINGLE_EVERY]
+    rows, weights = [*several, *some], [1 / len(several)] * len(several) + [1 / len(some)] * len(some)
+    shipped = megatron_a100()
+    found = fit_steps(rows, FITTED, start=shipped, weights=weights)
+    words = f"`{shipped.hash}` in `calibrations/megatron-a100.toml`"
+    yield HEAD.format(
+        constants=", ".join(f"`{name}` {getattr(shipped, name):.4g}" for name in FITTED), calibration=words
+    )
+    count = len(several)
+    for name, part in (("several nodes", slice(count)), ("one node", slice(count, None))):
+        for how, errors in (("left out", found.unseen[part]), ("all", found.seen[part])):
+            yield f"| {name} | {how} | {len(errors)} | {_summary(errors)} |\n"
+    blind = predicted(several, UNCALIBRATED) / np.array([row.seconds for row in several]) - 1
+    yield f"| several nodes | no constant | {count} | {_summary(blind)} |\n"
+    yield PUBLISHED
+
+
+def _summary(errors: NDArray[np.float64]) -> str:
+    size = np.abs(errors)
+    values = (size.mean(), np.median(size), np.quantile(size, 0.9))
+    return " | ".join([*(f"{100 * value:.1f} %" for value in values), f"{100 * errors.mean():+.1f} %"])
+
+
+def _errors(table: StepTable, calibration: Calibration) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    times = predicted(table.rows, calibration)
+    return times, times / np.array([row.seconds for row in table.rows]) - 1
+
+
+def _korthikanti() -> Iterator[str]:
+    table = published_steps("korthikanti")
+    times, errors = _errors(table, megatron_a100())
+    yield KORTHIKANTI
+    for row, time, error in zip(table.rows, times, errors, strict=True):
+        yield f"| {row.fold} | {row.design.parallel.recompute} | {row.seconds:.2f} | {time:.2f} | {100 * error:+.1f} % |\n"
+    yield f"\nMean {100 * np.abs(errors).mean():.1f} %, at most {100 * np.abs(errors).max():.1f} %.\n"
+
+
+def _mlperf() -> Iterator[str]:
+    table = published_steps("mlperf-405b-h100")
+    fit = fit_steps(table.rows[:1], ("rate",), start=Calibration(overlap=SLOWER))
+    _, blind = _errors(table, UNCALIBRATED)
+    errors = _errors(table, fit.calibration)[1]
+    yield MLPERF.format(rate=f"{fit.calibration.rate:.3f} of what the GPU sustains", slower=round(100 * SLOWER))
+    for row, one, other in zip(table.rows, blind, errors, strict=True):
+        design = row.design
+        yield f"| {design.mesh.nranks} | {design.micro_batches} | {row.seconds:.3f} | {100 * one:+.1f} % | {100 * other:+.1f} % |\n"
+    parallel = table.rows[0].design.parallel
+    passes = [row.design.micro_batches + (parallel.pp - 1) / parallel.virtual for row in table.rows]
+    measured = np.array([row.seconds for row in table.rows])
+    said, weighed = _intercept(passes, measured), _intercept(passes, measured, 1 / measured)
+    played = [Step(replace(row.design, calibration=fit.calibration)).time_fs(tier=2) / 1e15 for row in table.rows]
+    lines = (_intercept(passes, played), said), (_intercept(passes, played, 1 / measured), weighed)
+    together = " and ".join(f"{one:.3f} s ({100 * (one / other - 1):+.0f} %)" for one, other in lines)
+    yield INTERCEPT.format(line=said, weighted=weighed, slower=SLOWER, together=together)
+    for slower, words in SLOWDOWNS.items():
+        constants = msgspec.structs.replace(fit.calibration, overlap=slower)
+        told = []
+        for buckets in ("chunk", "aligned", "layer"):
+            rows = [replace(row, design=_with(row.design, buckets=buckets)) for row in table.rows]
+            found = _intercept(passes, predicted(rows, constants))
+            told.append(f"{found:.3f} ({100 * (found / said - 1):+.0f} %)")
+        yield f"| {slower:.3g}: {words} | {' | '.join(told)} |\n"
+    yield BUCKETS
+
+
+def _with(design: Design, **changes: str) -> Design:
+    return replace(design, parallel=msgspec.structs.replace(design.parallel, **changes))
+
+
+def _intercept(passes: Sequence[float], seconds: ArrayLike, weights: NDArray[np.float64] | None = None) -> float:
+    return float(np.polyfit(passes, np.asarray(seconds), 1, w=weights)[1])
+
+
+def _gpt3() -> Iterator[str]:
+    table = published_steps("mlperf-gpt3-h100")
+    yield GPT3.format(slower=round(100 * SLOWER))
+    blind, slowed = (_errors(table, each)[1] for each in (UNCALIBRATED, Calibration(overlap=SLOWER)))
+    for row, one, other in zip(table.rows, blind, slowed, strict=True):
+        design = row.design
+        yield f"| {design.mesh.nranks} | {design.micro_batches} | {row.seconds:.3f} | {100 * one:+.1f} % | {100 * other:+.1f} % |\n"
+
+
+def _megatron() -> Iterator[str]:
+    table = published_steps("megatron-table1")
+    times, errors = _errors(table, megatron_a100())
+    yield MEGATRON
+    for row, time, error in zip(table.rows, times, errors, strict=True):
+        yield f"| {row.fold} | {row.design.mesh.nranks} | {row.seconds:.2f} | {time:.2f} | {100 * error:+.1f} % |\n"
+
+
+def _fsdp() -> Iterator[str]:
+    names = " and ".join(f"`{name}`" for name in dict.fromkeys(name for _, name in STACKS))
+    yield FSDP.format(constants=names, fitted=", ".join(STACK_FITTED), slower=round(100 * SLOWER))
+    for name, constants in STACKS:
+        table, made = published_steps(name), shipped_calibration(constants)
+        blind, errors = (_errors(table, each)[1] for each in (UNCALIBRATED, made))
+        fitted = np.array([row.fold in STACK_FITTED and made.source.startswith(f"{name}:") for row in table.rows])
+        size = np.abs(errors)
+        seen = f"{100 * size[fitted].mean():.1f} %" if fitted.any() else "-"
+        other = size[~fitted]
+        values = (f"{100 * value:.1f} %" for value in (other.mean(), np.median(other), np.quantile(other, 0.9)))
+        yield (
+            f"| {table.title.removeprefix('MPT with PyTorch FSDP on ')} | {len(table.rows)} | {100 * np.abs(blind).mean():.0f} % "
+            f"| {100 * blind.mean():+.0f} % | {seen} | {len(other)} | {' | '.join(values)} |\n"
+        )
+
+
+def _titan() -> Iterator[str]:
+    table = published_steps("torchtitan")
+    yield TITAN
+    blind = _errors(table, UNCALIBRATED)[1]
+    eager = {name: _errors(table, shipped_calibration(f"fsdp-{name}"))[1] for name in ("h100", "a100")}
+    groups: dict[str, list[float]] = {}
+    for place, row in enumerate(table.rows):
+        gpu = row.design.gpu.name
+        error = float(eager["a100" if gpu.startswith("a100") else "h100"][place])
+        kind = "asynchronous" if row.design.parallel.overlap_tp and row.design.parallel.pp == 1 else gpu.upper()
+        groups.setdefault(kind, []).append(abs(error))
+        yield (
+            f"| {row.fold} | {row.design.mesh.nranks} {gpu.upper()} | {row.design.dtype} | {row.seconds:.2f} "
+            f"| {100 * blind[place]:+.1f} % | {100 * error:+.1f} % |\n"
+        )
+    yield f"\nMean error, FSDP: {_means(groups)}; blind: {100 * np.abs(blind).mean():.1f} %.\n"
+
+
+def _blind() -> Iterator[str]:
+    yield BLIND
+    groups: dict[str, list[float]] = {}
+    for name, software in BLIND_TABLES.items():
+        table = published_steps(name)
+        for row, time, error in zip(table.rows, *_errors(table, UNCALIBRATED), strict=True):
+            design = row.design
+            gpu = design.gpu.name.upper()
+            kind = row.fold.split()[0] if design.model.experts else f"{software} on {gpu}"
+            groups.setdefault(kind, []).append(abs(float(error)))
+            yield (
+                f"| {software} | {row.fold} | {design.mesh.nranks} {gpu} | {design.dtype} | {row.seconds:.2f} | {time:.2f} "
+                f"| {100 * error:+.1f} % |\n"
+            )
+    yield f"\nMean error: {_means(groups)}.\n"
+    host = shipped_calibration("megatron-experts")
+    launched: dict[str, list[float]] = {}
+    for name in BLIND_TABLES:
+        rows = [row for row in published_steps(name).rows if row.design.model.experts and row.seconds != HOST_ROW]
+        for row, time in zip(rows, predicted(rows, host), strict=True):
+            launched.setdefault(row.fold.split()[0], []).append(abs(float(time / row.seconds - 1)))
+    yield HOST.format(layer=host.host_layer_us, expert=host.host_expert_us, means=_means(launched))
+
+
+def _means(groups: dict[str, list[float]]) -> str:
+    return ", ".join(f"{kind} {100 * np.mean(errors):.1f} %" for kind, errors in groups.items())
+
+
+def _exchange() -> Iterator[str]:
+    yield EXCHANGE
+    errors = []
+    for gpus, measured in DEEPEP.items():
+        for which, kernel in enumerate(("dispatch", "combine")):
+            time, even = exchange_us(gpus, which), exchange_us(gpus, which, balanced=True)
+            errors.append(time / measured[which] - 1)
+            off = f"{100 * errors[-1]:+.1f} % | {100 * (even / measured[which] - 1):+.1f} %"
+            yield f"| {gpus} | {kernel} | {measured[which]} | {time:.0f} | {off} |\n"
+    yield f"\nMean {100 * float(np.abs(errors).mean()):.1f} %.\n"
+
+
+def _shared() -> Iterator[str]:
+    yield SHARED
+    for case in CONTENTION:
+        longer, summed, played = contention(case)
+        sizes = f"{case.compute_ms:g} ms, {case.exchange_mib} MiB, {case.reduce_mib} MiB"
+        yield (
+            f"| {sizes} | {longer:.1f} ({100 * (longer / played - 1):+.0f} %) | {summed:.1f} ({100 * (summed / played - 1):+.0f} %) "
+            f"| {played:.1f} |\n"
+        )
+    yield PLACEMENT
+    for (oversubscription, order), words in PLACED.items():
+        whole, alone, apart = (
+            placed(oversubscription, order, **bytes_of) for bytes_of in ({}, {"data": False}, {"sends": False})
+        )
+        yield f"| {words} | {whole:.0f} | {whole - alone:.0f} | {whole - apart:.0f} |\n"

@@ -1,0 +1,233 @@
+"""Measure a collective over sizes as nccl-tests does, beside the library's own and the emulator's prediction."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+import simcoll
+from realcoll.executor import Prepared, prepare
+from realcoll.transports.interface import Transport
+from simcoll.algorithms.imported import is_file_name
+from simcoll.binding import bind, verify
+from simcoll.core.collective import KINDS, bus_factor
+from simcoll.core.memory_limits import check_room
+from simcoll.core.plan import Plan
+from simcoll.core.reduction import parse_dtype
+from simcoll.core.reference import count_wrong, exact_inputs, expected_outputs
+from simcoll.emulator.data.budget import exact_bytes
+from simcoll.errors import ConfigError
+from simcoll.topology import Topology
+from simcoll.tuning import Choice, collective_on
+
+__all__ = ["Line", "Measured", "Request", "kinds_of_data", "measure", "schedules", "timed"]
+
+OP_NAMES = {"prod": "product", "mulsum": "premul_sum"}
+ALL_DTYPES = (
+    "int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16", "float8_e4m3fn",
+    "float8_e5m2",
+)  # fmt: skip
+"""Element types of nccl-tests' ``-d all``."""
+ALL_OPS = ("sum", "product", "max", "min", "avg", "premul_sum")
+"""Reductions of nccl-tests' ``-o all``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A requested measurement.
+
+    Attributes
+    ----------
+    collective, choice, dtype, op, root
+        As for ``simcoll perf``.
+    counts
+        Elements as passed to the collective.
+    nranks
+        Total number of ranks.
+    iterations, warmup, check
+        As nccl-tests' -n, -w, -c.
+    baseline
+        Whether the library's own collective runs too.
+    """
+
+    collective: str
+    choice: Choice
+    dtype: str
+    op: str
+    root: int | None
+    counts: tuple[int, ...]
+    nranks: int
+    iterations: int = 20
+    warmup: int = 1
+    check: bool = True
+    baseline: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One measurement of one size.
+
+    ``time_s`` is the mean over ranks and iterations; ``wrong`` counts wrong elements (None: not checked).
+    """
+
+    time_s: float
+    wrong: int | None
+
+    def algbw(self, size_bytes: int) -> float:
+        """Bytes per second."""
+        return size_bytes / self.time_s if self.time_s else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One size: out of place, in place where defined, the library's own collective, and the emulator's prediction."""
+
+    plan: Plan
+    op: str
+    out_of_place: Measured | None
+    in_place: Measured | None
+    baseline: Measured | None
+    predicted_s: float | None
+
+    @property
+    def data(self) -> tuple[int, int, str, str, int]:
+        """Bytes, elements, type, reduction and root in nccl-tests' form: -1 is no root."""
+        plan, root = self.plan, self.plan.collective.root
+        op = self.op if plan.collective.spec.reduces else "none"
+        return plan.total_bytes, plan.count, plan.dtype.name, op, -1 if root is None else root
+
+    @property
+    def factor(self) -> float:
+        """Bus bandwidth over algorithm bandwidth."""
+        return bus_factor(self.plan.collective.kind, self.plan.nranks)
+
+    @property
+    def ratio(self) -> float | None:
+        """Bandwidth over that of the library's own collective, both out of place."""
+        own = self.out_of_place.time_s if self.out_of_place else 0
+        return self.baseline.time_s / own if self.baseline and own else None
+
+
+def kinds_of_data(collective: str, dtype: str, op: str) -> list[tuple[np.dtype[Any], str]]:
+    """The element types and reductions selected by nccl-tests' -d and -o, where ``all`` stands for several.
+
+    Raises
+    ------
+    ConfigError
+        For unknown names.
+
+    Examples
+    --------
+    >>> [op for _, op in kinds_of_data("all_reduce", "int8", "all")]
+    ['sum', 'product', 'max', 'min', 'avg', 'premul_sum']
+    """
+    dtypes = [parse_dtype(name) for name in (ALL_DTYPES if dtype == "all" else [dtype])]
+    ops = ALL_OPS if op == "all" and KINDS[collective].reduces else ["sum" if op == "all" else OP_NAMES.get(op, op)]
+    return [(element, each) for element in dtypes for each in ops]
+
+
+def schedules(request: Request) -> tuple[simcoll.Schedule | None, simcoll.Schedule | None]:
+    """The proved schedules, out of place and in place; a schedule file has only one of the two.
+
+    Raises
+    ------
+    ConfigError
+        When the algorithm does not support the collective, rank count or parameters.
+    """
+    params: dict[str, Any] = dict(request.choice.params)
+    outside = collective_on(request.collective, request.nranks, request.root)
+    made = simcoll.schedule(outside, request.choice.algorithm, **params)
+    verify(made)
+    if is_file_name(request.choice.algorithm):
+        return (None, made) if made.collective.in_place else (made, None)
+    if KINDS[request.collective].alias is None:
+        return made, None
+    inside = simcoll.schedule(replace(outside, in_place=True), request.choice.algorithm, **params)
+    verify(inside)
+    return made, inside
+
+
+def timed(call: Callable[[], object], transport: Transport, iterations: int, warmup: int) -> float:
+    """Mean seconds of a call, over iterations and processes."""
+    for _ in range(warmup):
+        call()
+    transport.synchronize()
+    transport.barrier()
+    begin = time.perf_counter()
+    for _ in range(iterations):
+        call()
+    transport.synchronize()
+    spent = (time.perf_counter() - begin) / iterations
+    told = transport.control.gather("time", json.dumps(spent).encode())
+    return float(sum(json.loads(value) for value in told.values()) / len(told))
+
+
+def _checked(prepared: Prepared) -> int:
+    """Wrong elements over all processes, on data whose result is exact."""
+    plan = prepared.plan
+    check_room(exact_bytes(plan), "checking the data of all ranks", "measure without it (-c 0), or smaller sizes (-e)")
+    inputs = exact_inputs(plan)
+    prepared.load(inputs)
+    prepared.run()
+    with np.errstate(all="ignore"):
+        expected = expected_outputs(plan, inputs)
+    found = prepared.fetch()
+    wrong = count_wrong(list(found.values()), [expected[rank] for rank in found])
+    told = prepared.transport.control.gather("wrong", json.dumps(wrong).encode())
+    return int(sum(json.loads(value) for value in told.values()))
+
+
+def _measured(request: Request, prepared: Prepared) -> Measured:
+    wrong = _checked(prepared) if request.check else None
+    if not request.check:
+        prepared.load([np.zeros(prepared.plan.view(rank, 0)[2], prepared.plan.dtype) for rank in range(request.nranks)])
+    return Measured(timed(prepared.run, prepared.transport, request.iterations, request.warmup), wrong)
+
+
+def measure(
+    request: Request, transport: Transport, topology: Topology | None = None, each: Callable[[Line], None] | None = None
+) -> list[Line]:
+    """Run everything; every process of the transport calls this.
+
+    Parameters
+    ----------
+    request
+        What to measure.
+    transport
+        The transport to measure on.
+    topology
+        For predictions; it needs an endpoint for every rank.
+    each
+        Called with each size's line when it is done.
+    """
+    outside, inside = schedules(request)
+    if topology is not None and topology.nranks < request.nranks:
+        raise ConfigError(f"topology {topology.name!r} has {topology.nranks} ranks; {request.nranks} are measured")
+    op: Any = simcoll.types.premul_sum(2) if request.op == "premul_sum" else request.op
+    lines = []
+    for count in request.counts:
+        out = own = within = None
+        bound = [None if each is None else bind(each, count, request.dtype, op) for each in (outside, inside)]
+        plan = next(each for each in bound if each is not None)
+        if bound[0] is not None:
+            prepared = prepare(bound[0], transport)
+            out = _measured(request, prepared)
+            own = transport.vendor(plan, prepared.inputs, prepared.outputs) if request.baseline else None
+        baseline = None
+        if own is not None:
+            baseline = Measured(timed(own, transport, request.iterations, request.warmup), None)
+        if bound[1] is not None:
+            within = _measured(request, prepare(bound[1], transport))
+        predicted = None
+        if topology is not None:
+            predicted = simcoll.emulate(plan, topology, data="none", bound=False).time
+        line = Line(plan, request.op, out, within, baseline, predicted)
+        lines.append(line)
+        if each is not None:
+            each(line)
+    return lines

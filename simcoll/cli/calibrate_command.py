@@ -1,0 +1,99 @@
+"""``simcoll calibrate``: fit a few parameters to measurements of a machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from simcoll.command_line import WHOLE
+from simcoll.errors import ConfigError
+from simcoll.terminal import say
+
+if TYPE_CHECKING:
+    from simcoll.libraries.calibration import Calibration
+    from simcoll.libraries.fitting import Series
+
+__all__ = ["calibrate_logs"]
+
+
+def calibrate_logs(
+    *logs: Path,
+    topology: Annotated[str, Parameter(name=["--topology", "-t"])],
+    output: Annotated[Path, Parameter(name=["--output", "-o"])],
+    nodes: Annotated[int | None, WHOLE] = None,
+    collective: Annotated[str | None, Parameter(name=["--collective", "-c"])] = None,
+    library: str | None = None,
+    env: str = "",
+    parameters: str | None = None,
+) -> None:
+    """Fit launch offset, rate, fabric latency and growth to measured rows, for --calibration.
+
+    Parameters
+    ----------
+    logs
+        Output of nccl-tests, rccl-tests or realcoll perf; NCCL's tuning table in it (NCCL_DEBUG_SUBSYS=TUNING) is kept too.
+    topology
+        The machine, as for simcoll compare.
+    output
+        The file, such as machine.toml.
+    nodes
+        Number of nodes. Default: as in the logs.
+    collective
+        The measured collective, for logs that do not name it, or to select one of several.
+    library
+        A shipped library or a library file. Default: nccl; rccl for a log of RCCL or AMD's GPUs.
+    env
+        NCCL's variables, instead of those printed in the logs.
+    parameters
+        Parameters to fit, among launch,rate,growth,fabric_latency. Default: as many as the rows allow.
+    """
+    from simcoll.files.output import refuse_places
+    from simcoll.libraries.calibration import write_calibration
+    from simcoll.planning.calibrating import fitted, gathered
+    from simcoll.planning.measured.calibrating import fitted, gathered
+    from simcoll.units import printable
+
+    if not logs:
+        raise ConfigError("calibrate needs a log; expected output of nccl-tests, rccl-tests or realcoll perf")
+    refuse_places([output], [topology, library, *logs])
+    names = tuple(parameters.split(",")) if parameters is not None else None
+    read = gathered(logs, topology, nodes=nodes, library=library, environment=env, collective=collective)
+    for note in read.notes:
+        say(f"# note: {note}")
+    found = fitted(read, names, topology)
+    for line in _lines(found, read.series, names):
+        say(f"# {line}")
+    write_calibration(output, found)
+    say(f"# wrote {output}: calibration {found.hash}")
+
+
+def _lines(found: Calibration, series: Sequence[Series], names: tuple[str, ...] | None) -> Iterator[str]:
+    """Describe the parameters, and the error before and after on rows left out of the fit."""
+    from simcoll.libraries.fitting import left_out
+    from simcoll.planning.measured.comparison import band_lines
+    from simcoll.units import format_signed
+
+    yield from found.sources
+    for table in found.tuning:
+        where = f"{table.nranks or 'any number of'} ranks on {table.nnodes or 'any number of'} nodes"
+        yield f"NCCL's tuning table for {where}: determines the choice there"
+    if not series:
+        return
+    yield f"launch {format_signed(found.launch_fs)}: added to every operation"
+    yield f"rate x {float(found.rate):.3f}: of links, NICs and switches"
+    yield f"fabric latency {format_signed(found.fabric_latency_fs)}: on every hop over the network"
+    yield f"growth x {float(found.growth):.2f}: of how much LL slows down with size"
+    for each in found.corrections:
+        factors = sorted(float(factor) for _, factor in each.points)
+        yield f"correction by size, {each.collective} on {each.nranks} ranks: {factors[0]:.2f} to {factors[-1]:.2f}"
+    rows = left_out(series, names)
+    if not rows:
+        yield "too few rows for a cross-validation"
+        return
+    pairs = (("without the calibration", "before"), ("of rows left out of the fit", "after"))
+    for title, which in pairs:
+        for line in band_lines((each.size_bytes, 1 + getattr(each, which)) for each in rows):
+            yield f"error {title}, {line}"

@@ -1,0 +1,142 @@
+"""``simcoll compare``: measurements in a log beside predictions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from simcoll.command_line import WHOLE
+from simcoll.errors import ConfigError
+from simcoll.terminal import say
+
+if TYPE_CHECKING:
+    from simcoll.formats.logs.nccl_tuning import Chosen
+    from simcoll.planning.measured.comparison import Compared
+
+__all__ = ["compare_log"]
+
+MAX_PANELS = 12
+NOISE = "two publishers' tables of one kind of system differ by a median of 17 / 8 / 1 %"
+
+
+def compare_log(
+    log: Path,
+    /,
+    *,
+    topology: Annotated[str, Parameter(name=["--topology", "-t"])],
+    nodes: Annotated[int | None, WHOLE] = None,
+    collective: Annotated[str | None, Parameter(name=["--collective", "-c"])] = None,
+    library: str | None = None,
+    env: str = "",
+    calibration: Path | None = None,
+    svg: Path | None = None,
+) -> None:
+    """Compare measured times with predictions, row by row, and test hypotheses on the difference.
+
+    Parameters
+    ----------
+    log
+        Output of nccl-tests, rccl-tests, realcoll perf or OSU benchmarks: text, possibly amid other output, or JSON.
+    topology
+        The machine: a shipped topology (simcoll list topologies), a TOML file, or an NCCL topology XML dump.
+    nodes
+        Number of nodes. Default: as in the log.
+    collective
+        The measured collective, for a log that does not name it, or to select one of several.
+    library
+        A shipped library or a library file. Default: nccl; rccl for a log of RCCL or AMD's GPUs.
+    env
+        NCCL's variables, such as NCCL_ALGO=Ring,NCCL_PROTO=^LL128, instead of those printed in the log.
+    calibration
+        A file that simcoll calibrate wrote.
+    svg
+        File for a picture: both curves and the bound.
+    """
+    from simcoll.cli.progress import Progress
+    from simcoll.files.output import refuse_places, write_file
+    from simcoll.formats.logs.nccl_tests import load_log
+    from simcoll.libraries.calibration import load_calibration
+    from simcoll.planning.measured.comparison import (
+        band_lines,
+        check_request,
+        compare,
+        comparison_lines,
+        deviations,
+        settings_for,
+        told_of,
+    )
+    from simcoll.planning.hypotheses import hypotheses
+    from simcoll.planning.library_table import doubts
+    from simcoll.terminal import printable
+    from simcoll.planning.measured.comparison_chart import comparison_svg
+    from simcoll.planning.measured.hypotheses import hypotheses
+    from simcoll.planning.measured.library_table import doubts
+    from simcoll.units import printable
+
+    refuse_places([svg], [log, topology, library, calibration])
+    check_request(topology, env)
+    overlay = load_calibration(calibration) if calibration else None
+    found = load_log(log)
+    with told_of(found, log):
+        settings, notes = settings_for(
+            found, topology, nodes=nodes, library=library, environment=env, collective=collective
+        )
+    if overlay and any(source.startswith(f"{log.name}:") for source in overlay.sources):
+        notes.append(
+            "the calibration was fitted to a log of this name; simcoll calibrate prints its error on rows left out"
+        )
+    if overlay and overlay.topology not in {"", topology}:
+        notes.append(f"the calibration was fitted on topology {overlay.topology!r}, another than {topology!r}")
+    for note in (*found.notes, *notes):
+        say(f"# note: {note}")
+    tables = {}
+    for number, setting in enumerate(settings, 1):
+        with Progress() as progress:
+            rows = compare(setting, overlay, progress)
+        tables[f"{number}. {printable(str(setting))}"] = rows
+        say(f"# {setting}; predicted by {setting.library}{f', calibration {overlay.hash}' if overlay else ''}")
+        if setting.table.environment:
+            replaced = ", which --env replaces" if env else ""
+            values = " ".join(f"{name}={value}" for name, value in setting.table.environment)
+            say(f"# environment of the log{replaced}: {values}")
+        for line in (*comparison_lines(rows), *doubts(each.prediction for each in rows)):
+            say(line)
+        for line in band_lines((each.row.size_bytes, each.ratio) for each in rows):
+            say(f"# error {line}")
+        say(f"# ({NOISE})")
+        for line in (*deviations(rows), *_choices(rows, found.choices)):
+            say(f"# {line}")
+        told = hypotheses(setting, overlay)
+        if told:
+            say("# Hypotheses, each tested by predicting with that one change:")
+        for each in told:
+            say(f"#   {each}")
+    if svg is not None:
+        if len(tables) > MAX_PANELS:
+            raise ConfigError(
+                f"{len(tables)} tables are too many for one picture; the most is {MAX_PANELS}", file=str(log)
+            )
+        write_file(svg, comparison_svg(f"{printable(log.name)} beside predictions for {settings[0].topology.name}", tables))
+        say(f"# wrote {svg}")
+
+
+def _choices(rows: list[Compared], choices: tuple[Chosen, ...]) -> list[str]:
+    """Compare NCCL's own choices, if the log has them, with the predicted ones."""
+    said = {(each.collective, each.size_bytes): f"{each.algorithm} {each.protocol}" for each in choices}
+    known = [
+        (each, said[each.prediction.collective, each.row.size_bytes])
+        for each in rows
+        if (each.prediction.collective, each.row.size_bytes) in said
+    ]
+    other = [(each, name) for each, name in known if name != f"{each.prediction.algorithm} {each.prediction.protocol}"]
+    if not known:
+        return []
+    from simcoll.units import counted, format_size
+
+    shown = [f"{format_size(each.row.size_bytes)} {name}" for each, name in other[:6]]
+    rest = f"; NCCL took {', '.join(shown)}{', ...' if len(other) > 6 else ''}" if other else ""
+    return [
+        f"NCCL's choice is in the log for {counted(len(known), 'size')}; as predicted: {len(known) - len(other)}{rest}"
+    ]

@@ -1,0 +1,123 @@
+"""``simcoll convert``: convert an algorithm, a topology or a workload between file formats."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from simcoll.command_line import WHOLE
+from simcoll.terminal import say
+
+if TYPE_CHECKING:
+    from simcoll.formats.schedules.schedule_files import Algorithm
+
+__all__ = ["convert_file"]
+
+
+def convert_file(
+    source: Annotated[str, Parameter(name="IN")],
+    target: Annotated[Path, Parameter(name="OUT")],
+    /,
+    *,
+    to: str | None = None,
+    collective: Annotated[str, Parameter(name=["--collective", "-c"])] = "all_reduce",
+    nranks: Annotated[int | None, Parameter(name=["--nranks", "-n"]), WHOLE] = None,
+    topology: Annotated[str | None, Parameter(name=["--topology", "-t"])] = None,
+    root: Annotated[int | None, WHOLE] = None,
+    in_place: bool = False,
+    dialect: str | None = None,
+    protocol: Annotated[str | None, Parameter(name=["--protocol", "-p"])] = None,
+    min_bytes: str | None = None,
+    max_bytes: str | None = None,
+    size: Annotated[str | None, Parameter(name=["--size", "-s"])] = None,
+    dtype: Annotated[str | None, Parameter(name=["--dtype", "-d"])] = None,
+) -> None:
+    """Write a file in another format; content that the target cannot express is an error, never dropped.
+
+    Parameters
+    ----------
+    source
+        A file that holds an algorithm, in any format; or an algorithm with parameters: ring:channels=2. Or a topology, or a workload,
+        as for simcoll step.
+    target
+        The file to write. Its suffix gives the format, unless --to does. For Chakra, with one file per rank, the prefix of the names.
+    to
+        Format: schedule, msccl, mscclpp, goal or goal-binary; for a topology graphml, simgrid or nccl-topology; for a workload workload,
+        chakra, or chakra-messages (collectives as sends and receives, also for an algorithm).
+    collective, nranks, topology, root, in_place
+        For an algorithm by name, as for simcoll show.
+    dialect
+        Runtime of an MSCCL XML file: msccl, azure or rccl.
+    protocol
+        NCCL's protocol in the written file: Simple, LL or LL128.
+    min_bytes, max_bytes
+        Range of sizes for the written file, such as 64K.
+    size, dtype
+        Size in bytes, as in nccl-tests, and element type, for formats with sizes: GOAL, Chakra. Default: 1M, float32.
+    """
+    from simcoll.files.output import write_file
+    from simcoll.formats.schedules.schedule_files import algorithm_content, target_format
+    from simcoll.units import parse_size
+
+    if (to or _TOPOLOGY_ENDINGS.get(target.suffix)) in _TOPOLOGIES:
+        _convert_topology(source, target, to or _TOPOLOGY_ENDINGS[target.suffix])
+        return
+    named = to or _WORKLOAD_ENDINGS.get(target.suffix)
+    if named in _WORKLOADS:
+        from simcoll.cli.workload_files import convert_workload
+
+        def algorithm() -> Algorithm:
+            return _source(source, collective, nranks, topology, root, in_place=in_place)
+
+        convert_workload(source, target, named, topology, algorithm, size, dtype)
+        return
+    chosen = target_format(target, to)
+    given = {
+        "dialect": dialect,
+        "protocol": protocol,
+        "min_bytes": None if min_bytes is None else parse_size(min_bytes),
+        "max_bytes": None if max_bytes is None else parse_size(max_bytes),
+        "size": None if size is None else parse_size(size),
+        "dtype": dtype,
+    }
+    found = _source(source, collective, nranks, topology, root, in_place=in_place)
+    content = algorithm_content(found, chosen, **{key: value for key, value in given.items() if value is not None})
+    write_file(target, content)
+    say(f"wrote {target}: {found}, {len(content):,} bytes of format {chosen.name}")
+
+
+_WORKLOADS = ("workload", "chakra", "chakra-messages")
+_WORKLOAD_ENDINGS = {".et": "chakra"}
+_TOPOLOGIES = ("graphml", "simgrid", "nccl-topology")
+_TOPOLOGY_ENDINGS = {".graphml": "graphml"}
+
+
+def _convert_topology(source: str, target: Path, name: str) -> None:
+    from simcoll.files.output import write_file
+    from simcoll.topology import load_topology
+    from simcoll.topology.files import one_node
+    from simcoll.topology.readers.graph_files import graphml_text, simgrid_text
+    from simcoll.topology.readers.nccl_xml_writer import nccl_topology_xml
+
+    writers = {"graphml": graphml_text, "simgrid": simgrid_text, "nccl-topology": nccl_topology_xml}
+    machine = one_node(source) if name == "nccl-topology" else load_topology(source)
+    content = writers[name](machine)
+    write_file(target, content)
+    say(f"wrote {target}: {machine.name}, {machine.nranks} ranks, {len(content):,} bytes of format {name}")
+
+
+def _source(
+    text: str, kind: str, nranks: int | None, topology: str | None, root: int | None, *, in_place: bool
+) -> Algorithm:
+    """Load the algorithm in a file, or the named one."""
+    from simcoll.algorithms.imported import is_file_name
+    from simcoll.cli.show_command import named_schedule
+    from simcoll.formats.schedules.schedule_files import load_algorithm
+    from simcoll.topology import load_topology
+
+    if is_file_name(text):
+        return load_algorithm(text)
+    machine = load_topology(topology) if topology else None
+    return named_schedule(text, kind, nranks, machine, root, in_place=in_place)

@@ -1,0 +1,60 @@
+"""``simcoll diff``: changes between two folders of results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from simcoll.command_line import WHOLE
+from simcoll.errors import ConfigError
+from simcoll.terminal import say
+
+__all__ = ["diff_results"]
+
+
+def diff_results(
+    before: Path,
+    after: Path,
+    /,
+    *,
+    metric: Annotated[str, Parameter(name=["--metric", "-m"])] = "time_fs",
+    threshold: Annotated[str, Parameter(name=["--threshold", "-t"])] = "0",
+    limit: Annotated[int, WHOLE] = 20,
+) -> int:
+    """Show changes between two folders of results; exit status 1 above the threshold.
+
+    Parameters
+    ----------
+    before, after
+        Folders that simcoll run, sweep, plan or goodput wrote.
+    metric
+        The column to compare, a number in the rows.
+    threshold
+        A relative change, such as 1% or 0.01. A point that ran before and no longer does exceeds any threshold.
+    limit
+        Maximum number of lines of each kind.
+    """
+    from simcoll.planning.grids.difference import difference, parse_share
+
+    allowed = parse_share(threshold)
+    if limit < 0:
+        raise ConfigError(f"--limit {limit}: expected 0 or more")
+    found = difference(before, after, metric)
+    beyond = found.beyond(allowed)
+    for move in beyond[:limit]:
+        say(f"{move.change:+10.3%}  {move.before:>22,} -> {move.after:>22,}  {move.name}")
+    if len(beyond) > limit:
+        say(f"# and {len(beyond) - limit:,} more (--limit)")
+    for what, names in (("gone", found.gone), ("new", found.new)):
+        for name in names[:limit]:
+            say(f"{what:>10}  {name}")
+        if len(names) > limit:
+            say(f"# and {len(names) - limit:,} more {what} (--limit)")
+    still = sum(move.change == 0 for move in found.moves)
+    say(
+        f"# {metric}: {len(found.moves):,} points in both, {still:,} equal, {len(beyond):,} moved by more than {allowed:.4%}; "
+        f"{len(found.gone):,} gone, {len(found.new):,} new"
+    )
+    return int(bool(beyond or found.gone))

@@ -1,0 +1,230 @@
+"""``simcoll faults``: a scenario under random faults."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from simcoll.command_line import WHOLE
+from simcoll.errors import ConfigError, blamed_on, nearest
+from simcoll.terminal import say
+
+if TYPE_CHECKING:
+    from simcoll.core.plan import Plan
+    from simcoll.planning.reliability.faults import Chances, Outcome
+    from simcoll.planning.sweeps.scenario import Scenario
+    from simcoll.topology import Topology
+
+__all__ = ["play_faults"]
+
+
+def play_faults(
+    scenario: str,
+    /,
+    *,
+    seeds: Annotated[int, WHOLE] = 200,
+    first: Annotated[int, WHOLE] = 0,
+    kind: Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)] = (),
+    seed: Annotated[int | None, WHOLE] = None,
+    algorithm: Annotated[str | None, Parameter(name=["--algorithm", "-a"])] = None,
+    size: str | None = None,
+    policy: str = "stall",
+    timeout: str = "600s",
+    late: str = "0",
+    sigma: str = "1",
+    jitter: str = "0",
+    mtbf: str = "0",
+    mttr: str = "0",
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+) -> None:
+    """Play a scenario's collective under seeded random faults: how many runs finish, how late, and how many raise.
+
+    Parameters
+    ----------
+    scenario
+        A scenario file, or the name of a shipped one; its largest size, first algorithm and first protocol.
+    seeds, first
+        Number of faults of each kind, and the first seed.
+    kind
+        late, slow, jitter, rehash, traffic, flap, link, nic or stop; may be repeated. Default: all that apply to the machine.
+    seed
+        Play only this fault of one kind, and print its course and the times of re-planned schedules.
+    algorithm, size
+        Algorithm and size, instead of the scenario's.
+    policy
+        Treatment of bytes at a dead link: stall, stall 67ms x 7, re-route or abort.
+    timeout
+        Time without progress after which ranks raise.
+    late, sigma
+        Median delay of ranks (0: a tenth of the time), and the standard deviation, up to 10, of the logarithm of delays and factors.
+    jitter
+        Maximum delay of a message (0: a hundredth of the undisturbed time).
+    mtbf, mttr
+        Mean time between failures of a link (0: one link fails once), and mean time to repair (0: a tenth of the undisturbed time).
+    output
+        Folder for faults.csv and faults.svg; default out/<scenario>-faults.
+    """
+    from simcoll.core.numbers import check_seed
+    from simcoll.files.output import open_folder, write_files
+    from simcoll.planning.reliability import fault_report as report
+    from simcoll.planning.reliability.faults import KINDS, MOST_SEED, Chances, check_flaps, wrong_elements
+    from simcoll.planning.sweeps import scenario as scenarios
+    from simcoll.topology.values import factor
+    from simcoll.units import format_size, format_time, parse_time
+
+    for each in kind:
+        if each not in KINDS:
+            raise ConfigError(f"--kind {each!r}: unknown; {nearest(each, KINDS)}")
+    if not 1 <= seeds <= MOST_SEEDS:
+        raise ConfigError(f"--seeds {seeds}: expected 1 to {MOST_SEEDS}")
+    for number in (first, first + seeds - 1, seed or 0):
+        check_seed(number, MOST_SEED)
+    times = {"timeout": timeout, "late": late, "jitter": jitter, "mtbf": mtbf, "mttr": mttr}
+    chances = Chances(
+        sigma_ppm=int(factor(sigma, "--sigma") * 1_000_000),
+        policy=policy,
+        **{f"{name}_fs": parse_time(text, what=f"--{name}") for name, text in times.items()},
+    )
+    content, path = scenarios.load_scenario(scenario)
+    with blamed_on(str(path)):
+        plan, machine, whole_fs = _undisturbed(content, path, algorithm, size)
+    say(f"# simcoll faults: {content.title}")
+    say(
+        f"# {plan.schedule.title}, {format_size(plan.total_bytes)}, {plan.protocol.name}: {format_time(whole_fs)} undisturbed; {policy}"
+    )
+    if disturbed := scenarios.sweep_of(content, str(path)).disturbed:
+        say(f"# ignored, since faults are drawn here: {disturbed}")
+    if seed is not None:
+        if len(kind) != 1:
+            raise ConfigError(f"--seed {seed}: of which kind? Give one --kind")
+        _one(kind[0], seed, plan, machine, whole_fs, chances)
+        return
+    if not kind or "flap" in kind:
+        check_flaps(seeds, plan, machine, whole_fs, chances)
+    folder = output or Path("out") / f"{path.stem}-faults"
+    open_folder(folder, ("faults.csv", "faults.svg"))
+    found = _all(kind, range(first, first + seeds), plan, machine, whole_fs, chances)
+    for line in report.fault_lines(found, whole_fs):
+        say(line)
+    for each in found:
+        _anew(each, report.worst(found[each]).seed, plan, machine, whole_fs, chances)
+    checked = [wrong_elements(each, range(first, first + min(seeds, MOVED)), plan, machine, chances) for each in found]
+    runs, wrong = (sum(column) for column in zip(*checked, strict=True))
+    say(f"# data moved in {runs} finished runs: {wrong} wrong elements; the schedule is proved for every order")
+    name = report.results_hash(found, whole_fs)
+    files = {
+        "faults.csv": report.faults_csv(found, whole_fs, name),
+        "faults.svg": report.faults_svg(f"{plan.schedule.title} on {machine.name}", found, whole_fs, name),
+    }
+    write_files(folder, files)
+    given = {
+        "-a": algorithm,
+        "--size": size,
+        "--policy": policy,
+        "--timeout": timeout,
+        "--sigma": sigma,
+        **{f"--{each}": times[each] for each in times if each != "timeout"},
+    }
+    again = [
+        "simcoll",
+        "faults",
+        scenario,
+        *(word for pair in given.items() if pair[1] and pair[1] != DEFAULTS.get(pair[0], "0") for word in pair),
+    ]
+    say(f"# replay one: {shlex.join(map(str, again))} --kind {next(iter(found))} --seed {first}")
+    say(f"# wrote {', '.join(str(folder / each) for each in files)}")
+
+
+LOSSES = ("flap", "link", "nic", "stop")
+"""Kinds of faults that remove part of the machine."""
+MOST_SEEDS = 100_000
+DEFAULTS = {"--policy": "stall", "--timeout": "600s", "--sigma": "1"}
+MOVED = 5
+"""Number of seeds of each kind that are also played with data."""
+
+
+def _undisturbed(content: Scenario, path: Path, algorithm: str | None, size: str | None) -> tuple[Plan, Topology, int]:
+    """The plan of the scenario's largest size, its machine, and its time there without faults."""
+    from simcoll.binding import bind
+    from simcoll.cli.sweeping import proved
+    from simcoll.core.reduction import parse_dtype
+    from simcoll.emulator import emulate
+    from simcoll.planning.sweeps.scenario import scenario_topology, sweep_of
+    from simcoll.planning.sweeps.sweep import counts_for
+    from simcoll.tuning import costs, parse_choice
+    from simcoll.units import parse_size
+
+    machine, sweep = scenario_topology(content, path), sweep_of(content, str(path))
+    choice = parse_choice(algorithm) if algorithm else sweep.choices[0]
+    sizes = (parse_size(size, what="--size"),) if size else sweep.sizes[-1:]
+    sweep = replace(sweep, choices=(choice,), sizes=sizes)
+    schedule = proved(sweep, machine)[0]
+    count = counts_for(sweep.collective, sizes, machine.nranks, parse_dtype(sweep.dtype).itemsize)[0]
+    protocol = costs(sweep.protocols_of(schedule)[0], machine, schedule)
+    plan = bind(schedule, count, sweep.dtype, sweep.op, protocol=protocol)
+    return plan, machine, emulate(plan, machine, data="none", bound=False).time_fs
+
+
+def _all(
+    kinds: Sequence[str], seeds: range, plan: Plan, machine: Topology, whole_fs: int, chances: Chances
+) -> dict[str, list[Outcome]]:
+    """The outcomes of the requested kinds, or of all that apply to the machine."""
+    from simcoll.cli.progress import Progress
+    from simcoll.planning.reliability.faults import KINDS, outcomes
+
+    found: dict[str, list[Outcome]] = {}
+    asked = kinds or tuple(KINDS)
+    with Progress() as tell:
+        for place, kind in enumerate(asked):
+            runs: list[Outcome] = []
+            try:
+                for run in outcomes(kind, seeds, plan, machine, whole_fs, chances):
+                    runs.append(run)
+                    tell(place * len(seeds) + len(runs), len(asked) * len(seeds), kind)
+            except ConfigError as error:
+                if kinds:
+                    raise
+                tell.clear()
+                say(f"# no {kind}: {error.message}")
+            else:
+                found[kind] = runs
+    return found
+
+
+def _one(kind: str, seed: int, plan: Plan, machine: Topology, whole_fs: int, chances: Chances) -> None:
+    """Print one fault: its description, its course, and the times of re-planned schedules."""
+    from simcoll.planning.reliability.faults import draw, run_fault
+    from simcoll.units import format_time
+
+    drawn = draw(kind, seed, plan, machine, whole_fs, chances)
+    say(f"# {kind} {seed}: {drawn.text}")
+    result = run_fault(drawn, chances)
+    if result.raised:
+        say(f"# {result.raised}")
+        say(f"# all ranks have raised after {format_time(result.time_fs)}")
+    else:
+        say(
+            f"# finished after {format_time(result.time_fs)}, {result.time_fs / whole_fs:.3f} times the undisturbed time"
+        )
+    _anew(kind, seed, plan, machine, whole_fs, chances)
+
+
+def _anew(kind: str, seed: int, plan: Plan, machine: Topology, whole_fs: int, chances: Chances) -> None:
+    """Print the times of schedules re-planned for the machine that remains after a loss."""
+    from simcoll.planning.reliability.fault_report import replanned_lines
+    from simcoll.planning.reliability.faults import draw, replanned
+
+    if kind not in LOSSES:
+        return
+    try:
+        drawn = draw(kind, seed, plan, machine, whole_fs, chances)
+    except ConfigError as error:  # the loss cuts the machine in two
+        say(f"# after {kind} {seed}: {error.message}")
+        return
+    for line in replanned_lines(kind, seed, list(replanned(drawn)), whole_fs):
+        say(line)

@@ -1,0 +1,62 @@
+"""``simcoll goodput``: useful training time under failures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from simcoll.cli.grids import GridOptions
+from simcoll.terminal import say
+
+if TYPE_CHECKING:
+    from simcoll.planning.reliability.goodput import Goodput
+
+__all__ = ["simulate_goodput"]
+
+
+def simulate_goodput(job: str, /, *, options: Annotated[GridOptions, Parameter(name="*")] = GridOptions()) -> None:  # noqa: B008
+    """Simulate failures, checkpoints, restarts, spares and slow nodes: the share of useful training time.
+
+    Parameters
+    ----------
+    job
+        The name of a shipped file, or a goodput file in TOML; a list in it is swept.
+    """
+    from simcoll.cli.grids import play_grid
+    from simcoll.files.output import write_file
+    from simcoll.planning.reliability.goodput import goodput_csv, goodput_grid, goodput_of
+    from simcoll.planning.sweeps.scenario import file_of
+
+    file = file_of("goodput", job)
+    played = play_grid(options, file, lambda: goodput_grid(file)[1], ("results.csv",))
+    if played is None or options.shard:
+        return
+    (run,), folder = played
+    cases = goodput_of(run.rows)
+    for line in _table(cases):
+        say(line)
+    write_file(folder / "results.csv", goodput_csv(cases))
+    say(f"# wrote {folder / 'rows.jsonl'}, {folder / 'results.csv'}")
+
+
+def _table(cases: Sequence[Goodput]) -> Iterator[str]:
+    from simcoll.units import format_span
+
+    axes = list(cases[0].case)
+    widths = [max(len(name), *(len(str(case.case[name])) for case in cases)) for name in axes]
+    swept = "".join(f"{name:>{width}}  " for name, width in zip(axes, widths, strict=True))
+    dear = any(case.tokens_per_second for case in cases)
+    heads = "interval  goodput  +/-     5 to 95 %      formula  stops  ckpt   lost   down   slow"
+    yield f"# {swept}{heads}{'  tokens/s  $/Mtoken' if dear else ''}"
+    for case in cases:
+        values = "".join(f"{case.case[name]!s:>{width}}  " for name, width in zip(axes, widths, strict=True))
+        shares = case.shares
+        down = shares["detect"] + shares["restart"] + shares["waiting"]
+        formula = "      -" if case.formula is None else f"{case.formula:7.4f}"
+        line = (
+            f"  {values}{format_span(case.interval_us):>8}  {case.mean:7.4f}  {case.error:.4f}  {case.low:.4f}-{case.high:.4f}  {formula}"
+            f"  {case.interruptions:5.0f}  {shares['checkpoint']:.3f}  {shares['lost']:.3f}  {down:.3f}  {shares['slow']:.3f}"
+        )
+        yield line + (f"  {case.tokens_per_second:8,.0f}  {case.usd_per_mtoken:8.4f}" if dear else "")

@@ -1,0 +1,123 @@
+"""``simcoll plan``: search a space of designs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from simcoll.cli.grids import GridOptions
+from simcoll.command_line import WHOLE
+from simcoll.errors import ConfigError
+from simcoll.terminal import say
+
+if TYPE_CHECKING:
+    from simcoll.planning.designs.space import Space
+    from simcoll.planning.grids.grid import Grid, GridRun, Row
+
+__all__ = ["plan_designs"]
+
+FILES = ("results.csv", "best.toml", "trace.json.gz", "report.html")
+
+
+def plan_designs(
+    plan: str,
+    /,
+    *,
+    exact: Annotated[int, WHOLE] = 8,
+    top: Annotated[int, WHOLE] = 10,
+    options: Annotated[GridOptions, Parameter(name="*")] = GridOptions(),  # noqa: B008
+) -> None:
+    """Time every design of a space, the best ones exactly; write tables, the best design, its timeline and a report.
+
+    Parameters
+    ----------
+    plan
+        A plan file, or the name of a shipped one: a design file whose lists are swept, with an objective, limits, costs and failures.
+    exact
+        Number of best designs to emulate in full (tier 2), besides those on the Pareto front.
+    top
+        Number of printed lines of the table.
+    """
+    from simcoll.cli.grids import play_grid
+    from simcoll.files.output import write_files
+    from simcoll.planning.designs.design_search import best_of, firsts, latest, notes_of, refined, space_grid, tight_of
+    from simcoll.planning.designs.space import load_space
+    from simcoll.planning.sweeps.scenario import file_of
+
+    if exact < 0 or top < 1:
+        raise ConfigError(f"--exact {exact} --top {top}: expected at least 0 and 1")
+    file = file_of("plan", plan)
+    space: list[Space] = []
+
+    def grid_of_file() -> Grid:
+        space.append(load_space(file))
+        return space_grid(space[0])
+
+    def rest(runs: Sequence[GridRun]) -> Grid | None:
+        return refined(latest(runs), space[0], exact if len(runs) == 1 else 1)
+
+    played = play_grid(options, file, grid_of_file, FILES, then=rest)
+    if played is None:
+        return
+    runs, folder = played
+    if options.shard:
+        say("# one shard of the designs; when all shards are done, --resume without --shard makes the rest")
+        return
+    rows = latest(runs)
+    best, front = best_of(rows, space[0])
+    if tight := tight_of(rows):
+        say(f"# {tight}")
+    shown = list({row["key"]: row for row in (*best[:top], *firsts(best))}.values())
+    for line in _table(shown, space[0], front):
+        say(line)
+    for note in notes_of(shown):
+        say(f"# note: {note}")
+    write_files(folder, _files(space[0], rows, best, front))
+    say(f"# wrote {', '.join(str(folder / name) for name in ('rows.jsonl', *FILES))}")
+
+
+def _files(space: Space, rows: Sequence[Row], best: Sequence[Row], front: Sequence[Row]) -> dict[str, bytes]:
+    """The files of a plan's results."""
+    from simcoll.files.toml_text import toml_text
+    from simcoll.planning.designs.design_report import design_page
+    from simcoll.planning.designs.design_search import bars_of, design_of, designs_csv
+    from simcoll.planning.designs.html_page import page_html
+    from simcoll.planning.designs.prices import shadow_prices
+    from simcoll.planning.designs.step_trace import step_trace
+    from simcoll.training.steps import Step
+
+    step = Step(design_of(best[0]))
+    clock = step.clock(tier=best[0]["result"]["tier"]).clock
+    page = design_page(space, rows, best, front, bars_of(step.workload, clock), step.design, shadow_prices(step.design))
+    contents = (
+        designs_csv(rows),
+        toml_text({"title": space.title, **best[0]["point"]["design"]}).encode(),
+        step_trace(step.workload, clock, space.title, step.alone.plans),
+        page_html(page),
+    )
+    return dict(zip(FILES, contents, strict=True))
+
+
+def _table(best: Sequence[Row], space: Space, front: Sequence[Row]) -> Iterator[str]:
+    """The best designs; a star is on the Pareto front."""
+    from simcoll.planning.designs.design_search import front_figures
+    from simcoll.planning.designs.figures import FIGURES
+
+    axes = list(dict.fromkeys(name for _, case in space.documents for name in case))
+    wanted = (space.objective.figure, *front_figures(space, best[0]["result"]), "step_s", "mfu", "memory_gib")
+    names = list(dict.fromkeys(wanted))
+    on_front = {row["key"] for row in front}
+    lines = [
+        ["", "tier", *axes, *(f"{FIGURES[name].title} ({FIGURES[name].unit})".removesuffix(" ()") for name in names)]
+    ]
+    for row in best:
+        told = row["result"]
+        values = [str(row["point"]["case"].get(name, "")) for name in axes]
+        figures = [FIGURES[name].text(told[name]) for name in names]
+        lines.append(["*" if row["key"] in on_front else "", str(told["tier"]), *values, *figures])
+    widths = [max(len(line[at]) for line in lines) for at in range(len(lines[0]))]
+    for number, line in enumerate(lines):
+        text = "  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
+        yield f"# {text}" if number == 0 else f"  {text}"

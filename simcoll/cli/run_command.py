@@ -1,0 +1,66 @@
+"""``simcoll run``: run a scenario file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from simcoll.cli.disturbance_options import Disturbed
+from simcoll.errors import blamed_on
+from simcoll.terminal import say
+
+__all__ = ["run_scenario"]
+
+
+def run_scenario(
+    scenario: str,
+    /,
+    *,
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    group: str | None = None,
+    disturbed: Disturbed = Disturbed(),  # noqa: B008
+) -> None:
+    """Run a scenario: prove and emulate every algorithm, print the table, write the results, a picture and a timeline.
+
+    Parameters
+    ----------
+    scenario
+        A scenario file, or the name of a shipped one (simcoll list scenarios).
+    output
+        Folder for results.json, results.csv, busbw.svg and trace.json.gz; default out/<scenario>.
+    group
+        Axes of a mesh of all ranks, fastest first, such as tp=8,dp=64: a table for one group of each axis, in a folder of that name.
+    """
+    from msgspec import structs
+
+    from simcoll.cli.sweeping import print_sweep, proved
+    from simcoll.files.output import open_folder
+    from simcoll.planning.sweeps import scenario as scenarios
+    from simcoll.planning.sweeps.goal_programs import split_programs
+
+    content, path = scenarios.load_scenario(scenario)
+    content = structs.replace(content, **disturbed.keys(content.jitter), **({"group": group} if group else {}))
+    sweep = scenarios.sweep_of(content, str(path))
+    with blamed_on(str(path)):
+        machines = scenarios.scenario_machines(content, path)
+        choices, programs = split_programs(sweep.choices)
+        sweep = replace(sweep, choices=choices)
+        made = []
+        for axis, machine in machines.items():
+            with blamed_on(f"{path}: --group, axis {axis}" if axis else str(path)):
+                sweep.disturbed.check(machine)
+                made.append([] if programs and not choices else proved(sweep, machine))
+    folders = [(output or Path("out") / path.stem) / axis for axis in machines]
+    for folder in folders:
+        open_folder(folder, scenarios.RESULT_FILES)
+    for folder, (axis, machine), schedules in zip(folders, machines.items(), made, strict=True):
+        title = f"{content.title}; one group along {axis}" if axis else content.title
+        table, proofs, stopped = print_sweep(title, sweep, schedules, machine, programs)
+        if table or table.programs:
+            names = scenarios.write_results(folder, structs.replace(content, title=title), machine, table, proofs)
+            say(f"# wrote {', '.join(str(folder / name) for name in names)}")
+        if stopped:
+            raise KeyboardInterrupt

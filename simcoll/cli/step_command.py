@@ -1,0 +1,95 @@
+"""``simcoll step``: one training step, or any workload."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from simcoll.command_line import WHOLE
+from simcoll.errors import ConfigError, blamed_on
+from simcoll.terminal import say
+
+__all__ = ["time_step"]
+
+FILES = ("step.json", "step.svg", "trace.json.gz", "workload.json")
+
+
+def time_step(
+    design: Annotated[Path, Parameter(name="FILE")],
+    /,
+    *,
+    tier: Annotated[int, WHOLE] = 2,
+    topology: Annotated[str | None, Parameter(name=["--topology", "-t"])] = None,
+    nodes: Annotated[int | None, WHOLE] = None,
+    gpu: str | None = None,
+    system: Path | None = None,
+    comm_groups: Path | None = None,
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+) -> None:
+    """Time a training step or another workload; print its breakdown, write the result, a picture and a timeline.
+
+    Parameters
+    ----------
+    design
+        A design file, a list of operations (TOML), a workload (JSON), or a Chakra trace: the file of one rank, trace.0.et, or trace.
+    tier
+        2: everything emulated together. 1: collectives timed once each, and the pipeline played with these times; faster, and equal
+        where no two axes share links.
+    topology, nodes
+        Machine of a workload, if it names none or to override it.
+    gpu
+        GPU whose roofline times Chakra nodes with operation and byte counts.
+    system
+        ASTRA-sim's system.json, which selects collective algorithms and the roofline.
+    comm_groups
+        ASTRA-sim's file of the groups that a Chakra trace names: {"1": [0, 1], ...}.
+    output
+        Folder for step.json, step.svg, trace.json.gz (Perfetto) and workload.json; default out/<design>.
+    """
+    from simcoll.cli.workload_files import WORKLOADS, read_any_workload, workload_kind
+    from simcoll.files.output import open_folder, write_files
+    from simcoll.formats.recognise import TITLES
+    from simcoll.planning.designs.step_report import step_json, step_lines, step_svg, workload_lines
+    from simcoll.planning.designs.step_trace import step_trace
+    from simcoll.training.design import load_design
+    from simcoll.training.steps import Step
+    from simcoll.workload.playing import alone_on, run_workload
+    from simcoll.workload.workload import write_workload
+
+    folder = output or Path("out") / design.stem
+    kind = workload_kind(design)
+    if kind not in WORKLOADS:
+        if kind not in {"design", "toml", "text"}:
+            raise ConfigError(
+                f"this is {TITLES[kind]}; expected a design, a list of operations, a workload or a Chakra trace",
+                file=str(design),
+            )
+        if any(each is not None for each in (topology, nodes, gpu, system, comm_groups)):
+            raise ConfigError(
+                f"--topology, --nodes, --gpu, --system and --comm-groups are for workloads; this is {TITLES[kind]}",
+                file=str(design),
+            )
+        asked = Step(load_design(design))
+        open_folder(folder, FILES)
+        result = asked.result(tier=tier)
+        lines, workload, title = step_lines(result), asked.workload, result.title
+        clock, content, plans = asked.clock(tier=tier).clock, step_json(result), asked.alone.plans
+    else:
+        workload, place, slow = read_any_workload(design, kind, topology, nodes, gpu, system, comm_groups)
+        if place is None:
+            raise ConfigError(
+                f"{TITLES[kind]} of {workload.nranks} ranks: say where it runs, with --topology", file=str(design)
+            )
+        open_folder(folder, FILES)
+        with blamed_on(str(design)):
+            run = run_workload(workload, place, tier=tier, slow=slow)
+        plans = alone_on(place, alike=False, rules=workload.rules).plans
+        lines, title, clock, content = workload_lines(run), run.title or design.stem, run.clock, step_json(run)
+    for line in lines:
+        say(line)
+    trace = step_trace(workload, clock, title, plans)
+    contents = (content, step_svg(workload, clock, title), trace, write_workload(workload))
+    write_files(folder, dict(zip(FILES, contents, strict=True)))
+    say(f"# wrote {', '.join(str(folder / name) for name in FILES)}")

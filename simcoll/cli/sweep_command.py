@@ -1,0 +1,63 @@
+"""``simcoll sweep``: a grid of collectives on all cores."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from simcoll.cli.disturbance_options import Disturbed
+from simcoll.cli.grids import GridOptions
+from simcoll.terminal import say
+
+if TYPE_CHECKING:
+    from simcoll.planning.grids.grid import Grid
+
+__all__ = ["sweep_all"]
+
+
+def sweep_all(
+    given: str,
+    /,
+    *,
+    group: str | None = None,
+    disturbed: Disturbed = Disturbed(),  # noqa: B008
+    options: Annotated[GridOptions, Parameter(name="*")] = GridOptions(),  # noqa: B008
+) -> None:
+    """Play every combination of topologies, nodes, damage, collectives, algorithms, protocols, seeds and sizes.
+
+    Parameters
+    ----------
+    given
+        The name of a shipped file, or a sweep file in TOML.
+    group
+        Axes of a mesh of all ranks, fastest first, such as tp=8,dp=64: every point for one group of each axis.
+    """
+    from msgspec import structs
+
+    from simcoll.cli.grids import play_grid
+    from simcoll.files.output import write_file
+    from simcoll.planning.sweeps.scenario import file_of
+    from simcoll.planning.sweeps.sweep_grid import load_sweep, sweep_csv, sweep_grid
+
+    file = file_of("sweep", given)
+
+    def grid() -> Grid:
+        content = load_sweep(file)
+        keys = disturbed.keys(content.jitter)
+        keys |= {"group": group} if group else {}
+        if "seed" in keys:
+            keys["seeds"] = (keys.pop("seed"),)
+        return sweep_grid(structs.replace(content, **keys), file)
+
+    played = play_grid(options, file, grid, ("results.csv",))
+    if played is None:
+        return
+    (run,), folder = played
+    if options.shard:
+        say(
+            f"# one shard of the grid; when all shards are done, --resume without --shard writes {folder / 'results.csv'}"
+        )
+        return
+    write_file(folder / "results.csv", sweep_csv(run.rows))
+    say(f"# wrote {folder / 'rows.jsonl'}, {folder / 'results.csv'}")

@@ -1,0 +1,345 @@
+"""Plans in flight on the emulator: staging buffers, and ranks that enter and leave individually."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from simcoll.arrays import Array
+from simcoll.core.plan import INPUT, OUTPUT, Plan
+from simcoll.core.reduction import Reduction
+from simcoll.distributed.runtime.history import History
+from simcoll.distributed.runtime.takes import Event, Links, Take, Takes, take_of
+from simcoll.emulator.data.budget import check_exact, exact_bytes
+from simcoll.emulator.data.dataplane import Storage
+from simcoll.emulator.data.stepwise import Pool
+from simcoll.emulator.digest import MovedHash
+from simcoll.emulator.events.outage_routes import Detours
+from simcoll.emulator.events.pace import Pace
+from simcoll.emulator.reference.fabric import Calendar, Fabric
+from simcoll.emulator.reference.player import Player
+from simcoll.emulator.reference.prepared import PreparedPlan, add_caps
+from simcoll.emulator.steps.plan_placement import Placement
+from simcoll.errors import InternalError
+from simcoll.topology import Topology
+
+__all__ = ["Emulator", "Playing"]
+
+KEPT_TRANSFERS = 1 << 16
+KEPT_BYTES = 1 << 24
+
+
+@dataclass(slots=True, eq=False)
+class Emulator:
+    """The emulator of a run: its links and staging buffers.
+
+    Attributes
+    ----------
+    stages
+        Free buffers by the identity of their plan and whether they are fake.
+    kept_bytes
+        Total size of the free buffers.
+    unsettled
+        Operations to fail as soon as no more calls can come.
+    pace, detours
+        Slowed or stopped ranks, and routes around dead links; ``None`` without such events.
+    steady
+        Whether links and ranks never change, so that recorded takes can be replayed.
+    playing, following
+        Plans in flight: the number being simulated, and those replaying a take. At most one of the two is non-empty.
+    drawn
+        Messages with jitter so far, which numbers the next draw.
+    """
+
+    topology: Topology
+    calendar: Calendar
+    fabric: Fabric
+    history: History
+    stages: dict[tuple[int, bool], list[Stage]] = field(default_factory=dict)
+    kept_bytes: int = 0
+    unsettled: dict[Callable[[], None], None] = field(default_factory=dict)
+    pace: Pace | None = None
+    detours: Detours | None = None
+    steady: bool = True
+    takes: Takes = field(default_factory=Takes)
+    links: Links = field(default_factory=Links)
+    playing: int = 0
+    drawn: int = 0
+    following: dict[Playing, None] = field(default_factory=dict)
+
+    def stage(self, plan: Plan, *, fake: bool) -> Stage:
+        """Buffers for a plan, reused from an earlier run where possible."""
+        waiting = self.stages.get((id(plan), fake))
+        if not waiting:
+            return Stage(self, plan, fake=fake)
+        stage = waiting.pop()
+        self.kept_bytes -= stage.size_bytes
+        return stage
+
+    def give_back(self, stage: Stage) -> None:
+        """Keep buffers for reuse, unless they are large."""
+        held = self.kept_bytes + stage.size_bytes
+        known = stage.prepared is not None or stage.placement is not None
+        if known and stage.size_bytes <= KEPT_BYTES and held <= 16 * KEPT_BYTES:
+            self.kept_bytes = held
+            self.stages.setdefault((id(stage.plan), stage.pool is None), []).append(stage)
+
+    def catch_up(self) -> None:
+        """Switch all plans that replay takes to simulation, after simulating the elapsed part."""
+        late, self.following = list(self.following), {}
+        entries = [entry for playing in late for entry in playing.stop_following()]
+        if late:
+            entries.sort(key=lambda entry: entry[0])
+            self.calendar.again(min(playing.begin_fs for playing in late), entries)
+        for playing in late:
+            playing.caught_up()
+
+
+class Stage:
+    """Staging buffers of a plan, separate from the caller's; each rank's input is copied in on arrival.
+
+    ``inputs`` and ``outputs`` hold a flat array per rank; ``None`` where there is none, and everywhere if they are fake.
+    ``links`` are the topology links that the plan uses. ``prepared`` can be reused by every run of the plan; with jitter only
+    ``placement`` can.
+    """
+
+    __slots__ = ("inputs", "links", "outputs", "placement", "plan", "pool", "prepared", "size_bytes", "storage")
+
+    def __init__(self, emulator: Emulator, plan: Plan, *, fake: bool) -> None:
+        self.plan = plan
+        self.inputs: list[Array | None] = [None] * plan.nranks
+        self.outputs: list[Array | None] = [None] * plan.nranks
+        self.pool: Pool | None = None
+        self.storage: Storage | None = None
+        self.size_bytes = 0
+        if not fake:
+            taken = plan.dtype.itemsize * sum(plan.visible_elements()[:, INPUT].tolist())
+            check_exact(taken + exact_bytes(plan, given=True))
+            self.pool = Pool(plan)
+            self.storage = Storage.around(plan, self.pool.buffers)
+            self.inputs = [seen if seen.size else None for seen in self.pool.seen(INPUT)]
+            has = plan.collective.has_output(np.arange(plan.nranks)).tolist()
+            self.outputs = [seen if wanted else None for seen, wanted in zip(self.pool.seen(OUTPUT), has, strict=True)]
+            self.size_bytes = int(plan.buffer_elements().sum()) * plan.dtype.itemsize
+        self.placement: Placement | None = add_caps(plan, emulator.fabric) if plan.protocol.jitter_fs else None
+        few = self.placement is None and plan.proof is not None and plan.proof.transfers <= KEPT_TRANSFERS
+        self.prepared = PreparedPlan(plan, emulator.topology, emulator.fabric, self.storage) if few else None
+        used = () if self.prepared is None else (column for part in self.prepared.parts for column in part.columns)
+        shared = emulator.topology.nlinks
+        self.links = frozenset(link for column in used for link in column[2] if link < shared)
+
+
+@dataclass(slots=True, eq=False)
+class Playing:
+    """A plan in flight: ranks enter with their inputs, and leave with their outputs.
+
+    Parameters
+    ----------
+    label
+        Group, sequence number and name of the operation, for the history.
+    leave
+        Called with each rank whose last transfer is done, and its output.
+    over
+        Called when the last rank has left.
+    fake
+        Whether no data moves.
+    """
+
+    emulator: Emulator
+    plan: Plan
+    label: tuple[str, int, str]
+    leave: Callable[[int, Array | None], None]
+    over: Callable[[], object] | None = None
+    fake: bool = False
+    stopped: bool = False
+    begin_fs: int = field(init=False)
+    _left: int = 0
+    _log: list[Event] = field(default_factory=list)
+    _early: set[int] = field(default_factory=set)  # left by a take, and not yet by the player
+    _stale: bool = True  # whether inputs have come since data was moved
+    _expected_fs: int = -1  # after the first entry, as in a take
+    _behind: bool = False
+    _stage: Stage = field(init=False)
+    _take: Take | None = None
+    _player: Player | None = None
+
+    def __post_init__(self) -> None:
+        """Acquire buffers, and start the clock."""
+        emulator = self.emulator
+        self.begin_fs = emulator.calendar.now
+        self._stage = stage = emulator.stage(self.plan, fake=self.fake)
+        if stage.prepared is None:
+            emulator.links.crowd_all(self)
+        alone = emulator.steady and stage.prepared is not None and emulator.links.take(self, stage.links)
+        takes = emulator.takes.of(self.plan) if alone and not emulator.playing else []
+        if takes:
+            self._take = takes[-1]
+            emulator.following[self] = None
+        else:
+            emulator.catch_up()
+            self._player = self._play()
+
+    def _play(self) -> Player:
+        emulator, stage = self.emulator, self._stage
+        emulator.playing += 1
+        first = emulator.drawn
+        player = Player(
+            self.plan,
+            emulator.topology,
+            emulator.fabric,
+            stage.storage,
+            prepared=stage.prepared,
+            placement=stage.placement,
+            left=self._rank_left,
+            pace=None if emulator.pace is None else emulator.pace.of(self.plan.ranks.tolist()),
+            detours=emulator.detours,
+            number=lambda message: first + message,
+        )
+        if stage.placement is not None:
+            emulator.drawn += player.messages
+        if emulator.steady and stage.prepared is not None:
+            player.ledger.columns = []
+        return player
+
+    def enter(self, rank: int, sources: Iterable[Array], op: Reduction | None = None) -> None:
+        """Let a rank enter with a copy of its input."""
+        staged = self._stage.inputs[rank]
+        if staged is not None:
+            self._stale, begin = True, 0
+            for source in sources:
+                place = staged if source.size == staged.size else staged[begin : begin + source.size]
+                place[...] = source if source.ndim == 1 else source.reshape(-1)
+                begin += source.size
+            if op is not None and op.factor is not None:
+                staged[...] = op.prepared(staged)
+        log, event = self._log, (self.emulator.calendar.now - self.begin_fs, rank, False)
+        if self._take is not None and self._take.log[len(log)] != event and not self._finds_take(event):
+            self.emulator.catch_up()
+        log.append(event)
+        if self._take is not None:
+            after_fs, _, leaves = self._take.log[len(log)]  # this rank has yet to leave
+            if leaves or after_fs != self._expected_fs:
+                self._expect(self._take)
+        elif self._player is not None:
+            self._player.enter(rank)
+
+    # Following a take
+
+    def _finds_take(self, event: Event) -> bool:
+        """Follow another take, with the same history and this entry; returns whether there is one."""
+        before = (*self._log, event)
+        for take in self.emulator.takes.of(self.plan):
+            if take.log[: len(before)] == before:
+                self._take = take
+                return True
+        return False
+
+    def _expect(self, take: Take) -> None:
+        """Schedule the take's next event: a departure, or an expected entry."""
+        calendar = self.emulator.calendar
+        if len(self._log) == len(take.log):
+            return
+        after_fs, _, leaves = take.log[len(self._log)]
+        time_fs = self.begin_fs + after_fs
+        if leaves:
+            calendar.at(time_fs, self._go_on, take)
+        elif after_fs != self._expected_fs:
+            self._expected_fs = after_fs
+            if time_fs == calendar.now:
+                calendar.at_end(self._look)
+            else:
+                calendar.at(time_fs, lambda _: calendar.at_end(self._look), None)
+
+    def _go_on(self, take: Take) -> None:
+        """Release the ranks that leave at this time."""
+        after_fs, log, events = self.emulator.calendar.now - self.begin_fs, self._log, take.log
+        while self._take is take and len(log) < len(events) and not self.stopped:
+            event = events[len(log)]
+            if event[0] != after_fs or not event[2]:
+                self._expect(take)
+                return
+            self._leave(event)
+
+    def _look(self, _event: object) -> None:
+        """Abandon the take if an expected rank has not entered by now."""
+        take, now = self._take, self.emulator.calendar.now
+        if take is not None and len(self._log) < len(take.log):
+            after_fs, _, leaves = take.log[len(self._log)]
+            if not leaves and self.begin_fs + after_fs <= now:
+                self.emulator.catch_up()
+
+    def stop_following(self) -> list[tuple[int, Callable[[int], None], int]]:
+        """Abandon the take; returns the timed actions that bring a simulation to this point."""
+        self._take, self._behind = None, True
+        self._early = {rank for _, rank, left in self._log if left}
+        self._player = player = self._play()
+        return [(self.begin_fs + after_fs, player.enter, rank) for after_fs, rank, left in self._log if not left]
+
+    def caught_up(self) -> None:
+        """Check that the simulation has reached the point of the abandoned take."""
+        self._behind, now = False, self.emulator.calendar.now
+        gone = [rank for after_fs, rank, left in self._log if left and self.begin_fs + after_fs < now]
+        if not self._early.isdisjoint(gone):
+            raise InternalError(
+                f"{self.label}: ranks {sorted(self._early & set(gone))} left a take, but not its player"
+            )
+
+    # Ends
+
+    def _rank_left(self, rank: int) -> None:
+        if rank in self._early:
+            self._early.remove(rank)
+            self._close_when_over()
+        elif self._behind and not self.stopped:
+            raise InternalError(f"{self.label}: rank {rank} left its player, but not the take that was followed")
+        elif not self.stopped:
+            self._leave((self.emulator.calendar.now - self.begin_fs, rank, True))
+
+    def _leave(self, event: Event) -> None:
+        self._log.append(event)
+        self._left += 1
+        if self._left == len(self._stage.inputs):
+            self._close_when_over()
+        rank = event[1]
+        values, pool = self._stage.outputs[rank], self._stage.pool
+        if self._stale and self._take is not None and values is not None and pool is not None:
+            pool.play()
+            self._stale = False
+        self.leave(rank, values)
+
+    def _is_over(self) -> bool:
+        """Whether all ranks have left, in the player too if a take was abandoned."""
+        return self._left == self.plan.nranks and (self._take is not None or not self._early)
+
+    def _close_when_over(self) -> None:
+        if self._is_over():
+            # The player accounts for its last step after this.
+            self.emulator.calendar.at(self.emulator.calendar.now, self._close, None)
+
+    def _close(self, _nothing: None) -> None:
+        if not self._is_over():
+            return  # the take was given up since, at the same time; its player closes
+        emulator, stage, begin_fs = self.emulator, self._stage, self.begin_fs
+        alone = emulator.links.give_back(self, stage.links) and emulator.steady
+        if self._take is not None:
+            emulator.following.pop(self, None)
+            trace_hash: MovedHash | str = self._take.hash
+            end_fs, messages = begin_fs + self._take.end_fs, self._take.messages
+        elif self._player is not None:
+            player, emulator.playing = self._player, emulator.playing - 1
+            player.check()
+            ledger = player.ledger
+            end_fs, messages, trace_hash = max(ledger.time_fs, begin_fs), ledger.messages, ledger.hash.hexdigest()
+            if alone and ledger.columns is not None:
+                emulator.takes.add(take_of(self.plan, self._log, begin_fs, ledger))
+        emulator.history.add(*self.label, self.plan, (begin_fs, end_fs), messages, trace_hash)
+        emulator.give_back(stage)
+        over, self.leave, self.over, self._player = self.over, _nobody, None, None  # no circle is left: they know this
+        if over is not None:
+            over()
+
+
+def _nobody(_rank: int, _values: Array | None) -> None:
+    """Placeholder after the last rank has left; never called."""

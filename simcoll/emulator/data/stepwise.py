@@ -1,0 +1,198 @@
+"""Data movement of a plan without a clock, one whole step at a time.
+
+For checks of many ranks, and for plans that are played often.
+
+The buffers of all ranks form one array. A step first reads everything that it sends, then writes it. Transfers that write the same
+elements are written in several passes, in the order of the fold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from simcoll.arrays import Array, Ints
+from simcoll.core.plan import INPUT, OUTPUT, Plan, PlanStep
+from simcoll.core.reduction import combine
+from simcoll.core.reference import count_wrong, exact_inputs, expected_outputs
+from simcoll.core.schedule import REDUCE, SWITCH_REDUCE, SYNC
+from simcoll.core.step import distinct
+from simcoll.core.switches import switch_groups
+from simcoll.emulator.data.dataplane import unwritten
+
+__all__ = ["Pool", "data_errors", "moved"]
+
+COMBINED = 1 << 18
+"""Elements to combine at a time, outside their buffers."""
+
+
+def data_errors(plan: Plan, seed: int = 0) -> int:
+    """Move generated data through a plan; count the output elements that differ from the collective's definition."""
+    inputs = exact_inputs(plan, seed)
+    expected = expected_outputs(plan, inputs)
+    inputs.reverse()  # they are freed when all have been copied
+    return count_wrong(moved(plan, (inputs.pop() for _ in range(plan.nranks))), expected)
+
+
+def moved(plan: Plan, inputs: Iterable[Array]) -> tuple[Array | None, ...]:
+    """Output of each rank; ``None`` where the collective gives it none.
+
+    Every engine yields these bits, since the plan orders all transfers that share a chunk.
+    """
+    pool, reduces = Pool(plan), plan.collective.spec.reduces
+    pool.fill(inputs)
+    for moves in pool.steps():
+        pool.move(moves)
+    outputs: list[Array | None] = []
+    has = plan.collective.has_output(np.arange(plan.nranks)).tolist()
+    for seen, wanted in zip(pool.seen(OUTPUT), has, strict=True):
+        if wanted and reduces:
+            plan.reduction.finish(seen, plan.nranks)
+        outputs.append(seen if wanted else None)
+    return tuple(outputs)
+
+
+class _Moves(NamedTuple):
+    """Similar transfers of one step: of equal length, and all copied or all combined.
+
+    ``sources`` and ``targets`` are their first elements; no two write the same element. Kept targets may be a slice.
+    """
+
+    sources: Ints
+    targets: Any
+    length: int
+    combines: bool
+
+
+class Pool:
+    """The buffers of all ranks of a plan as one array.
+
+    Attributes
+    ----------
+    buffers
+        Views of the array: input, output and scratch of every rank. They start with a pattern that reveals reads of unwritten memory.
+    """
+
+    __slots__ = ("_array", "_first", "_kept", "_plan", "_views", "buffers")
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        sizes = plan.buffer_elements()
+        ends = np.cumsum(sizes.reshape(-1))
+        self._first = (ends - sizes.reshape(-1)).reshape(sizes.shape)
+        self._array = unwritten(int(ends[-1]), plan.dtype)
+        self._kept: list[list[_Moves]] | None = None
+        self._views: dict[int, Array] = {}
+        pieces = np.split(self._array, ends[:-1])
+        self.buffers = [pieces[rank : rank + 3] for rank in range(0, len(pieces), 3)]
+
+    def seen(self, which: int) -> list[Array]:
+        """Every rank's visible input (0) or output (1); empty for a rank without one."""
+        places = [self._plan.view(rank, which) for rank in range(self._plan.nranks)]
+        return [
+            own[buffer][start : start + size] for own, (buffer, start, size) in zip(self.buffers, places, strict=True)
+        ]
+
+    def fill(self, inputs: Iterable[Array]) -> None:
+        """Copy the input of every rank, prepared for a reduction."""
+        reduces = self._plan.collective.spec.reduces
+        for given, place in zip(inputs, self.seen(INPUT), strict=True):
+            if place.size:
+                place[...] = self._plan.reduction.prepared(given) if reduces else given
+
+    def play(self) -> None:
+        """Move all data; the moves are derived on the first call and kept."""
+        if self._kept is None:
+            self._kept = [list(map(_in_place, moves)) for moves in self.steps()]
+        for moves in self._kept:
+            self.move(moves)
+
+    def steps(self) -> Iterator[list[_Moves]]:
+        """Stream the moves of every step, in an order in which they can be written."""
+        for step in self._plan.steps(staged=False):
+            if (step.op != SYNC).any():
+                yield self._moves(step)
+
+    def move(self, moves: list[_Moves]) -> None:
+        """Perform one step: read everything, then write it."""
+        windows = [self._windows(each.length) for each in moves]
+        values = [here[each.sources] for each, here in zip(moves, windows, strict=True)]
+        for each, here, value in zip(moves, windows, values, strict=True):
+            if not each.combines:
+                here[each.targets] = value
+            elif isinstance(each.targets, slice):
+                combine(self._plan.op, here[each.targets], value)
+            else:
+                count = max(1, COMBINED // each.length)
+                for begin in range(0, len(value), count):
+                    rows = slice(begin, begin + count)
+                    total = here[each.targets[rows]]
+                    combine(self._plan.op, total, value[rows])
+                    here[each.targets[rows]] = total
+
+    def _windows(self, length: int) -> Array:
+        """Windows of ``length`` elements at every offset, as views: ``[offset, length]``."""
+        found = self._views.get(length)
+        if found is None:
+            array = self._array
+            shape, strides = (array.size - length + 1, length), array.strides * 2
+            found = self._views[length] = np.lib.stride_tricks.as_strided(array, shape, strides)
+        return found
+
+    def _moves(self, step: PlanStep) -> list[_Moves]:
+        first, moving = self._first, step.op != SYNC
+        rows: Any = slice(None) if moving.all() else np.flatnonzero(moving)
+        length = step.elements[rows]
+        source = first[step.src_rank[rows], step.src_buffer[rows]] + step.src_offset[rows]
+        target = first[step.dst_rank[rows], step.dst_buffer[rows]] + step.dst_offset[rows]
+        switched = bool((step.op == SWITCH_REDUCE).any())
+        combines = step.op[rows] == REDUCE
+        if switched:  # the first transfer of a switch reduction copies: the old content does not count
+            followers = step.op == SWITCH_REDUCE
+            followers[[group[0] for group in switch_groups(step)]] = False
+            combines |= followers[rows]
+        turn = np.zeros(len(length), np.int64)
+        if switched or self._plan.schedule.known.folds is not False:  # only these write an element twice in a step
+            if _overlap(target, length):
+                row = np.repeat(np.arange(len(length)), length)
+                inside = np.arange(len(row)) - np.repeat(np.cumsum(length) - length, length)
+                source, target, combines = source[row] + inside, target[row] + inside, combines[row]
+                length = np.ones_like(row)
+            turn = _turns(target)
+        kind = (turn * 2 + combines) * (int(length.max()) + 1) + length
+        alike: list[Any] = (
+            [np.flatnonzero(kind == each) for each in distinct(kind)] if (kind != kind[0]).any() else [slice(None)]
+        )
+        return [_Moves(source[mine], target[mine], int(length[mine][0]), bool(combines[mine][0])) for mine in alike]
+
+
+def _in_place(moves: _Moves) -> _Moves:
+    """The same transfers with a slice as targets, if these are at equal distances: they are then written without a copy."""
+    order = np.argsort(moves.targets)
+    targets = moves.targets[order]
+    gaps = np.diff(targets)
+    if not len(gaps) or (gaps != gaps[0]).any():
+        return moves
+    every = slice(int(targets[0]), int(targets[-1]) + 1, int(gaps[0]))
+    return moves._replace(sources=moves.sources[order], targets=every)
+
+
+def _overlap(target: Ints, length: Ints) -> bool:
+    """Whether some transfers write overlapping ranges that are not identical."""
+    order = np.lexsort((length, target))
+    begin, size = target[order], length[order]
+    reach = np.maximum.accumulate(begin + size)[:-1]
+    other = (begin[1:] != begin[:-1]) | (size[1:] != size[:-1])
+    return bool(((begin[1:] < reach) & other).any())
+
+
+def _turns(places: Ints) -> Ints:
+    """For every transfer, the number of earlier ones with the same destination."""
+    order = np.argsort(places, kind="stable")
+    new = np.append(True, np.diff(places[order]) != 0)
+    begin = np.flatnonzero(new)[np.cumsum(new) - 1]
+    turn = np.empty(len(places), np.int64)
+    turn[order] = np.arange(len(places)) - begin
+    return turn

@@ -1,0 +1,370 @@
+"""The driver of the fast engine: feeds steps to the loops and collects finished ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.arrays import Array, Ints
+from simcoll.emulator.fast.compiled import announced
+from simcoll.emulator.fast.filling import index_block, wait_for
+from simcoll.emulator.fast.loading import load
+from simcoll.emulator.fast.loops import run
+from simcoll.emulator.fast.refusing import check_clock, check_end, refuse
+from simcoll.emulator.fast.room import (
+    PER_BLOCK,
+    PER_CONNECTION,
+    edges,
+    larger_calendar,
+    lengthened,
+    more_hops,
+    more_rings,
+    more_slots,
+    new_state,
+)
+from simcoll.emulator.fast.state import (
+    AGAIN,
+    ARGUMENT,
+    BOTH,
+    CHANGE,
+    CONTENT,
+    CUT,
+    DONE,
+    EAGER,
+    FULL,
+    HASHED,
+    IDLE,
+    LAST,
+    MOVE,
+    NEED_STEP,
+    NEXT_ID,
+    RECORD,
+    RETIRED,
+    SWITCHED,
+    WAIT,
+)
+from simcoll.emulator.steps.joint import partners
+from simcoll.emulator.steps.roles import RECORDS, WAITS
+from simcoll.emulator.steps.timed import Shape, Timed
+from simcoll.errors import InternalError
+
+if TYPE_CHECKING:
+    from simcoll.emulator.fast.changing import Changes
+
+
+__all__ = ["Machine"]
+
+RULES = {RECORDS: RECORD, WAITS: WAIT}
+"""The rule of all slots of a step, by the role of the step; default by its FIFO depth."""
+AHEAD_ROWS, AHEAD_STEPS = 2048, 256
+"""Limits of loading ahead, so that one call of the loops is worth its cost."""
+
+SPARE = 2048
+"""Least growth of slots and hops, up to four times as many in long runs: each growth costs as much as playing a hundred
+messages."""
+
+
+class Machine:
+    """Plays timed steps on links.
+
+    Parameters
+    ----------
+    capacities_uBps
+        Capacity of every link, including channel caps.
+    lane_steps
+        Number of steps that each lane takes part in.
+    fifo
+        Whether any step has FIFOs.
+    hashed
+        Whether the trace hash is computed.
+    steps
+        Groups of steps with their repetitions (:func:`simcoll.emulator.steps.timed.timed_steps`).
+    waits
+        Pairs of messages, in order, the first of which waits for the second.
+    over
+        Called for every finished step with the number of its first message and the start, end and done times of its messages
+        (temporary views).
+    changes
+        The changes by events during the run.
+    """
+
+    def __init__(
+        self,
+        capacities_uBps: Ints,
+        lane_steps: Ints,
+        steps: Iterator[tuple[tuple[Timed, ...], int]],
+        *,
+        launch_fs: int = 0,
+        fifo: bool = False,
+        hashed: bool = True,
+        waits: tuple[Array, Array] | None = None,
+        over: Callable[[int, Timed, Ints, Ints, Ints], None] | None = None,
+        changes: Changes | None = None,
+    ) -> None:
+        self.steps = _singles(steps)
+        self.left_of_run: tuple[Timed, int] | None = None
+        self.waits = waits or (np.zeros(0, np.int64), np.zeros(0, np.int64))  # later and earlier messages
+        self.sees_all = bool(over or len(self.waits[0]))
+        self.over = over
+        self.bytes_by_op = [0, 0, 0, 0, 0]
+        self.loaded_wire = 0
+        self.contents: list[Timed | None] = []
+        self.wire: list[int] = []  # bytes of the contents
+        self.room: list[int] = []  # capacity of a block in rows
+        self.hop_room: list[int] = []
+        self.hops_used = 0
+        self.free: dict[int, dict[Timed, list[int]]] = {}
+        self.spare = min(max(SPARE, int(lane_steps.sum())), 4 * SPARE)
+        self.latest: tuple[Shape | None, Ints] = None, np.zeros(0, np.int64)  # and the connections of its rows
+        self.ring_used = 0
+        self.lanes_seen = np.zeros(len(lane_steps), np.int32)
+        self.connections = np.zeros(0, np.int64), np.zeros(0, np.int64)  # names, ascending, and numbers
+        self.live: dict[int, tuple[int, int]] = {}  # blocks in flight by first message: block, rows
+        self.state = new_state(capacities_uBps, lane_steps, launch_fs, fifo=fifo)
+        self.state.reg[HASHED] = hashed
+        self.state = edges(self.state, len(self.waits[0]))
+        self.slots_used = len(self.state.phase)  # timers
+        self.changes = changes
+        if changes is not None:
+            changes.begin(self)
+
+    @property
+    def time_fs(self) -> int:
+        """Completion time of the last message; that of the launch if there is none."""
+        return int(self.state.reg[LAST])
+
+    @property
+    def messages(self) -> int:
+        """Number of completed messages."""
+        return int(self.state.reg[DONE])
+
+    @property
+    def through(self) -> bool:
+        """Whether all lanes have finished."""
+        return not self.state.lane_left.any() and not self.state.lane_pending.any()
+
+    def hexdigest(self) -> str:
+        """The trace hash (:class:`simcoll.emulator.digest.TraceHash`)."""
+        return "".join(f"{int(value):016x}" for value in self.state.sums)
+
+    def play(self, link_name: Callable[[int], str]) -> None:
+        """Run to the end, or until events end the run.
+
+        Raises
+        ------
+        ConfigError
+            When a link has no capacity left or time exceeds the range of the clock.
+        InternalError
+            When a lane is stuck or a check fails.
+        """
+        with announced(run):
+            self._loop(link_name)
+        check_clock(self.state)
+        if self.changes is None or self.through:
+            check_end(self.state, self.loaded_wire)
+
+    def _loop(self, link_name: Callable[[int], str]) -> None:
+        while True:
+            self._offer()
+            stop = run(self.state)
+            self._take_back()
+            if stop in {IDLE, CUT}:
+                return
+            if stop == NEED_STEP:
+                lane = int(self.state.reg[ARGUMENT])
+                while self.state.lane_head[lane] < 0:
+                    self._feed(lane)
+            elif stop == FULL:
+                self.state = larger_calendar(self.state)
+            elif self.changes is not None and stop in {CHANGE, MOVE}:
+                self.changes.apply(self, stop)
+            else:
+                refuse(self.state, stop, link_name)
+
+    # ---- loading
+
+    def _feed(self, lane: int) -> None:
+        """Load some more steps."""
+        rows = steps = 0
+        blocks: list[int] = []
+        while rows < AHEAD_ROWS and steps < AHEAD_STEPS:
+            timed, times = self.left_of_run or next(self.steps, (None, 0))
+            if timed is None:
+                if steps:
+                    break
+                raise InternalError(
+                    f"lane {lane} expects {self.state.lane_left[lane]} more steps, but the plan has ended"
+                )
+            count = min(times, AHEAD_STEPS - steps, max(1, -(-(AHEAD_ROWS - rows) // len(timed))))
+            self.left_of_run = (timed, times - count) if times > count else None
+            blocks += [self._block(timed) for _ in range(count)]
+            self._count(timed, count, self.wire[blocks[-1]])
+            if len(self.waits[0]):
+                first = int(self.state.reg[NEXT_ID])
+                load(self.state, np.array(blocks, np.int64))
+                self._wait(blocks, first, len(timed))
+                blocks = []
+            rows += count * len(timed)
+            steps += count
+        load(self.state, np.array(blocks, np.int64))
+
+    def _count(self, timed: Timed, times: int, wire: int) -> None:
+        """Account for a loaded step with ``wire`` bytes on the wire."""
+        self.loaded_wire += times * wire
+        for op, moved in enumerate(timed.bytes_by_op):
+            self.bytes_by_op[op] += times * moved
+
+    def _offer(self) -> None:
+        """Let the loops reload a repeated step themselves, unless each iteration must be reported."""
+        if self.left_of_run is not None and not self.sees_all:
+            self.state.reg[CONTENT], self.state.reg[AGAIN] = id(self.left_of_run[0]), self.left_of_run[1]
+
+    def _block(self, timed: Timed) -> int:
+        """A block that can hold a step."""
+        # Sizes are powers of two, so that a block fits many steps; one that already holds this step need not be filled.
+        size = 1 << (len(timed) - 1).bit_length()
+        pool = self.free.setdefault(size, {})
+        mine = timed if timed in pool else next(iter(pool), None)
+        if mine is None:
+            block = self._new_block(size)
+        else:
+            block = pool[mine].pop()
+            if not pool[mine]:
+                del pool[mine]
+        if self.contents[block] is not timed:
+            self._fill(block, timed)
+        return block
+
+    def _new_block(self, size: int) -> int:
+        block, base = len(self.contents), self.slots_used
+        self.contents.append(None)
+        self.wire.append(0)
+        self.room.append(size)
+        self.hop_room.append(0)
+        self.slots_used += size
+        if self.slots_used > len(self.state.phase):
+            self.state = more_slots(self.state, self.slots_used + max(self.spare, self.slots_used // 2))
+        if block >= len(self.state.block_base):
+            self.state = lengthened(self.state, PER_BLOCK, 2 * block + 64)
+        self.state.block_base[block] = base
+        self.state.block[base : base + size] = block
+        self.state.waiters[base : base + size] = -1
+        return block
+
+    def _fill(self, block: int, timed: Timed) -> None:
+        before = self.contents[block]
+        self.contents[block], self.wire[block] = timed, int(timed.wire.sum())
+        base, rows, shape = int(self.state.block_base[block]), len(timed), timed.shape
+        self._give_hops(block, int(np.count_nonzero(shape.links >= 0)))
+        s, here = self.state, slice(base, base + rows)
+        # Its address identifies the content: ``contents`` keeps it alive, so no other step can have the address.
+        s.block_rows[block], s.block_content[block] = rows, id(timed)
+        s.block_role[block], s.block_connected[block] = timed.role, timed.connected
+        s.delay_fs[here], s.busy_fs[here], s.wire[here] = timed.delay_fs, timed.busy_fs, timed.wire
+        s.post_fs[here], s.size[here] = timed.post_fs, timed.size
+        if before is not None and before.shape is shape:
+            return
+        s.sender[here], s.receiver[here], s.src[here], s.dst[here] = shape.sender, shape.receiver, shape.src, shape.dst
+        s.rule[here] = RULES.get(timed.role, np.where((timed.delay_fs >= 0) & (timed.depth > 0), EAGER, BOTH))
+        if shape.leader is not None:
+            following = partners(shape.leader)
+            s.partner[here] = np.where(following >= 0, base + following, -1)
+            s.leader[here] = np.where(shape.leader != np.arange(rows), base + shape.leader, -1)
+            s.rule[here][shape.leader >= 0] = SWITCHED
+        # The compiled function takes writable, row-major columns.
+        plain = shape.weight.strides == (0, 0) and bool((shape.weight[:1, :1] == 1).all())
+        weight = np.require(shape.weight[:0] if plain else shape.weight, np.int32, ["C", "W"])
+        links = np.require(shape.links, np.int32, ["C", "W"])
+        index_block(s, block, links, weight, self.lanes_seen)
+        if self.changes is not None:
+            self.changes.indexed(self, block)
+            s = self.state
+        if timed.connected:
+            self._connect(here, timed)
+
+    def _give_hops(self, block: int, wanted: int) -> None:
+        """Allocate a block's hops; a smaller earlier allocation is abandoned, which bounds the total."""
+        if wanted <= self.hop_room[block]:
+            return
+        self.state.block_hop[block] = self.hops_used
+        self.hop_room[block] = max(wanted, 2 * self.hop_room[block])
+        self.hops_used += self.hop_room[block]
+        if self.hops_used > len(self.state.link):
+            self.state = more_hops(self.state, self.hops_used + max(self.spare, self.hops_used // 2))
+
+    def _connect(self, here: slice, timed: Timed) -> None:
+        """Number the connections of a block, and allocate new ones."""
+        shape, size = timed.shape, max(timed.depth, 1)
+        if shape is self.latest[0]:
+            self.state.connection[here] = self.latest[1]
+            return
+        names = shape.connection
+        if names is None:
+            names = shape.sender * len(self.state.lane_left) + shape.receiver
+        wanted, place = np.unique(names, return_inverse=True)
+        known, numbers = self.connections
+        new = wanted[np.append(known, -1)[np.searchsorted(known, wanted)] != wanted]
+        if len(new):
+            begin, end, place_of_new = len(known), len(known) + len(new), np.searchsorted(known, new)
+            numbers = np.insert(numbers, place_of_new, np.arange(begin, end))
+            known = np.insert(known, place_of_new, new)
+            self.connections = known, numbers
+            if end > len(self.state.ring_count):
+                self.state = lengthened(self.state, PER_CONNECTION, 2 * end)
+            ring, self.ring_used = self.ring_used, self.ring_used + size * len(new)
+            if self.ring_used > len(self.state.ring):
+                self.state = more_rings(self.state, 2 * self.ring_used)
+            self.state.ring_base[begin:end] = np.arange(ring, self.ring_used, size)
+            self.state.ring_size[begin:end] = size
+        self.latest = shape, numbers[np.searchsorted(known, wanted)][place]
+        self.state.connection[here] = self.latest[1]
+
+    def _wait(self, blocks: list[int], first: int, rows: int) -> None:
+        """Make the messages of newly loaded blocks wait for earlier ones; ``first`` is their first message."""
+        for turn, block in enumerate(blocks):
+            self.live[first + turn * rows] = block, rows
+        bounds = np.array([first, first + len(blocks) * rows], self.waits[0].dtype)
+        begin, end = np.searchsorted(self.waits[0], bounds)
+        # Steps are loaded in order, so these numbers ascend; a message whose whole step has finished is in none of the blocks.
+        starts = np.fromiter(self.live, np.int64, len(self.live))
+        block, length = np.array(list(self.live.values()), np.int64).T
+        base = self.state.block_base[block].astype(np.int64) - starts
+        later, earlier = self.waits[0][begin:end], self.waits[1][begin:end]
+        at = np.searchsorted(starts, earlier, side="right") - 1
+        lives = (at >= 0) & (earlier < (starts + length)[at])
+        later, earlier, at = later[lives], earlier[lives], at[lives]
+        wait_for(self.state, base[at] + earlier, base[np.searchsorted(starts, later, side="right") - 1] + later)
+
+    def _take_back(self) -> None:
+        s = self.state
+        if self.left_of_run is not None and not self.sees_all:
+            timed, times = self.left_of_run
+            left = int(s.reg[AGAIN])
+            self._count(timed, times - left, int(timed.wire.sum()))
+            self.left_of_run = (timed, left) if left else None
+            s.reg[AGAIN] = 0
+        count = int(s.reg[RETIRED])
+        s.reg[RETIRED] = 0
+        for block in s.retired[:count].tolist():
+            content = self.contents[block]
+            if content is None:
+                raise InternalError(f"block {block} has finished, but was never filled")
+            first = int(s.block_first_id[block])
+            if len(self.waits[0]):
+                del self.live[first]
+            if self.over is not None:
+                here = slice(int(s.block_base[block]), int(s.block_base[block]) + len(content))
+                self.over(first, content, s.start_fs[here], s.end_fs[here], s.done_fs[here])
+            self.free[self.room[block]].setdefault(content, []).append(block)
+
+
+def _singles(steps: Iterator[tuple[tuple[Timed, ...], int]]) -> Iterator[tuple[Timed, int]]:
+    """Steps one by one; a group of one step keeps its repetitions."""
+    for group, times in steps:
+        if len(group) == 1:
+            yield group[0], times
+        else:
+            for _ in range(times):
+                yield from ((step, 1) for step in group)

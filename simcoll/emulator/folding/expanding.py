@@ -1,0 +1,63 @@
+"""Expansion of the times of classes to those of all messages, and their trace hash."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simcoll.arrays import Ints, Shorts
+from simcoll.emulator.digest import TraceHash
+from simcoll.emulator.fast.compiled import COMPILED
+from simcoll.emulator.folding.quotient import Quotient
+from simcoll.emulator.steps.timed import Timed
+
+__all__ = ["ExpandedHash", "Expansion"]
+
+
+class ExpandedHash:
+    """The :class:`simcoll.emulator.digest.TraceHash` of all messages, in compiled code where available."""
+
+    __slots__ = ("_hash", "_sums")
+
+    def __init__(self) -> None:
+        self._sums = np.zeros(2, np.uint64)
+        self._hash = TraceHash()
+
+    def add(self, begin: int, step: Timed, names: Shorts, start: Ints, end: Ints, done: Ints) -> None:
+        """Add a step whose messages are numbered from ``begin``.
+
+        ``names`` are their classes, and the times are per class.
+        """
+        shape = step.shape
+        if not COMPILED:
+            number = np.arange(begin, begin + len(step))
+            self._hash.add([number, shape.src, shape.dst, step.size, start[names], end[names], done[names]])
+            return
+        from simcoll.emulator.fast.trace_hashing import hash_expanded  # imports numba
+
+        # The compiled function takes writable, row-major columns.
+        src, dst, size = (np.require(column, np.int64, ["C", "W"]) for column in (shape.src, shape.dst, step.size))
+        names = np.require(names, np.int32, ["C", "W"])
+        hash_expanded(self._sums, begin, (src, dst, size), names, (start, end, done))
+
+    def hexdigest(self) -> str:
+        """32 hexadecimal digits."""
+        return "".join(f"{int(value):016x}" for value in self._sums) if COMPILED else self._hash.hexdigest()
+
+
+class Expansion:
+    """Expands the times of classes to those of all messages."""
+
+    def __init__(self, quotient: Quotient, messages: int, *, keep: bool) -> None:
+        self.quotient = quotient
+        self.first_small, self.first_large, self.which = quotient.starts()
+        self.done_fs = np.full(messages, -1, np.int64) if keep else None
+        self.hash = ExpandedHash()
+
+    def __call__(self, first: int, _timed: Timed, start: Ints, end: Ints, done: Ints) -> None:
+        """Take the times of a step's classes; ``first`` is the step's first message in the quotient."""
+        place = int(np.searchsorted(self.first_small, first))
+        begin, which = int(self.first_large[place]), int(self.which[place])
+        step, names = self.quotient.patterns[which], self.quotient.classes[which]
+        if self.done_fs is not None:
+            self.done_fs[begin : begin + len(step)] = done[names]
+        self.hash.add(begin, step, names, start, end, done)

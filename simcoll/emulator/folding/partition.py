@@ -1,0 +1,407 @@
+"""Partitions of lanes and links into symmetry classes: found by colour refinement, then certified exactly.
+
+**Claim.** Suppose that every step gives each lane of a class the same messages, that each link of a class carries the same messages
+(messages are the same if their costs and the classes of their lanes and links are equal), and that the links of a class have equal
+capacity. Then all messages of a class have the same times. With a FIFO, connections have classes, too: every step gives each
+connection of a class the same messages in the same order, and messages are the same only if, in addition, the classes of their
+connections and their positions in that order are equal.
+
+**Why.** By induction over the times of events. Whether a lane enters a step depends only on when its messages of earlier steps were
+done or flowed, and how long they kept it busy. Whether a message is ready depends only on its two lanes and, with a FIFO, on the
+message some places before it on its connection; that has the same class throughout a class, since the connections of one class have
+the same messages in every step. The rates depend only on the capacities and on how many flows of each kind are on each link. All
+of that is equal within a class, and the arithmetic is exact.
+
+Messages can be tied to each other: a switch handles several at a time, or one waits for others. Messages are then the same only if
+the messages of their operation (one of which leads) and those that they wait for are the same, because the operation begins, and the
+wait ends, for all at the same time.
+
+Refinement uses 64-bit hashes, and a partition may come from any source; :func:`certify` compares the numbers themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simcoll.arrays import Array, Ints, Shorts
+from simcoll.core.hashing import SALTS, mix
+from simcoll.emulator.steps.timed import Shape, Timed
+
+Hashes = NDArray[np.uint64]
+
+__all__ = ["Partition", "Ties", "alike", "certify", "connections_in_order", "dense", "first_of", "in_one", "refine"]
+
+NONE = np.zeros(0, np.int64)
+SHORT_ROWS = 1 << 13
+"""Number of rows below which steps are joined to runs: each step costs microseconds a dozen times."""
+JOINED_ROWS = 1 << 19
+"""Up to this number of rows steps are joined, since runs are copies."""
+WIDE = 64
+"""With more columns, rows are compared as bytes, one by one."""
+FEW = 256
+"""Number of rows that are compared before all."""
+COMPARED_ROWS = 1 << 20
+"""Number of message links compared at a time, which bounds memory; every comparison has a cost proportional to all links."""
+NOT_ALIKE = (
+    "lanes of one class take part in different messages",
+    "links of one class carry different messages",
+    "connections of one class carry different messages",
+)
+
+
+class Ties(NamedTuple):
+    """Ties between rows of distinct steps: each row's switch leader or -1, and pairs of rows, the first of which waits for the second."""
+
+    leader: Ints
+    later: Ints
+    earlier: Ints
+
+    def marked(self, messages: Hashes) -> Hashes:
+        """Hashes of messages, mixed with those of the messages that they are tied to."""
+        from simcoll.emulator.fast.refining import tied  # imports numba
+
+        return tied(messages, self.leader, self.later, self.earlier)
+
+    def broken(self, names: Ints) -> str:
+        """Why messages of one class are tied to different ones; empty if they are not."""
+        from simcoll.emulator.fast.grouping import lists_equal  # imports numba
+
+        leads = np.where(self.leader >= 0, names[self.leader], -1)
+        own = self.leader == np.arange(len(names))
+        one = first_of(names, int(names.max(initial=-1)) + 1)[names]
+        if not (np.array_equal(leads[one], leads) and np.array_equal(own[one], own)):
+            return "messages of one class belong to different switch operations"
+        leaders = np.flatnonzero(own)
+        operation = np.full(len(names) + 1, -1, np.int32)  # the last entry is for messages of none
+        operation[leaders] = np.arange(len(leaders))
+        if not lists_equal([(operation[self.leader], names)], operation[one[leaders]].astype(np.int64)):
+            return "switch operations of one class have different messages"
+        if len(self.later) and not lists_equal([(self.later, names[self.earlier])], one):
+            return "messages of one class wait for different ones"
+        return ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Partition:
+    """The class of every lane, every link, and with a FIFO every connection (in their order), numbered from 0.
+
+    ``marks`` distinguish rows of distinct steps that are tied to others.
+    """
+
+    lanes: Ints
+    links: Ints
+    connections: Ints | None = None
+    marks: Ints | None = None
+
+
+def dense(*columns: Ints) -> Ints:
+    """Number the distinct rows of some columns from 0, without collisions.
+
+    >>> import numpy as np
+    >>> dense(np.array([7, 7, 5]), np.array([1, 1, 1])).tolist()
+    [1, 1, 0]
+    """
+    names = np.unique(columns[0], return_inverse=True)[1]
+    for column in columns[1:]:
+        if column.size and (column == column[0]).all():
+            continue
+        other = np.unique(column, return_inverse=True)[1]
+        names = np.unique(names * (int(other.max(initial=0)) + 1) + other, return_inverse=True)[1]
+    return names.astype(np.int64)
+
+
+def alike(*columns: NDArray[Any]) -> Ints:
+    """Number the distinct rows of some columns from 0 by hashes, then verify the rows against the numbers.
+
+    >>> import numpy as np
+    >>> len(set(alike(np.array([7, 7, 5]), np.array([1, 1, 1])).tolist()))
+    2
+    """
+    from simcoll.emulator.fast.grouping import grouped  # imports numba
+
+    names, equal = grouped([column for column in columns if _varies(column)] or columns[:1])
+    return names if equal else dense(*columns)
+
+
+def _varies(column: NDArray[Any]) -> bool:
+    """Whether a column has different values, which its first few nearly always show."""
+    if not column.size or not column.strides[0]:
+        return False
+    return bool((column[:FEW] != column[0]).any() or (column != column[0]).any())
+
+
+def first_of(names: Array, count: int) -> Ints:
+    """The first row of each of ``count`` classes."""
+    found = np.zeros(count, np.int64)
+    found[names[::-1]] = np.arange(len(names))[::-1]
+    return found
+
+
+def connections_in_order(patterns: Sequence[Timed]) -> tuple[list[Ints], list[Ints], int]:
+    """For every step, each message's connection and its position there within the step; and the number of connections.
+
+    A step without connections gets empty arrays.
+    """
+    from simcoll.emulator.fast.grouping import numbered, positions  # imports numba
+
+    if not any(step.connected for step in patterns):
+        return [NONE] * len(patterns), [NONE] * len(patterns), 0
+    lanes = 1 + max((int(step.shape.receiver.max(initial=-1)) for step in patterns), default=-1)
+    pairs = [_connections(step, lanes) for step in patterns]
+    every = np.concatenate([*pairs, np.zeros(0, np.int64)])
+    names, first = numbered(every.view(np.uint64))
+    ascending = np.empty(len(first), np.int64)
+    ascending[np.argsort(every[first])] = np.arange(len(first))
+    numbers = np.split(ascending[names], np.cumsum([len(pair) for pair in pairs]))[: len(pairs)]
+    return numbers, [positions(number, len(first)) for number in numbers], len(first)
+
+
+def _connections(step: Timed, lanes: int) -> Ints:
+    """Numbers of the connections of a step; empty if it has none."""
+    if not step.connected:
+        return np.zeros(0, np.int64)
+    given = step.shape.connection
+    return step.shape.sender * lanes + step.shape.receiver if given is None else given
+
+
+def in_one(tables: Iterable[Sequence[Array]]) -> list[Array]:
+    """The columns of several tables, one table after the other; columns of one value that take no memory still take none."""
+    return [_joined(parts) for parts in zip(*tables, strict=True)]
+
+
+def _joined(parts: Sequence[Array]) -> Array:
+    if len(parts) > 1 and all(part.strides == (0,) and part[0] == parts[0][0] for part in parts):
+        return np.broadcast_to(parts[0][0], sum(map(len, parts)))
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _runs(patterns: Sequence[Timed]) -> list[tuple[range, Timed]]:
+    """The steps, with runs of short ones that have nothing but links and costs joined to one step, and their numbers."""
+    rows = sum(map(len, patterns))
+
+    def kind(number: int) -> tuple[int, ...]:
+        step, shape = patterns[number], patterns[number].shape
+        plain = len(step) < SHORT_ROWS and not step.connected and shape.leader is None and shape.linked is None
+        return (shape.links.shape[1],) if plain and rows <= JOINED_ROWS else (-1, number)
+
+    found = []
+    for _, some in groupby(range(len(patterns)), kind):
+        numbers = [*some]
+        steps = [patterns[number] for number in numbers]
+        if len(steps) > 1:
+            shapes = [step.shape for step in steps]
+            sender, receiver = in_one((shape.sender, shape.receiver) for shape in shapes)
+            shape = Shape(sender, receiver, sender, receiver, np.concatenate([shape.links for shape in shapes]), NONE)
+            delay, busy, wire, post = in_one((step.delay_fs, step.busy_fs, step.wire, step.post_fs) for step in steps)
+            steps = [Timed(shape, delay, busy, wire, post, sender, ())]
+        found.append((range(numbers[0], numbers[-1] + 1), steps[0]))
+    return found
+
+
+def _colour(hashes: Hashes) -> tuple[Ints, int]:
+    from simcoll.emulator.fast.grouping import numbered  # imports numba
+
+    names, first = numbered(hashes)
+    return names, len(first)
+
+
+def _hashed(names: Ints, salt: np.uint64) -> Hashes:
+    return mix(names.astype(np.uint64) + salt)
+
+
+def _words(count: int, salt: np.uint64) -> Hashes:
+    """Hashes of numbers below ``count``, apart from those of lanes and links, to which they are added."""
+    return mix(_hashed(np.arange(count), salt))
+
+
+def refine(
+    patterns: Sequence[Timed],
+    capacity: Ints,
+    nlanes: int,
+    most_classes: int,
+    most_rounds: int | None = None,
+    ties: Ties | None = None,
+) -> Partition | str:
+    """The coarsest partition by colour refinement, or the limit exceeded: ``most_classes`` of lanes, or ``most_rounds``."""
+    from simcoll.emulator.fast.refining import Colours, spread  # imports numba
+
+    lanes, links = np.zeros(nlanes, np.int64), dense(capacity)
+    numbers, places, count = connections_in_order(patterns)
+    ways = np.zeros(count, np.int64)
+    counts = (1, int(links.max(initial=-1)) + 1, min(count, 1))
+    begins = np.cumsum([0, *map(len, patterns)])
+    marks, kinds = np.zeros(begins[-1] if ties else 0, np.uint64), 0
+    runs = _runs(patterns)
+    messages = np.empty(begins[-1] if ties else max((len(step) for _, step in runs), default=0), np.uint64)
+    # Equal numbers mean equal costs only within a step, and a step is compared only with itself.
+    every, fixed = _words(len(patterns), SALTS[1]), []
+    for some, step in runs:
+        costs = step.delay_fs, step.busy_fs, step.wire, step.post_fs
+        names = alike(*costs, *places[some[0] : some[0] + step.connected])
+        fixed.append(_words(int(names.max(initial=-1)) + 1, SALTS[0])[names])
+        fixed[-1] += np.repeat(every[some[0] : some[-1] + 1], np.diff(begins[some[0] : some[-1] + 2]))
+    # Every round except the last increases the number of classes.
+    for _ in range(nlanes + len(links) + count + len(marks) + 2 if most_rounds is None else most_rounds):
+        old = Colours(_hashed(lanes, SALTS[0]), _hashed(links, SALTS[1]), _hashed(ways, SALTS[2]))
+        new = Colours(*(hashes.copy() for hashes in old))
+        for (some, step), cost in zip(runs, fixed, strict=True):
+            connected = numbers[some[0]] if step.connected else NONE
+            here = slice(begins[some[0]], begins[some[-1] + 1])
+            spread(
+                step.shape, cost, connected, marks[here], old, new, messages[here] if ties else messages[: len(step)]
+            )
+        lanes, lane_count = _colour(new.lanes)
+        links, link_count = _colour(new.links)
+        ways, way_count = _colour(new.ways)
+        if lane_count > most_classes:
+            return "too little symmetry: more than a quarter of the lanes differ"
+        same = (lane_count, link_count, way_count) == counts
+        counts = lane_count, link_count, way_count
+        if ties:
+            # Marks are counted only where lanes and links are as before; otherwise another round follows anyway.
+            before = (kinds or _colour(marks)[1]) if same else 0
+            marks = ties.marked(messages)
+            names, kinds = _colour(marks) if same else (NONE, 0)
+            if same and kinds == before:
+                return Partition(lanes, links, ways if count else None, names)
+        elif same:
+            return Partition(lanes, links, ways if count else None)
+    return f"classes are not found within {most_rounds} rounds"
+
+
+def _alike_lists(pairs: Sequence[tuple[Array, Array]], owner_class: Ints) -> bool:
+    """Whether all owners of a class have the same multiset of values, from columns of owners and values."""
+    from simcoll.emulator.fast.grouping import lists_equal  # imports numba
+
+    return lists_equal(pairs, first_of(owner_class, int(owner_class.max(initial=-1)) + 1)[owner_class])
+
+
+def _not_a_partition(patterns: Sequence[Timed], capacity: Ints, partition: Partition, connections: int) -> str:
+    """Why the given numbers are not classes of all lanes, links and connections; empty if they are."""
+    used_lanes = 1 + max((int(max(s.shape.sender.max(), s.shape.receiver.max())) for s in patterns), default=-1)
+    given = [("lane", partition.lanes, used_lanes), ("link", partition.links, len(capacity))]
+    if partition.connections is not None:
+        given.append(("connection", partition.connections, connections))
+    for what, classes, wanted in given:
+        if len(classes) < wanted or (what != "lane" and len(classes) != wanted):
+            return f"{len(classes)} classes of {what}s are given; the plan has {wanted} {what}s"
+        if len(classes) and (classes.min() < 0 or not np.bincount(classes).all()):
+            return f"the classes of {what}s are not numbered from 0 without gaps"
+    return ""
+
+
+def certify(
+    patterns: Sequence[Timed], capacity: Ints, partition: Partition, ties: Ties | None = None
+) -> list[Shorts] | str:
+    """The class of every message of each step, numbered from 0 within it; or the reason why the partition fails.
+
+    With connections, the messages of one connection have classes in their order; leaders of switch operations come first.
+    """
+    lanes, links, ways = partition.lanes, partition.links, partition.connections
+    numbers, places, count = connections_in_order(patterns)
+    if count and ways is None:
+        return f"no classes are given of {count} connections"
+    if refused := _not_a_partition(patterns, capacity, partition, count):
+        return refused
+    if not patterns:
+        return "the plan moves nothing"
+    if not np.array_equal(capacity[first_of(links, int(links.max(initial=-1)) + 1)][links], capacity):
+        return "links of one class have different capacities"
+    found: list[Shorts] = []
+    lists, held = _Lists([], [], []), 0
+    first, begins, padded = 0, np.cumsum([0, *map(len, patterns)]).tolist(), np.append(links, -1)
+    padded = padded.astype(np.int16 if padded.max() < 1 << 15 else np.int32)
+    for some, run in _runs(patterns):
+        here = slice(begins[some[0]], begins[some[-1] + 1])
+        ordered = (places[some[0]], ways[numbers[some[0]]]) if run.connected and ways is not None else ()
+        every = (dense if ordered else alike)(
+            *((np.repeat(some, np.diff(begins[some[0] : some[-1] + 2])),) if len(some) > 1 else ordered),
+            run.delay_fs,
+            run.busy_fs,
+            run.wire,
+            run.post_fs,
+            lanes[run.shape.sender],
+            lanes[run.shape.receiver],
+            *_crossed(run.shape, padded),
+            *(() if partition.marks is None else (partition.marks[here],)),
+        )
+        if run.shape.leader is not None:
+            every = _leaders_first(every, run.shape.leader)
+        lists.add(run, (first + every).astype(np.int32), numbers[some[0]])
+        held += run.shape.links.size
+        if held >= COMPARED_ROWS or some[-1] + 1 == len(patterns):
+            if refused := lists.unlike(partition):
+                return refused
+            lists, held = _Lists([], [], []), 0
+        before = 0
+        for number in some:  # the numbers of a run ascend from step to step
+            names = every[begins[number] - here.start : begins[number + 1] - here.start] - before
+            before += int(names.max(initial=-1)) + 1
+            found.append(names.astype(np.int32))
+        first += before
+    if ties is not None:
+        begins = np.cumsum([0, *(int(names.max()) + 1 for names in found)]).tolist()
+        if refused := ties.broken(np.concatenate([names + begin for names, begin in zip(found, begins, strict=False)])):
+            return refused
+    return found
+
+
+def _crossed(shape: Shape, classes: Array) -> Sequence[Array]:
+    """The link classes of each message in order, as columns; as one column if few messages have links."""
+    crossed = classes[shape.links]
+    crossed.sort(axis=1)
+    if shape.linked is None:
+        return [*crossed.T]
+    found = np.zeros(len(shape.sender), np.int64)
+    if crossed.shape[1] > WIDE:
+        known: dict[bytes, int] = {}
+        found[shape.linked] = [1 + known.setdefault(row.tobytes(), len(known)) for row in crossed]
+    else:
+        found[shape.linked] = 1 + alike(shape.linked * 0, *crossed.T)
+    return [found]
+
+
+class _Lists(NamedTuple):
+    """Multisets of messages at lanes, links and connections: columns of owners and of message classes."""
+
+    lanes: list[tuple[Array, Array]]
+    links: list[tuple[Array, Array]]
+    ways: list[tuple[Array, Array]]
+
+    def add(self, step: Timed, names: Shorts, ways: Ints) -> None:
+        """Add a step with the classes of its messages, and their connections."""
+        shape = step.shape
+        self.lanes.extend(((shape.sender, 2 * names), (shape.receiver, 2 * names + 1)))
+        own = names if shape.linked is None else names[shape.linked]
+        if shape.linked is None:
+            self.links.extend((link, own) for link in shape.links.T)
+        else:  # few rows, which may have many links
+            self.links.append((shape.links.reshape(-1), np.repeat(own, shape.links.shape[1])))
+        if step.connected:
+            self.ways.append((ways, names))
+
+    def unlike(self, partition: Partition) -> str:
+        """The kind of owners of one class that have different multisets.
+
+        Empty if none. A step is compared only with itself.
+        """
+        classes = partition.lanes, partition.links, partition.connections
+        for keys, of, what in zip(self, classes, NOT_ALIKE, strict=True):
+            if of is not None and not _alike_lists(keys, of):
+                return what
+        return ""
+
+
+def _leaders_first(names: Ints, leader: Ints) -> Ints:
+    """Class numbers with those of leaders first."""
+    one = first_of(names, int(names.max()) + 1)
+    order = np.argsort(leader[one] != one, kind="stable")
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    return place[names]

@@ -1,0 +1,215 @@
+"""The quotient of a plan: symmetric lanes, links and messages are played once per class.
+
+The quotient has exactly the times of the plan (:mod:`simcoll.emulator.folding.partition` proves why), so the times of every message
+follow by expansion. If no partition is certified, or the model has state beyond lanes and links, the result is the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from simcoll.arrays import Array, Ints, Shorts
+from simcoll.core.plan import Plan
+from simcoll.core.step import distinct
+from simcoll.emulator.folding.partition import Partition, Ties, certify, connections_in_order, first_of, refine
+from simcoll.emulator.steps.timed import Shape, Timed
+
+__all__ = ["Quotient", "fold", "folded", "no_quotient"]
+
+MOST_ROWS = 1 << 24
+NO_WAITS = np.zeros(0, np.int64), np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Quotient:
+    """A folded plan.
+
+    Attributes
+    ----------
+    groups
+        The steps in order: numbers of distinct steps, and how often each group repeats in a row.
+    patterns, steps
+        The distinct steps of the plan, and their images.
+    classes
+        Class of every message of each distinct step.
+    capacity, lane_steps
+        Capacity of every link class and number of steps of every lane class.
+    links, members
+        One link of every class, and the class of every link.
+    waits
+        Pairs of messages of the quotient, the first of which waits for the second; only for steps that do not repeat.
+    """
+
+    groups: tuple[tuple[tuple[int, ...], int], ...]
+    patterns: tuple[Timed, ...]
+    steps: tuple[Timed, ...]
+    classes: tuple[Shorts, ...]
+    capacity: Ints
+    lane_steps: Ints
+    links: Ints
+    members: Ints
+    waits: tuple[Array, Array] = NO_WAITS
+
+    @property
+    def messages(self) -> int:
+        """Number of messages in the quotient."""
+        return sum(times * sum(len(self.steps[number]) for number in numbers) for numbers, times in self.groups)
+
+    def stream(self) -> Iterator[tuple[tuple[Timed, ...], int]]:
+        """The steps, in the form that the fast engine takes."""
+        for numbers, times in self.groups:
+            yield tuple(self.steps[number] for number in numbers), times
+
+    def starts(self) -> tuple[Ints, Ints, Ints]:
+        """For every step in order: the number of its first message in the quotient and in the plan, and its distinct step."""
+        which = np.concatenate([np.tile(np.array(numbers, np.int64), times) for numbers, times in self.groups])
+        small = np.array([len(step) for step in self.steps], np.int64)[which]
+        large = np.array([len(step) for step in self.patterns], np.int64)[which]
+        return np.cumsum(small) - small, np.cumsum(large) - large, which
+
+
+def no_quotient(plan: Plan) -> str:
+    """Why a plan has no quotient whatever its symmetry; empty if none is ruled out."""
+    if plan.protocol.jitter_fs:
+        return "jitter makes every message different"
+    if len(plan.wait_pairs[0]):
+        return "messages of different channels wait for each other"
+    return ""
+
+
+def fold(
+    stream: Iterable[tuple[tuple[Timed, ...], int]],
+    capacity: Ints,
+    lane_steps: Ints,
+    *,
+    worth_it: bool,
+    patience: int | None = None,
+    waits: tuple[Array, Array] | None = None,
+) -> Quotient | str:
+    """The quotient of timed steps, or the reason why there is none.
+
+    ``worth_it``: give up if it would save little. ``patience``: the limit of refinement rounds. ``waits``: pairs of messages, the first
+    of which waits for the second; without it, switch operations are refused as well.
+    """
+    numbers: dict[Timed, int] = {}
+    groups: list[tuple[tuple[int, ...], int]] = []
+    rows = 0
+    for group, times in stream:
+        for step in group:
+            if step not in numbers:
+                numbers[step] = len(numbers)
+                rows += len(step)
+        if rows > MOST_ROWS:
+            return f"more than {MOST_ROWS} different transfers"
+        groups.append((tuple(numbers[step] for step in group), times))
+    patterns = tuple(numbers)
+    ties = None
+    switched = any(step.shape.leader is not None for step in numbers)
+    if waits is None and switched:
+        return "switches multicast or reduce"
+    if waits is not None and (switched or len(waits[0])):
+        if len(waits[0]) and rows < sum(times * sum(len(patterns[each]) for each in group) for group, times in groups):
+            return "messages of different channels wait for each other in steps that repeat"
+        ties = Ties(_leaders(patterns), *waits)
+    nlanes = len(lane_steps)
+    partition = refine(patterns, capacity, nlanes, nlanes // 4 if worth_it else nlanes, patience, ties)
+    if isinstance(partition, str):
+        return partition
+    return folded(patterns, tuple(groups), capacity, lane_steps, partition, ties)
+
+
+def _leaders(patterns: Sequence[Timed]) -> Ints:
+    """Leaders of all rows, as row numbers over all steps; -1 for none."""
+    found, first = [np.zeros(0, np.int64)], 0
+    for step in patterns:
+        leader = np.full(len(step), -1) if step.shape.leader is None else step.shape.leader
+        found.append(np.where(leader >= 0, leader + first, -1))
+        first += len(step)
+    return np.concatenate(found)
+
+
+def folded(
+    patterns: tuple[Timed, ...],
+    groups: tuple[tuple[tuple[int, ...], int], ...],
+    capacity: Ints,
+    lane_steps: Ints,
+    partition: Partition,
+    ties: Ties | None = None,
+) -> Quotient | str:
+    """The quotient by a partition, if certified, or the reason why not."""
+    classes = certify(patterns, capacity, partition, ties)
+    if isinstance(classes, str):
+        return f"partition refused: {classes}"
+    lane_of, link_of = (_representatives(each) for each in (partition.lanes, partition.links))
+    weights = _weights(patterns, classes, partition, link_of)
+    ways, steps, first = _ways(patterns, partition), [], 0
+    for step, names, way in zip(patterns, classes, ways, strict=True):
+        steps.append(_image(step, names, partition, way, first, weights))
+        first += int(names.max()) + 1
+    of_classes = capacity[link_of], lane_steps[lane_of], link_of
+    waits = NO_WAITS
+    if ties is not None and len(ties.later):
+        begins = np.cumsum([0, *map(len, steps)])
+        every = np.concatenate([names + begin for names, begin in zip(classes, begins.tolist(), strict=False)])
+        waits = np.divmod(distinct(every[ties.later] * begins[-1] + every[ties.earlier]), begins[-1])
+    return Quotient(groups, patterns, tuple(steps), tuple(classes), *of_classes, partition.links, waits)
+
+
+def _representatives(classes: Array) -> Ints:
+    """One member of each class."""
+    return first_of(classes, int(classes.max(initial=-1)) + 1)
+
+
+def _weights(
+    patterns: Sequence[Timed], classes: Sequence[Shorts], partition: Partition, link_of: Ints
+) -> tuple[Ints, Ints, int]:
+    """Number of messages of each class on one link of each class: sorted keys (link class, message class), counts, radix."""
+    total = sum(int(names.max()) + 1 for names in classes)
+    chosen = np.zeros(len(partition.links), np.bool_)
+    chosen[link_of] = True
+    keys, first = [], 0
+    for step, names in zip(patterns, classes, strict=True):
+        links, own = step.shape.links, names if step.shape.linked is None else names[step.shape.linked]
+        here = (links >= 0) & chosen[links]
+        message = np.broadcast_to(first + own[:, None], links.shape)[here]
+        keys.append(partition.links[links[here]] * total + message)
+        first += int(names.max()) + 1
+    found, count = np.unique(np.concatenate(keys), return_counts=True)
+    return found, count, total
+
+
+def _ways(patterns: tuple[Timed, ...], partition: Partition) -> list[Ints | None]:
+    """Class of each message's connection, for every step that has connections."""
+    classes = partition.connections
+    if classes is None:
+        return [None] * len(patterns)
+    numbers = connections_in_order(patterns)[0]
+    return [classes[own] if step.connected else None for step, own in zip(patterns, numbers, strict=True)]
+
+
+def _image(
+    step: Timed, names: Shorts, partition: Partition, way: Ints | None, first: int, weights: tuple[Ints, Ints, int]
+) -> Timed:
+    """The image of a step: one message of every class."""
+    row, shape = _representatives(names), step.shape
+    own = shape.links_of(row)
+    links = np.sort(np.where(own >= 0, partition.links[own], -1), axis=1)
+    # A class that a message crosses twice counts once: its weight covers all messages on one link.
+    links[:, 1:][links[:, 1:] == links[:, :-1]] = -1
+    links = np.take_along_axis(links, np.argsort(links < 0, axis=1, kind="stable"), axis=1)
+    keys, counts, total = weights
+    weight = np.ones(links.shape, np.int64)
+    if len(keys):
+        wanted = links * total + first + np.arange(len(row))[:, None]
+        weight = np.where(links >= 0, counts[np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)], 1)
+    lanes = partition.lanes
+    sender, receiver = lanes[shape.sender[row]], lanes[shape.receiver[row]]
+    connection = None if way is None else way[row]
+    leader = None if shape.leader is None else np.where(shape.leader[row] >= 0, names[shape.leader[row]], -1)
+    image = Shape(sender, receiver, sender, receiver, links.astype(np.int32), weight, connection, leader)
+    nothing = tuple(0 for _ in step.bytes_by_op)
+    costs = (step.delay_fs[row], step.busy_fs[row], step.wire[row], step.post_fs[row], step.size[row])
+    return Timed(image, *costs, nothing, step.depth, step.role)

@@ -1,0 +1,146 @@
+"""Programs on the compiled engine: every row, or one of each class."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from simcoll.arrays import Ints
+from simcoll.emulator.events.cut import Cut
+from simcoll.emulator.events.timeline import Timeline
+from simcoll.emulator.folding.expanding import ExpandedHash
+from simcoll.emulator.folding.quotient import Quotient, fold
+from simcoll.emulator.interrupted import machine_cut
+from simcoll.emulator.programs.program_events import changes_during
+from simcoll.emulator.programs.program_result import Times
+from simcoll.emulator.programs.step_lowering import BEGINS, ENDS, Lowered
+from simcoll.emulator.steps.pruning import without_links
+from simcoll.emulator.steps.roles import MOVES
+from simcoll.emulator.steps.timed import Timed
+from simcoll.errors import InternalError
+
+__all__ = ["Played", "play_all", "play_classes"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Played:
+    """The outcome of a run: time and hash, the number of classes played, and with ``keep`` the times of messages and operations.
+
+    A run that events cut off has a ``cut``, the number of completed ``messages``, and no times of operations.
+    """
+
+    time_fs: int
+    trace_hash: str
+    classes: int | None
+    done_fs: Ints | None = None
+    times: dict[int, Times] | None = None
+    cut: Cut | None = None
+    messages: int = 0
+
+
+class _Expansion:
+    """Collects the times of all messages and operations, step by step.
+
+    With a quotient, the times of classes are expanded to those of all messages.
+    """
+
+    def __init__(self, lowered: Lowered, quotient: Quotient | None, *, keep: bool) -> None:
+        self.lowered, self.quotient = lowered, quotient
+        self.hash = ExpandedHash()
+        self.done_fs = np.full(lowered.messages, -1, np.int64) if keep else None
+        numbers: dict[Timed, int] = {}
+        which: list[int] = []
+        entries: list[int] = []
+        for group, times in lowered.stream:
+            entries.append(len(which))
+            which += [numbers.setdefault(step, len(numbers)) for step in group] * times
+        self.patterns = tuple(numbers)
+        self.which = np.array(which, np.int64)
+        small = np.array([len(step) for step in (quotient.steps if quotient else self.patterns)], np.int64)
+        large = np.array([len(step) * (step.role == MOVES) for step in self.patterns], np.int64)
+        self.first = np.cumsum(small[self.which]) - small[self.which]
+        self.number = np.cumsum(large[self.which]) - large[self.which]
+        self.marks = {
+            entries[entry]: (operation, kind)
+            for operation, places in lowered.marks.items()
+            for kind, entry in zip((BEGINS, ENDS), places, strict=True)
+        }
+        self.marked: dict[tuple[int, int], Ints] = {}
+
+    def __call__(self, first: int, step: Timed, start: Ints, end: Ints, done: Ints) -> None:
+        """Take the times of a finished step."""
+        place = int(np.searchsorted(self.first, first, "right")) - 1
+        if place in self.marks:
+            self.marked[self.marks[place]] = done.copy()
+        if step.role != MOVES:
+            return
+        which, begin = self.which[place], int(self.number[place])
+        step = self.patterns[which]
+        if self.quotient is not None:
+            names = self.quotient.classes[which]
+            self.hash.add(begin, step, names, start, end, done)
+            done = done[names]
+        if self.done_fs is not None:
+            self.done_fs[begin : begin + len(step)] = done
+
+    def times(self) -> dict[int, Times]:
+        """Begin and end of operations, by number."""
+        found, places = {}, {mark: place for place, mark in self.marks.items()}
+        for operation in self.lowered.marks:
+            begin, end = ((operation, kind) for kind in (BEGINS, ENDS))
+            names = None
+            if self.quotient is not None:
+                one, two = (self.quotient.classes[self.which[places[mark]]] for mark in (begin, end))
+                names = one, two
+            found[operation] = Times(self.marked[begin], self.marked[end], names)
+        return found
+
+
+def play_all(lowered: Lowered, *, keep: bool, timeline: Timeline | None = None) -> Played:
+    """Play every row with the compiled loops, including events."""
+    from simcoll.emulator.fast.driver import Machine  # imports numba
+
+    resources, played = lowered.resources, _Expansion(lowered, None, keep=keep) if keep else None
+    changes = None if timeline is None else changes_during(resources, timeline)
+    machine = Machine(
+        resources.capacity, lowered.lane_steps, lowered.drawn(), fifo=resources.fifo, over=played, changes=changes
+    )
+    machine.play(resources.link_name)
+    if timeline is not None and not machine.through:
+        left, cut = machine_cut(timeline, machine, resources.link_name, resources.stride, sum(lowered.bytes_by_op))
+        done = None if played is None else played.done_fs
+        if done is not None:
+            done[left.numbers] = left.done_fs
+        return Played(cut.time_fs, left.trace_hash, None, done, cut=cut, messages=left.messages)
+    if machine.messages != lowered.rows or tuple(machine.bytes_by_op) != lowered.bytes_by_op:
+        raise InternalError(
+            f"{machine.messages} rows moved {machine.bytes_by_op} bytes; the program has {lowered.rows} and {lowered.bytes_by_op}"
+        )
+    return _times(machine.time_fs, machine.hexdigest(), None, played, keep=keep)
+
+
+def play_classes(lowered: Lowered, *, keep: bool, expand: bool, worth_it: bool) -> Played | str:
+    """Play one row of every class, or return the reason why not; ``expand``: with a trace hash."""
+    from simcoll.emulator.fast.driver import Machine  # imports numba
+
+    resources = lowered.resources
+    found = fold(
+        without_links(lowered.stream, lowered.dropped), resources.capacity, lowered.lane_steps, worth_it=worth_it
+    )
+    if isinstance(found, str):
+        return found
+    played = _Expansion(lowered, found, keep=keep) if keep or expand else None
+    machine = Machine(found.capacity, found.lane_steps, found.stream(), fifo=resources.fifo, hashed=False, over=played)
+    machine.play(lambda link: f"class {link}, for example {resources.link_name(int(found.links[link]))}")
+    if machine.messages != found.messages:
+        raise InternalError(f"{machine.messages} of {found.messages} rows of the quotient are done")
+    told = played.hash.hexdigest() if played else ""
+    return _times(machine.time_fs, told, machine.messages, played, keep=keep)
+
+
+def _times(time_fs: int, trace_hash: str, classes: int | None, seen: _Expansion | None, *, keep: bool) -> Played:
+    """The outcome of a run."""
+    if seen is None or not keep:
+        return Played(time_fs, trace_hash, classes)
+    return Played(time_fs, trace_hash, classes, seen.done_fs, seen.times())

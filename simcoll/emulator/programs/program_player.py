@@ -1,0 +1,291 @@
+"""The reference engine for programs: a player for every group of every collective, under one SimPy clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import simpy
+
+from simcoll.arrays import Ints
+from simcoll.core.schedule import OP_NAMES
+from simcoll.emulator.data.dataplane import Storage
+from simcoll.emulator.digest import TraceHash
+from simcoll.emulator.events.cut import Cut
+from simcoll.emulator.events.timeline import Timeline
+from simcoll.emulator.interrupted import until_end
+from simcoll.emulator.programs.operations import Call, Compute, rank_array
+from simcoll.emulator.programs.program import Program
+from simcoll.emulator.programs.program_events import Disturbance
+from simcoll.emulator.programs.resources import Resources, call_of
+from simcoll.emulator.reference.fabric import Calendar, Fabric
+from simcoll.emulator.reference.messages import Message
+from simcoll.emulator.reference.player import Player
+from simcoll.emulator.steps.step_columns import summary
+from simcoll.errors import InternalError
+from simcoll.topology import Topology
+
+Row = tuple[int, int, int, int, int, int, int]
+
+__all__ = ["ProgramPlayer"]
+
+HASH_BATCH = 4096
+
+
+class ProgramPlayer:
+    """Plays a program, operation by operation and rank by rank.
+
+    Parameters
+    ----------
+    program, topology
+        The program, and the machine that runs it.
+    storages
+        Buffers of every group of every collective, by operation and group number; a missing group moves no data.
+    watch
+        Called for every completed transfer and computation: operation, group, time of readiness, and the hashed row.
+    timeline
+        Events during the run; ``None`` if there are none.
+
+    Attributes
+    ----------
+    begin_fs, end_fs
+        Times by operation, then by rank.
+    cut
+        Where events ended the run early, if they did.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        topology: Topology,
+        storages: dict[tuple[int, int], Storage] | None = None,
+        watch: Callable[[int, int, int, Row], None] | None = None,
+        timeline: Timeline | None = None,
+    ) -> None:
+        self.program, self.topology = program, topology
+        self.resources = resources = Resources(program, topology)
+        self.events = None if timeline is None else Disturbance(resources, timeline)
+        patience = None if timeline is None else timeline.policy.limit_fs
+        self.fabric = Fabric(
+            Calendar(simpy.Environment()), resources.capacity.tolist(), resources.link_name, patience_fs=patience
+        )
+        self.cut: Cut | None = None
+        self.calendar = self.fabric.calendar
+        self.storages, self.watch = storages or {}, watch
+        self.hash = TraceHash()
+        self.rows: list[Row] = []
+        self.time_fs = self.messages = 0
+        self.bytes_by_op = [0] * len(OP_NAMES)
+        self.begin_fs: list[dict[int, int]] = [{} for _ in program.operations]
+        self.end_fs: list[dict[int, int]] = [{} for _ in program.operations]
+        self.recent: dict[tuple[str, object], dict[tuple[int, int, int], list[Message]]] = {}
+        self.players: list[Player] = []
+        self.names: dict[int, Callable[[int], int]] = {}  # numbering of messages, by the lanes of their senders
+        self.needs: list[dict[int, int]] = []
+        self.followers: dict[tuple[int, int], list[int]] = {}
+        self._order()
+        self.first = self._numbers()
+        self.enter = [self._make(number) for number in range(len(program.operations))]
+
+    def _order(self) -> None:
+        """Record the operations that every operation of every rank waits for."""
+        latest: dict[tuple[str, int], int] = {}
+        for number, operation in enumerate(self.program.operations):
+            ranks = rank_array(operation).reshape(-1).tolist()
+            self.needs.append({})
+            for rank in ranks:
+                earlier = {each for each in self.program.before[number] if rank in self.needs[each]}
+                earlier |= {latest[operation.stream, rank]} if (operation.stream, rank) in latest else set()
+                self.needs[number][rank] = len(earlier)
+                for each in sorted(earlier):
+                    self.followers.setdefault((each, rank), []).append(number)
+                latest[operation.stream, rank] = number
+
+    def _numbers(self) -> list[int]:
+        """Number of the first transfer or computation of every operation."""
+        found, known = [0], {0: 0}
+        for operation in self.program.operations:
+            call = call_of(operation)
+            if call is None:
+                found.append(found[-1] + len(operation.ranks))
+                continue
+            if id(call.plan) not in known:
+                known[id(call.plan)] = summary(call.plan).messages
+            found.append(found[-1] + known[id(call.plan)] * len(call.groups))
+        return found
+
+    def _make(self, number: int) -> Callable[[int], None]:
+        """The function with which a rank begins an operation."""
+        operation = self.program.operations[number]
+        call = call_of(operation)
+        if call is not None:
+            return self._call(number, call)
+        if not isinstance(operation, Compute):
+            raise InternalError(f"{operation!r} is no operation")
+        ranks, first = operation.ranks.tolist(), self.first[number]
+        times = np.broadcast_to(operation.duration_fs, (len(ranks),)).tolist()
+        place = {rank: at for at, rank in enumerate(ranks)}
+
+        def work(rank: int) -> None:
+            begin = self.calendar.now
+            done = (
+                begin + times[place[rank]]
+                if self.events is None
+                else self.events.end_fs(rank, begin, times[place[rank]])
+            )
+            if done is None:
+                return
+            self.calendar.at(done, worked, (rank, begin, done))
+
+        def worked(when: tuple[int, int, int]) -> None:
+            rank, begin, done = when
+            self._count(number, 0, begin, (first + place[rank], rank, rank, 0, begin, begin, done))
+            self._over(number, rank)
+
+        return work
+
+    def _call(self, number: int, call: Call) -> Callable[[int], None]:
+        """Create the players of a collective, one for each group."""
+        plan, count = call.plan, len(call.groups)
+        protocol = plan.protocol
+        recent = self.recent.setdefault((call.stream, protocol), {})
+        sizes = [len(step) for step in plan.steps()]
+        starts = np.cumsum([0, *sizes])
+        enter: dict[int, Callable[[int], None]] = {}
+        pace = None if self.events is None else self.events.timeline.pace
+        for at, group in enumerate(call.groups):
+            ranks = group.tolist()
+            name = partial(self._name, number, at, starts, count)
+            player = Player(
+                plan,
+                self.topology,
+                self.fabric,
+                self.storages.get((number, at)),
+                self._observer(number, at, ranks, starts, count),
+                placement=self.resources.placement(call.stream, group, protocol, plan.nchannels),
+                recent=recent,
+                left=partial(self._left, number, ranks),
+                pace=None if pace is None else pace.of(ranks),
+                detours=None if self.events is None else self.events.detours,
+                number=name,
+            )
+            self.players.append(player)
+            if self.events is not None:
+                self.names.update({id(lane): name for lane in player.lanes})
+            for local, rank in enumerate(ranks):
+                enter[rank] = partial(_enter, player, local)
+        return lambda rank: enter[rank](rank)
+
+    def _left(self, number: int, ranks: list[int], local: int) -> None:
+        """Note that a rank of a group has done its part."""
+        self._over(number, ranks[local])
+
+    def _observer(self, number: int, group: int, ranks: list[int], starts: Ints, count: int) -> Callable[..., None]:
+        """An observer of the transfers of one group."""
+
+        def told(
+            message: int,
+            _step: int,
+            src: int,
+            dst: int,
+            _channel: int,
+            op: int,
+            size: int,
+            ready: int,
+            start: int,
+            end: int,
+            done: int,
+        ) -> None:
+            name = self._name(number, group, starts, count, message)
+            self.bytes_by_op[op] += size
+            self._count(number, group, ready, (name, ranks[src], ranks[dst], size, start, end, done))
+
+        return told
+
+    def _name(self, number: int, group: int, starts: Ints, count: int, message: int) -> int:
+        """The program's number of a message of one group: the groups of an operation are interleaved step by step."""
+        step = int(np.searchsorted(starts, message, "right")) - 1
+        before, rows = int(starts[step]), int(starts[step + 1] - starts[step])
+        return self.first[number] + before * count + group * rows + message - before
+
+    def _count(self, number: int, group: int, ready: int, row: Row) -> None:
+        """Account for a completed transfer or computation."""
+        self.messages += 1
+        self.time_fs = max(self.time_fs, row[-1])
+        self.rows.append(row)
+        if len(self.rows) >= HASH_BATCH:
+            self._hash()
+        if self.watch is not None:
+            self.watch(number, group, ready, row)
+
+    def _hash(self) -> None:
+        if self.rows:
+            self.hash.add(list(np.array(self.rows, np.int64).T))
+            self.rows.clear()
+
+    def _begin(self, which: tuple[int, int]) -> None:
+        number, rank = which
+        if self._stopped(rank):
+            return
+        self.begin_fs[number][rank] = self.calendar.now
+        self.enter[number](rank)
+
+    def _over(self, number: int, rank: int) -> None:
+        """Note that an operation has finished on a rank."""
+        if self._stopped(rank):
+            return
+        self.end_fs[number][rank] = self.calendar.now
+        for later in self.followers.get((number, rank), ()):
+            self.needs[later][rank] -= 1
+            if not self.needs[later][rank]:
+                self.calendar.at(self.calendar.now, self._begin, (later, rank))
+
+    def play(self) -> None:
+        """Run to the end.
+
+        Raises
+        ------
+        InternalError
+            When something is left over, or the bytes moved are not those of the plans.
+        """
+        starts = np.broadcast_to(self.program.starts_fs, (self.program.nranks,)).tolist()
+        for number, needs in enumerate(self.needs):
+            for rank, count in needs.items():
+                if not count:
+                    self.calendar.at(starts[rank], self._begin, (number, rank))
+        if self.events is not None:
+            self.events.begin(self.fabric, lambda: not self._unfinished())
+        late = until_end(self.fabric)
+        missing = self._unfinished()
+        if missing and self.events is not None:
+            for player in self.players:
+                player.cut()  # accounts for the completed messages
+        self._hash()
+        self.time_fs = max([self.time_fs, *(player.ledger.time_fs for player in self.players)])
+        if missing and self.events is not None:
+            waiting = {rank for number in missing for rank in self.needs[number] if rank not in self.end_fs[number]}
+            payload = sum(self.bytes_by_op), sum(player.ledger.dropped_bytes for player in self.players)
+            self.cut = self.events.cut(self.fabric, late, self.time_fs, self._number, sorted(waiting), payload)
+            self.time_fs = self.cut.time_fs
+            return
+        for player in self.players:
+            player.check()
+        if missing or self.messages != self.first[-1]:
+            raise InternalError(
+                f"operations {missing[:8]} are not over; {self.messages} of {self.first[-1]} messages are"
+            )
+
+    def _unfinished(self) -> list[int]:
+        """Operations that have not finished on all of their ranks."""
+        return [number for number, needs in enumerate(self.needs) if len(self.end_fs[number]) != len(needs)]
+
+    def _stopped(self, rank: int) -> bool:
+        return self.events is not None and self.events.stopped(rank, self.calendar.now)
+
+    def _number(self, message: Message) -> int:
+        return self.names[id(message.sender)](message.id)
+
+
+def _enter(player: Player, local: int, _rank: int) -> None:
+    player.enter(local)

@@ -1,0 +1,153 @@
+"""The record of a program's run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from simcoll.arrays import Floats, Ints
+from simcoll.emulator.events.cut import Cut
+from simcoll.emulator.programs.operations import Call
+from simcoll.emulator.programs.program import Program
+from simcoll.emulator.programs.step_lowering import lower
+from simcoll.errors import ConfigError
+from simcoll.terminal import printable
+from simcoll.topology import Topology
+from simcoll.units import format_time
+
+__all__ = ["ProgramResult", "Times"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Times:
+    """Begin and end of an operation on each of its ranks.
+
+    With ``classes``, the times are those of classes, given per rank.
+    """
+
+    begin_fs: Ints
+    end_fs: Ints
+    classes: tuple[Ints, Ints] | None = None
+
+    def of_ranks(self) -> tuple[Ints, Ints]:
+        """Begin and end, by rank."""
+        if self.classes is None:
+            return self.begin_fs, self.end_fs
+        return self.begin_fs[self.classes[0]], self.end_fs[self.classes[1]]
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ProgramResult:
+    """The record of a program's run.
+
+    Attributes
+    ----------
+    program, topology
+        The program that ran, and its topology.
+    engine, path
+        The engine that ran, and the reason, or the quotient that stood in for all messages.
+    time_fs
+        Completion time of the last transfer or computation.
+    messages, bytes_moved
+        Number of transfers and computations, and the payload of the transfers.
+    trace_hash
+        Hash of everything that happened (:mod:`simcoll.emulator.digest`); messages are numbered by operation, step and group. Empty for
+        a quotient of more than a million messages without ``keep``.
+    classes
+        Number of rows of the quotient that were played; ``None`` if all were.
+    done_fs
+        Completion time of each transfer and computation, by number; ``None`` without ``keep``.
+    data
+        ``"exact"`` (generated and checked) or ``"none"``: timing only.
+    wrong
+        Output elements of all collectives that differ from their definition; ``None`` if not checked.
+    wall_s
+        Wall-clock seconds of the run on this machine; part of no hash.
+    cut
+        Where and why events ended the run early; ``messages`` and ``bytes_moved`` then cover the run until there, ``done_fs`` is -1 for the
+        rest, and there are no times of operations.
+    """
+
+    program: Program
+    topology: Topology
+    engine: str
+    path: str
+    time_fs: int
+    messages: int
+    bytes_moved: int
+    trace_hash: str
+    classes: int | None = None
+    done_fs: Ints | None = None
+    data: str = "none"
+    wrong: int | None = None
+    wall_s: float = 0.0
+    cut: Cut | None = None
+    _times: Mapping[int, Times] | None = field(default=None, kw_only=True)
+
+    @property
+    def time(self) -> float:
+        """Seconds."""
+        return self.time_fs / 1e15
+
+    @property
+    def time_us(self) -> float:
+        """Microseconds."""
+        return self.time_fs / 1e9
+
+    @property
+    def unproved(self) -> bool:
+        """Whether a collective of the program has no proof."""
+        return any(isinstance(each, Call) and each.plan.proof is None for each in self.program.operations)
+
+    def begin_fs(self, operation: int) -> Ints:
+        """Start time of an operation on each of its ranks, in the order of its ``ranks``.
+
+        Needs a run with ``keep``.
+        """
+        return self._of(operation)[0]
+
+    def end_fs(self, operation: int) -> Ints:
+        """End time of an operation on each of its ranks, in the order of its ``ranks``.
+
+        Needs a run with ``keep``.
+        """
+        return self._of(operation)[1]
+
+    def _of(self, operation: int) -> tuple[Ints, Ints]:
+        count = len(self.program.operations)
+        if self.cut is not None:
+            raise ConfigError(f"a run that ended early has no times of operations: {self.cut}")
+        if self._times is None:
+            raise ConfigError("times of operations are kept by emulate(program, topology, keep=True)")
+        if not 0 <= operation < count:
+            raise ConfigError(f"there is no operation {operation}; the program has 0 to {count - 1}")
+        none = np.zeros(0, np.int64)
+        return self._times[operation].of_ranks() if operation in self._times else (none, none)
+
+    def link_bytes(self) -> Ints:
+        """Bytes that each link of the topology carried."""
+        carried = np.zeros(self.topology.nlinks, np.int64)
+        comes: dict[int, int] = {}
+        lowered = lower(self.program, self.topology)
+        for group, times in lowered.stream:
+            for step in group:
+                comes[id(step)] = comes.get(id(step), 0) + times
+        for group, _ in lowered.stream:
+            for step in group:
+                times, links = comes.pop(id(step), 0), step.shape.links
+                used = (links >= 0) & (links < len(carried))
+                if times and used.any():
+                    wire = np.broadcast_to(step.wire[:, None], links.shape)
+                    np.add.at(carried, links[used], times * wire[used])
+        return carried
+
+    def utilization(self) -> Floats:
+        """Mean share of the capacity of each link of the topology that was used over the run."""
+        most = self.topology.link_capacity_uBps.astype(np.float64) * self.time_fs
+        return self.link_bytes() * 1e21 / np.maximum(most, 1)
+
+    def __repr__(self) -> str:
+        shown = f"{self.program}{', unproved' if self.unproved else ''}"
+        return printable(f"<ProgramResult: {shown}, {format_time(self.time_fs)} on {self.topology.name}>")

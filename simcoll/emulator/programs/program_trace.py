@@ -1,0 +1,86 @@
+"""A timeline of a program's run for Perfetto and chrome://tracing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simcoll.emulator.programs import Program, ProgramResult
+from simcoll.emulator.programs.resources import call_of
+from simcoll.emulator.traces.trace_marks import Row
+from simcoll.emulator.traces.trace_tracks import packed, trace_document
+from simcoll.topology import Topology
+
+__all__ = ["ProgramTrace"]
+
+MAX_EVENTS = 200_000
+
+
+class ProgramTrace:
+    """Records the messages and work of a program; pass it as ``emulate(program, ..., observer=trace)``.
+
+    Each rank is a process with tracks for each stream: its work, and the messages that it sends and receives. See
+    ``docs/reference/trace.md``.
+
+    Parameters
+    ----------
+    program, topology
+        The run, for names.
+
+    Examples
+    --------
+    >>> import simcoll
+    >>> from simcoll.planning import Compute, Program, Send
+    >>> from simcoll.topology import crossbar
+    >>> net = crossbar(2, "1 GB/s", "1 us")
+    >>> program = Program(2, [Compute([0], 10**9, name="forward"), Send([(0, 1)], 1000, after="forward")])
+    >>> trace = ProgramTrace(program, net)
+    >>> trace.document(simcoll.emulate(program, net, observer=trace))["otherData"]["critical_path"]
+    {'messages': 2, 'share': 1.0}
+    """
+
+    __slots__ = ("_lanes", "_program", "_rows", "_seen", "_topology")
+
+    def __init__(self, program: Program, topology: Topology) -> None:
+        self._program, self._topology = program, topology
+        self._rows: list[Row] = []
+        self._seen = 0
+        self._lanes = {name: at for at, name in enumerate(dict.fromkeys(each.stream for each in program.operations))}
+
+    def __call__(self, operation: int, group: int, message: int, src: int, dst: int, size: int, *times: int) -> None:
+        """Record a message; the arguments are those of :class:`simcoll.planning.ProgramObserver`."""
+        self._seen += 1
+        if message < MAX_EVENTS // 2:  # two events for each
+            self._rows.append((message, operation, src, dst, group, 0, size, *times))
+
+    def document(self, result: ProgramResult, about: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The trace as a JSON object; ``about`` adds entries to ``otherData``."""
+        told = {
+            "topology": self._topology.name, "engine": result.engine, "time_us": result.time_us,
+            "trace_hash": result.trace_hash, "transfers": self._seen,
+            **({"proof": "unproved"} if result.unproved else {}), **(about or {}),
+        }  # fmt: skip
+        if self._seen > len(self._rows):
+            told["truncated"] = f"only the first {len(self._rows)} of {self._seen} transfers are in this file"
+        ranks = list(range(self._program.nranks))
+        return trace_document(self._launched(), self._topology, ranks, result.time_fs, told, self._described)
+
+    def content(self, result: ProgramResult, about: dict[str, Any] | None = None) -> bytes:
+        """The compressed trace. Equal runs give equal bytes."""
+        return packed(self.document(result, about))
+
+    def _launched(self) -> list[Row]:
+        """Messages, starting when their operations began: a protocol's launch precedes the readiness of a message."""
+        over = {(rank, row[10]) for row in self._rows for rank in (row[2], row[3])}
+        found = []
+        for row in self._rows:
+            call = call_of(self._program.operations[row[1]])
+            begin = row[7] - (call.plan.protocol.launch_fs if call is not None else 0)
+            waited = {(row[2], row[7]), (row[3], row[7])} & over
+            began = not begin or {(row[2], begin), (row[3], begin)} & over
+            found.append((*row[:7], begin, *row[8:]) if began and not waited else row)
+        return found
+
+    def _described(self, row: Row) -> tuple[tuple[int, str], str, dict[str, Any]]:
+        operation = self._program.operations[row[1]]
+        name = operation.name or f"operation {row[1]}"
+        return (self._lanes[operation.stream], operation.stream), name, {"operation": name}

@@ -1,0 +1,303 @@
+"""Lowering of a program to timed steps, for the compiled engine and the quotient.
+
+All ranks of an operation are rows of the same steps. Every stream of a rank has a first lane, on which its operations follow each
+other; further channels of a collective fork from it and join it again by messages without bytes. A dependency is two rows, like events
+on a GPU: the first stream makes a record, and the second waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simcoll.arrays import Ints, Shorts
+from simcoll.core.plan import Plan
+from simcoll.core.protocol import Protocol
+from simcoll.core.schedule import OP_NAMES
+from simcoll.emulator.programs.operations import Call, Compute, rank_array
+from simcoll.emulator.programs.program import Program
+from simcoll.emulator.programs.resources import Resources, call_of
+from simcoll.emulator.reference.prepared import check_switches
+from simcoll.emulator.steps.pruning import never_bind
+from simcoll.emulator.steps.roles import LAUNCHES, MOVES, RECORDS, SILENT, WAITS
+from simcoll.emulator.steps.step_columns import Moves, Summary, summary, turns
+from simcoll.emulator.steps.timed import Shape, StepTimer, Timed
+from simcoll.topology import Topology
+
+Steps = tuple[tuple[Timed, ...], int]
+
+__all__ = ["BEGINS", "ENDS", "Lowered", "lower"]
+
+NOTHING = tuple(0 for _ in OP_NAMES)
+BEGINS, ENDS = range(2)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lowered:
+    """A program as timed steps.
+
+    Attributes
+    ----------
+    resources
+        The lanes and links.
+    stream
+        Groups of steps with their repetitions.
+    dropped
+        Links that can never bind.
+    lane_steps
+        Number of steps of every lane.
+    marks
+        For every operation, the positions in the stream of the rows at which its ranks begin and end; empty unless requested.
+    steps, messages, rows, bytes_by_op
+        Number of steps; of transfers and computations; of all rows, including those that only order; and payload.
+    distinct
+        Number of rows of distinct steps.
+    jittered
+        For groups of the stream, by ``id``, whose messages have jitter: the inputs to time them again with jitter.
+    """
+
+    resources: Resources
+    stream: tuple[Steps, ...]
+    dropped: NDArray[np.bool_]
+    lane_steps: Ints
+    marks: dict[int, tuple[int, int]]
+    steps: int
+    messages: int
+    rows: int
+    distinct: int
+    bytes_by_op: tuple[int, ...]
+    jittered: dict[int, tuple[StepTimer, list[Moves]]]
+
+    def drawn(self) -> Iterator[Steps]:
+        """The stream with jitter, which depends on a message's number: groups with jitter are repeated one by one."""
+        first = 0
+        for group, times in self.stream:
+            rows = sum(len(step) for step in group if step.role == MOVES)
+            if id(group) in self.jittered:
+                timer, moves = self.jittered[id(group)]
+                yield from ((tuple(timer(moves, first + turn * rows)), 1) for turn in range(times))
+            else:
+                yield group, times
+            first += times * rows
+
+
+def lower(program: Program, topology: Topology, *, marked: bool = False) -> Lowered:
+    """The timed steps of a program; ``marked``: with rows that record when operations begin and end.
+
+    Raises
+    ------
+    ConfigError
+        When the topology cannot play it.
+    """
+    resources = Resources(program, topology)
+    made = _Steps(resources)
+    stream: list[Steps] = []
+    marks: dict[int, tuple[int, int]] = {}
+    events = _dependencies(resources, made)
+    stream += made.starts()
+    stream += ((step, 1) for step in events[-1])
+    for number, operation in enumerate(program.operations):
+        call, ranks = call_of(operation), rank_array(operation)
+        begin = len(stream)
+        if marked and ranks.size:
+            stream.append((made.local(ranks, operation.stream, 0, SILENT), 1))
+        if call is not None:
+            stream += made.call(call, operation.stream)
+        elif isinstance(operation, Compute) and ranks.size:
+            stream.append((made.local(ranks, operation.stream, operation.duration_fs, MOVES), 1))
+        if marked and ranks.size:
+            marks[number] = begin, len(stream)
+            stream.append((made.local(ranks, operation.stream, 0, SILENT), 1))
+        stream += ((step, 1) for step in events[number])
+    return _counted(made, tuple(stream), marks)
+
+
+def _counted(made: _Steps, stream: tuple[Steps, ...], marks: dict[int, tuple[int, int]]) -> Lowered:
+    """The result with its numbers of steps and rows."""
+    resources = made.resources
+    comes: dict[Timed, int] = {}
+    for group, times in stream:
+        for step in group:
+            comes[step] = comes.get(step, 0) + times
+    lane_steps = np.zeros(resources.lanes, np.int64)
+    moved = [0] * len(OP_NAMES)
+    for step, times in comes.items():
+        lanes = step.shape.sender
+        if step.shape.receiver is not lanes:
+            lanes = np.unique(np.concatenate([lanes, step.shape.receiver]))
+        lane_steps[lanes] += times
+        moved = [before + times * more for before, more in zip(moved, step.bytes_by_op, strict=True)]
+    dropped = never_bind((step.shape for step in comes), resources.capacity)
+    return Lowered(
+        resources,
+        stream,
+        dropped,
+        lane_steps,
+        marks,
+        steps=sum(times for step, times in comes.items() if step.role == MOVES),
+        messages=sum(times * len(step) for step, times in comes.items() if step.role == MOVES),
+        rows=sum(times * len(step) for step, times in comes.items()),
+        distinct=sum(map(len, comes)),
+        bytes_by_op=tuple(moved),
+        jittered=made.jittered,
+    )
+
+
+class _Steps:
+    """Builds timed steps; equal steps share one object."""
+
+    def __init__(self, resources: Resources) -> None:
+        self.resources = resources
+        self.known: dict[Any, Any] = {}
+        self.kept: list[Any] = []  # keeps objects alive whose addresses are in keys
+        self.plans: dict[Plan, tuple[list[tuple[tuple[Moves, ...], int]], Summary]] = {}
+        self.timers: dict[tuple[str, Protocol], StepTimer] = {}
+        self.jittered: dict[int, tuple[StepTimer, list[Moves]]] = {}
+
+    def _once(self, key: tuple[Any, ...], *kept: Any, make: Callable[[], Any]) -> Any:
+        """The value for a key, made on first use; the key may contain addresses of ``kept``."""
+        if key not in self.known:
+            self.kept += kept
+            self.known[key] = make()
+        return self.known[key]
+
+    def local(self, ranks: Ints, stream: str, post_fs: Ints | int, role: int, other: str = "") -> tuple[Timed, ...]:
+        """A row for each rank on the first lane of a stream, with a duration."""
+        key = ("local", id(ranks), stream, post_fs if isinstance(post_fs, int) else id(post_fs), role, other)
+        made: tuple[Timed, ...] = self._once(
+            key, ranks, post_fs, make=partial(self._local, ranks.reshape(-1), stream, post_fs, role, other)
+        )
+        return made
+
+    def _local(self, ranks: Ints, stream: str, post_fs: Ints | int, role: int, other: str) -> tuple[Timed, ...]:
+        lanes, count, connection = self.resources.lane(ranks, stream), len(ranks), None
+        if role in {RECORDS, WAITS}:
+            connection = self.resources.records(ranks, *((stream, other) if role == RECORDS else (other, stream)))
+        shape = Shape(lanes, lanes, ranks, ranks, *_no_links(count), connection)
+        nothing, post = np.zeros(count, np.int64), np.broadcast_to(np.int64(post_fs), (count,))
+        return (Timed(shape, nothing - 1, nothing, nothing, post, nothing, NOTHING, 0, role),)
+
+    def starts(self) -> Iterator[Steps]:
+        """Rows that hold the streams of ranks until the ranks begin."""
+        program = self.resources.program
+        starts = np.broadcast_to(np.int64(program.starts_fs), (program.nranks,))
+        if not starts.any():
+            return
+        for stream in self.resources.channels:
+            used = np.zeros(program.nranks, np.bool_)
+            for operation in program.operations:
+                if operation.stream == stream:
+                    used[rank_array(operation)] = True
+            ranks = np.flatnonzero(used & (starts > 0))
+            if len(ranks):
+                yield self.local(ranks, stream, starts[ranks], SILENT), 1
+
+    def call(self, call: Call, stream: str) -> list[Steps]:
+        """All steps of a collective, for all of its groups."""
+        made: list[Steps] = self._once(
+            ("call", id(call.plan), id(call.groups), stream),
+            call.plan,
+            call.groups,
+            make=lambda: list(self._call(call, stream)),
+        )
+        return made
+
+    def _call(self, call: Call, stream: str) -> Iterator[Steps]:
+        plan, groups = call.plan, call.groups
+        if plan not in self.plans:
+            seen = summary(plan)
+            self.plans[plan] = list(turns(plan)) if seen.groups is None else seen.groups, seen
+        steps, seen = self.plans[plan]
+        if seen.switched:
+            check_switches(plan, self.resources.topology)
+        protocol, channels = plan.protocol, plan.nchannels
+        quiet = seen.lane_steps.reshape(plan.nranks, channels).sum(axis=1) == 0
+        waiting = groups if protocol.launch_fs else groups[:, quiet]
+        if waiting.size:
+            yield self.local(waiting, stream, protocol.launch_fs, LAUNCHES), 1
+        aside = self._once(
+            ("aside", id(groups), stream, channels), groups, make=lambda: self._aside(groups, stream, channels)
+        )
+        if aside:
+            yield aside, 1
+        if (stream, protocol) not in self.timers:
+            placement = self.resources.world_placement(stream, protocol)
+            calm = replace(protocol, jitter_fs=0)
+            self.timers[stream, protocol] = StepTimer(calm, self.resources.topology, placement, joint=True)
+        timer = self.timers[stream, protocol]
+        for group, times in steps:
+            spread = [_spread(step, groups) for step in group]
+            timed = tuple(timer(spread, 0))
+            if protocol.jitter_fs:
+                self.jittered[id(timed)] = StepTimer(protocol, timer.topology, timer.placement, joint=True), spread
+            yield timed, times
+        if aside:
+            yield aside, 1
+
+    def _aside(self, groups: Ints, stream: str, channels: int) -> tuple[Timed, ...]:
+        """A row for each further channel of each rank, which joins it with the first channel."""
+        if channels == 1:
+            return ()
+        ranks = np.repeat(groups.reshape(-1), channels - 1)
+        other = np.tile(np.arange(1, channels), groups.size)
+        lanes = self.resources.lane(ranks, stream), self.resources.lane(ranks, stream, other)
+        nothing = np.zeros(len(ranks), np.int64)
+        shape = Shape(*lanes, ranks, ranks, *_no_links(len(ranks)))
+        return (Timed(shape, nothing, nothing, nothing, nothing, nothing, NOTHING, 0, SILENT),)
+
+
+def _no_links(rows: int) -> tuple[Shorts, Ints]:
+    return np.zeros((rows, 0), np.int32), np.zeros((rows, 0), np.int64)
+
+
+def _spread(step: Moves, groups: Ints) -> Moves:
+    """A step of a plan performed by all groups, group after group, with ranks of the program."""
+    count = len(groups)
+    src, dst = groups[:, step.src_rank].reshape(-1), groups[:, step.dst_rank].reshape(-1)
+    channel, size, operands = (np.tile(column, count) for column in (step.channel, step.size_bytes, step.operands))
+    leader = step.leader
+    if leader is not None:
+        first = step.rows * np.arange(count)[:, None]
+        leader = np.where(leader >= 0, first + leader, -1).reshape(-1)
+    return Moves(src, dst, channel, size, np.tile(step.op, count), operands, leader)
+
+
+def _dependencies(resources: Resources, made: _Steps) -> list[list[tuple[Timed, ...]]]:
+    """The steps of records and waits that follow every operation; the last entry precedes all operations.
+
+    The n-th wait of a stream of a rank for another matches the n-th record that the other makes for it, so a dependency that an earlier
+    one between the same two streams implies needs neither. A wait comes right after the preceding operation on its stream, possibly long
+    before the record: a waiting lane requests no further steps.
+    """
+    program = resources.program
+    records: list[list[tuple[Timed, ...]]] = [[] for _ in range(len(program.operations) + 1)]
+    waits: list[list[tuple[Timed, ...]]] = [[] for _ in records]
+    waited: dict[tuple[str, str], Ints] = {}
+    latest = {stream: np.full(program.nranks, -1) for stream in resources.channels}
+    shared: dict[tuple[int, int], Ints] = {}
+    for number, operation in enumerate(program.operations):
+        own, before = rank_array(operation), latest[operation.stream]
+        for earlier in sorted(set(program.before[number]), reverse=True):
+            other = program.operations[earlier]
+            if other.stream == operation.stream:
+                continue
+            theirs = rank_array(other)
+            key = id(theirs), id(own)
+            if key not in shared:
+                shared[key] = own if theirs is own else np.intersect1d(theirs, own)
+            ranks = shared[key]
+            seen = waited.setdefault((other.stream, operation.stream), np.full(program.nranks, -1))
+            new = seen[ranks] < earlier
+            if not new.all():
+                ranks = ranks[new]
+            if ranks.size:
+                seen[ranks] = earlier
+                records[earlier].append(made.local(ranks, other.stream, 0, RECORDS, operation.stream))
+                waits[before[ranks].max()].append(made.local(ranks, operation.stream, 0, WAITS, other.stream))
+        before[own] = number
+    return [[*made, *more] for made, more in zip(records, waits, strict=True)]

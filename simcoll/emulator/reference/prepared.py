@@ -1,0 +1,45 @@
+"""A plan prepared for repeated runs."""
+
+from __future__ import annotations
+
+from simcoll.core.plan import Plan
+from simcoll.emulator.data.dataplane import Storage
+from simcoll.emulator.reference.fabric import Fabric
+from simcoll.emulator.reference.messages import Part, parts
+from simcoll.emulator.steps.plan_placement import Caps, Placement, placement_of
+from simcoll.emulator.steps.step_columns import Summary, summary
+from simcoll.errors import ConfigError
+from simcoll.topology import Topology
+
+__all__ = ["PreparedPlan", "add_caps", "check_switches"]
+
+
+class PreparedPlan:
+    """A plan prepared for repeated runs on one fabric, with the same buffers."""
+
+    __slots__ = ("parts", "summary")
+
+    def __init__(self, plan: Plan, topology: Topology, fabric: Fabric, storage: Storage | None) -> None:
+        self.summary: Summary = summary(plan)
+        self.parts: tuple[Part, ...] = tuple(parts(plan, topology, storage, add_caps(plan, fabric)))
+
+
+def add_caps(plan: Plan, fabric: Fabric) -> Placement:
+    """Add the links that cap the plan's rates to the fabric, if any."""
+    caps = Caps(plan.protocol, plan.nranks, plan.nchannels)
+    return placement_of(plan, fabric.add_links(caps.rates, caps.name) if caps.rates else 0)
+
+
+def check_switches(plan: Plan, topology: Topology) -> None:
+    """Refuse a plan with switch operations on a topology without switches that reduce.
+
+    Raises
+    ------
+    ConfigError
+        When the topology has no trait ``switch_reduce``.
+    """
+    if "switch_reduce" not in topology.traits:
+        raise ConfigError(
+            f"{plan.schedule.title} needs switches that reduce and multicast, which topology {topology.name!r} does "
+            "not have (trait switch_reduce)"
+        )

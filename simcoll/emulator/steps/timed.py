@@ -1,0 +1,273 @@
+"""Timed steps: the lanes, links and costs of a plan; equal steps share one object."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, repeat
+from typing import Any
+
+import numpy as np
+
+from simcoll.arrays import Ints, Shorts
+from simcoll.core.plan import Plan
+from simcoll.core.protocol import Protocol
+from simcoll.core.schedule import SWITCH_REDUCE
+from simcoll.emulator.model import message_costs
+from simcoll.emulator.steps.joint import joint_costs, joint_links
+from simcoll.emulator.steps.plan_placement import Placement
+from simcoll.emulator.steps.roles import MOVES, RECORDS, WAITS
+from simcoll.emulator.steps.step_columns import Group, Moves, bytes_by_op, same_moves, turns
+from simcoll.topology import Routes, Topology
+
+Key = tuple[bytes, ...]
+
+__all__ = ["Shape", "StepTimer", "Timed", "batches", "joined_moves", "joined_routes", "timed_steps"]
+
+BATCH_ROWS = 1 << 13
+"""Number of messages of small steps that are routed and costed together: each numpy call costs microseconds."""
+ROUTED_ROWS = 1 << 16
+"""Number of messages of a large step that are routed together."""
+REMEMBERED_ROWS = 1 << 18
+"""Number of rows of recent steps and shapes kept for steps that recur (some 130 bytes a row)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shape:
+    """Senders, receivers and links of a step.
+
+    ``sender`` and ``receiver`` are lanes; ``links`` is ``[rows, hops]``, padded with -1, and ``weight``, of the same shape, is the
+    number of such flows on one such link. ``connection`` numbers connections if lane pairs do not identify them. ``leader`` is, for each
+    row of a switch operation, the operation's first row, which carries the joint flow; else -1. ``linked`` lists the rows of
+    ``links``, in order, if the other rows have no links.
+    """
+
+    sender: Ints
+    receiver: Ints
+    src: Ints
+    dst: Ints
+    links: Shorts
+    weight: Ints
+    connection: Ints | None = None
+    leader: Ints | None = None
+    linked: Ints | None = None
+
+    def links_of(self, rows: Ints) -> Shorts:
+        """The links of some rows, padded with -1."""
+        if self.linked is None:
+            return self.links[rows]
+        place = np.minimum(np.searchsorted(self.linked, rows), len(self.linked) - 1)
+        return np.where((self.linked[place] == rows)[:, None], self.links[place], np.int32(-1))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Timed:
+    """One step with its costs. ``delay_fs`` (see :class:`simcoll.emulator.model.Costs`) is -1 for a transfer within a rank.
+
+    ``depth`` is that of the FIFOs, 0 for rendezvous. ``role`` is ``MOVES`` for transfers and work;
+    :mod:`simcoll.emulator.fast.state` lists the further roles in programs.
+    """
+
+    shape: Shape
+    delay_fs: Ints
+    busy_fs: Ints
+    wire: Ints
+    post_fs: Ints
+    size: Ints
+    bytes_by_op: tuple[int, ...]
+    depth: int = 0
+    role: int = MOVES
+
+    def __len__(self) -> int:
+        return len(self.size)
+
+    @property
+    def connected(self) -> bool:
+        """Whether its rows use connections: those of a FIFO, or records and waits."""
+        return self.depth > 0 or self.role in {RECORDS, WAITS}
+
+
+class StepTimer:
+    """Assigns routes and costs to steps in batches; an unchanged step yields the same object again.
+
+    ``placement`` positions ranks and channels. ``joint``: the transfers of a switch operation are one flow, that of its leader;
+    ``sparse``: its other rows have no row of links.
+    """
+
+    def __init__(
+        self, protocol: Protocol, topology: Topology, placement: Placement, *, joint: bool = False, sparse: bool = False
+    ) -> None:
+        self.protocol = protocol
+        self.joint = joint
+        self.sparse = sparse
+        self.link_kind: Any = np.int32
+        self.topology = topology
+        self.placement = placement
+        self.last: tuple[Moves, Timed] | None = None
+        self.known: dict[Key, tuple[Routes, Shape]] = {}
+        self.known_rows = 0
+        self.made: dict[int, tuple[Moves, Timed]] = {}
+        self.made_rows = 0
+
+    def __call__(self, steps: list[Moves], first_message: int) -> list[Timed]:
+        """Time consecutive steps; ``first_message`` is the number of their first message."""
+        if self.protocol.jitter_fs:
+            return self._timed(steps, first_message)
+        new = {id(step): step for step in steps if id(step) not in self.made}
+        if new:
+            fresh = self._timed(list(new.values()), first_message)
+            self.made |= {name: (step, timed) for (name, step), timed in zip(new.items(), fresh, strict=True)}
+            self.made_rows += sum(step.rows for step in new.values())
+        found = [self.made[id(step)][1] for step in steps]
+        while self.made_rows > REMEMBERED_ROWS and len(self.made) > 1:
+            self.made_rows -= self.made.pop(next(iter(self.made)))[0].rows
+        return found
+
+    def _timed(self, steps: list[Moves], first_message: int) -> list[Timed]:
+        """The steps with their costs."""
+        ways = self._remembered(steps)
+        columns = zip(*((step.size_bytes, step.op, step.operands) for step in steps), strict=True)
+        size, op, operands = (np.concatenate(column) for column in columns)
+        local = np.concatenate([step.src_rank == step.dst_rank for step in steps])
+        routes = joined_routes([routes for routes, _ in ways])
+        costs = message_costs(size, op, local, routes, self.protocol, first_message, operands)
+        delay, first, made = np.where(local, -1, costs.delay_fs), 0, []
+        for step, (_, shape) in zip(steps, ways, strict=True):
+            here, first = slice(first, first + step.rows), first + step.rows
+            if self.last is None or self.protocol.jitter_fs or not same_moves(step, self.last[0]):
+                fixed = (delay[here], costs.busy_fs[here], costs.wire_bytes[here], costs.post_fs[here])
+                if shape.leader is not None:
+                    fixed = joint_costs(shape.leader, *fixed)
+                self.last = step, Timed(shape, *fixed, step.size_bytes, bytes_by_op(step), self.protocol.fifo_depth)
+            made.append(self.last[1])
+        return made
+
+    def _remembered(self, steps: list[Moves]) -> list[tuple[Routes, Shape]]:
+        """Routes and shape of each step, from the recent ones if possible."""
+        if len(steps) == 1 and steps[0].rows > REMEMBERED_ROWS:
+            return list(self._ways(steps))
+        keys = [
+            tuple(b"" if column is None else column.tobytes() for column in (*step[:3], step.leader)) for step in steps
+        ]
+        new = {key: step for key, step in zip(keys, steps, strict=True) if key not in self.known}
+        if new:
+            self.known |= zip(new, self._ways(list(new.values())), strict=True)
+            self.known_rows += sum(step.rows for step in new.values())
+        found = [self.known[key] for key in keys]
+        while self.known_rows > REMEMBERED_ROWS and len(self.known) > 1:
+            self.known_rows -= len(self.known.pop(next(iter(self.known)))[1].sender)
+        return found
+
+    def _ways(self, steps: list[Moves]) -> Iterator[tuple[Routes, Shape]]:
+        """Routes and shapes of all steps, computed together."""
+        placement = self.placement
+        src, dst, channel = (
+            columns[0] if len(steps) == 1 else np.concatenate(columns)
+            for columns in list(zip(*(step[:3] for step in steps), strict=True))
+        )
+        routes, links = self._routed(src, dst, channel)
+        sender, receiver = placement.lane(src, channel), placement.lane(dst, channel)
+        connection = placement.connection(sender, receiver)
+        first = 0
+        for step in steps:
+            here, first = slice(first, first + step.rows), first + step.rows
+            once = np.broadcast_to(np.int64(1), links[here].shape)
+            shape = Shape(sender[here], receiver[here], step.src_rank, step.dst_rank, links[here], once)
+            if connection is not None:
+                shape = replace(shape, connection=connection[here])
+            if self.joint and step.leader is not None:
+                shape = self._joint(shape, step, step.leader)
+            yield Routes(routes.links[here], routes.latency_fs[here], routes.kind[here]), shape
+
+    def _routed(self, src: Ints, dst: Ints, channel: Ints) -> tuple[Routes, Shorts]:
+        """Routes with their first link, and all links, of messages; in blocks, which saves memory and time."""
+        placement, routes, links = self.placement, [], np.zeros((len(src), 0), self.link_kind)
+        for first in range(0, len(src), ROUTED_ROWS):
+            here = slice(first, first + ROUTED_ROWS)
+            a, b = src[here], dst[here]
+            found = self.topology.route(placement.endpoints[a], placement.endpoints[b])
+            own = placement.links(a, b, channel[here], found.links)
+            if own.shape[1] > links.shape[1]:  # in the first block, and rarely later
+                links = np.pad(links, ((0, 0), (0, own.shape[1] - links.shape[1])), constant_values=-1)
+            links[here, : own.shape[1]] = own
+            routes.append(replace(found, links=found.links[:, :1].copy()))
+        return joined_routes(routes), links
+
+    def _joint(self, shape: Shape, step: Moves, leader: Ints) -> Shape:
+        """The shape with the links of every switch operation at its leader."""
+        # An operand on the rank that receives the reduction goes up to the switch like the others.
+        own = np.flatnonzero((step.op == SWITCH_REDUCE) & (step.src_rank == step.dst_rank))
+        other = np.full(len(leader), -1)
+        far = np.flatnonzero((step.op == SWITCH_REDUCE) & (step.src_rank != step.dst_rank))[::-1]
+        other[leader[far]] = step.src_rank[far]
+        own = own[other[leader[own]] >= 0]
+        ranks = self.placement.endpoints
+        up = self.topology.route(ranks[step.src_rank[own]], ranks[other[leader[own]]]).links[:, :1]
+        shares = self.placement.shares
+        if shares is not None:
+            up = np.concatenate([up, np.where(up >= 0, shares[up], -1)], axis=1)
+        linked = np.flatnonzero((leader < 0) | (leader == np.arange(len(leader)))) if self.sparse else None
+        links = joint_links(leader, shape.links, own, up, linked)
+        return replace(
+            shape, links=links, weight=np.broadcast_to(np.int64(1), links.shape), leader=leader, linked=linked
+        )
+
+
+def joined_moves(steps: Sequence[Moves]) -> Moves:
+    """The transfers of several steps, without their switch operations."""
+    src, dst, channel, size, op, operands = map(np.concatenate, list(zip(*(step[:6] for step in steps), strict=True)))
+    return Moves(src, dst, channel, size, op, operands, None)
+
+
+def joined_routes(routes: list[Routes]) -> Routes:
+    """The routes of all messages of some steps, with only the first link, which suffices for costs."""
+    if len(routes) == 1:
+        return routes[0]
+    links = [
+        each.links[:, :1] if each.links.shape[1] else np.full((len(each.kind), 1), -1, np.int32) for each in routes
+    ]
+    latency, kind = [each.latency_fs for each in routes], [each.kind for each in routes]
+    return Routes(np.concatenate(links), np.concatenate(latency), np.concatenate(kind))
+
+
+def batches(groups: Iterable[Group], *, unrolled: bool) -> Iterator[tuple[list[Moves], int]]:
+    """Steps grouped for joint processing, with their repetitions; repeats iteration by iteration with ``unrolled``."""
+    batch: list[Moves] = []
+    rows = 0
+    for group, times in groups:
+        if times > 1 and not unrolled:
+            if batch:
+                yield batch, 1
+                batch, rows = [], 0
+            yield list(group), times
+            continue
+        for step in chain.from_iterable(repeat(group, times)):
+            batch.append(step)
+            rows += step.rows
+            if rows >= BATCH_ROWS:
+                yield batch, 1
+                batch, rows = [], 0
+    if batch:
+        yield batch, 1
+
+
+def timed_steps(
+    plan: Plan,
+    topology: Topology,
+    placement: Placement,
+    groups: Iterable[Group] | None = None,
+    timer: StepTimer | None = None,
+) -> Iterator[tuple[tuple[Timed, ...], int]]:
+    """The groups of :func:`turns` with routes and costs; steps that do not repeat come one by one.
+
+    ``groups`` are those of :func:`simcoll.emulator.steps.step_columns.summary`, if kept; ``timer`` may supply columns other than costs.
+    """
+    make, first = timer or StepTimer(plan.protocol, topology, placement, joint=True), 0
+    groups = turns(plan) if groups is None else groups
+    for steps, times in batches(groups, unrolled=plan.protocol.jitter_fs > 0):
+        made = make(steps, first)
+        first += times * sum(step.rows for step in steps)
+        if times > 1:
+            yield tuple(made), times
+        else:
+            yield from (((step,), 1) for step in made)

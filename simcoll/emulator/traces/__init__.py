@@ -1,0 +1,1 @@
+"""Timeline files of runs for Perfetto. They read results and change nothing."""

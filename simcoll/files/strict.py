@@ -1,0 +1,174 @@
+"""Strict decoding of JSON and TOML into records; errors give the path of an unknown key or wrong type."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import msgspec
+
+from simcoll.errors import ConfigError, nearest
+from simcoll.files.text import parse_toml, refuse_repeated_keys
+
+__all__ = ["convert_table", "decode_json", "decode_toml", "in_words", "read_file", "read_start"]
+
+Record = TypeVar("Record", bound=msgspec.Struct)
+
+
+def read_file(path: str | Path, max_bytes: int) -> bytes:
+    """Read a file of limited size.
+
+    Raises
+    ------
+    ConfigError
+        When it cannot be read or is too large.
+    """
+    try:
+        with Path(path).open("rb") as stream:
+            data = stream.read(max_bytes + 1)
+    except OSError as error:
+        raise ConfigError(f"cannot read: {error.strerror}", file=str(path)) from None
+    except ValueError:  # a zero byte, or a lone surrogate
+        raise ConfigError("cannot read: no file can have this name", file=str(path)) from None
+    if len(data) > max_bytes:
+        raise ConfigError(f"larger than {max_bytes >> 20} MiB", file=str(path))
+    return data
+
+
+def read_start(path: str | Path, most_bytes: int = 1 << 20) -> bytes:
+    """Read the start of a file, enough to recognise its format.
+
+    Raises
+    ------
+    ConfigError
+        When it cannot be read.
+    """
+    try:
+        with Path(path).open("rb") as stream:
+            return stream.read(most_bytes)
+    except OSError as error:
+        raise ConfigError(f"cannot read: {error.strerror}", file=str(path)) from None
+    except ValueError:  # a zero byte, or a lone surrogate
+        raise ConfigError("cannot read: no file can have this name", file=str(path)) from None
+
+
+def _field_names(record: Any, seen: dict[Any, None]) -> dict[str, None]:
+    """Names of all fields of a record and of its nested records."""
+    names: dict[str, None] = {}
+    if isinstance(record, type) and issubclass(record, msgspec.Struct) and record not in seen:
+        seen[record] = None
+        for entry in msgspec.structs.fields(record):
+            names[entry.encode_name] = None
+            names.update(_field_names(entry.type, seen))
+    for inner in get_args(record):
+        names.update(_field_names(inner, seen))
+    return names
+
+
+def _inside(record: Any, place: str) -> list[Any]:
+    """The possible types at a path such as ``$.links[0]``."""
+    found = [record]
+    for step in re.findall(r"\.(\w+)|\[[^\]]*\]", place):
+        found = [inner for each in found for inner in (each, *get_args(each))]
+        if step:
+            records = [each for each in found if isinstance(each, type) and issubclass(each, msgspec.Struct)]
+            found = [
+                entry.type for each in records for entry in msgspec.structs.fields(each) if entry.encode_name == step
+            ]
+        else:
+            found = [inner for each in found for inner in get_args(each)]
+    return found
+
+
+def _records(types: list[Any]) -> list[type[msgspec.Struct]]:
+    """The records among some types, including those inside unions."""
+    inner = [each for one in types for each in (one, *get_args(one))]
+    return [each for each in inner if isinstance(each, type) and issubclass(each, msgspec.Struct)]
+
+
+def _keys(records: list[type[msgspec.Struct]]) -> dict[str, None]:
+    return {entry.encode_name: None for each in records for entry in msgspec.structs.fields(each)}
+
+
+_KINDS = {
+    "object": "a table of keys", "array": "a list", "str": "text", "int": "a whole number", "float": "a number", "bool": "true or false",
+    "null": "nothing",
+}  # fmt: skip
+
+
+def in_words(reason: str) -> str:
+    """Translate msgspec's type errors into the terms of files.
+
+    >>> in_words("Expected `int | null`, got `str`")
+    'expected a whole number or nothing, got text'
+    """
+    found = re.fullmatch(r"Expected `([a-z |]+)`(?:, got `([a-z]+)`)?(.*)", reason, re.DOTALL)
+    if not found or not {*found[1].split(" | "), found[2] or "str"} <= _KINDS.keys():
+        return reason
+    wanted = " or ".join(_KINDS[kind] for kind in found[1].split(" | "))
+    return f"expected {wanted}{f', got {_KINDS[found[2]]}' if found[2] else ''}{found[3]}"
+
+
+def _refuse(error: msgspec.ValidationError, record: type[Record], file: str | None) -> ConfigError:
+    reason, _, place = str(error).partition(" - at `")
+    reason = in_words(reason)
+    unknown = re.fullmatch(r"Object contains unknown field `(.*)`", reason)
+    place = place.rstrip("`") or "$"
+    records = _records(_inside(record, place))
+    if unknown:
+        keys = _keys(records) or _field_names(record, {})
+        reason, place = f"unknown key; {nearest(unknown.group(1), keys)}", f"{place}.{unknown.group(1)}"
+    missing = re.fullmatch(r"Object missing required field `(.*)`", reason)
+    if missing:
+        needed = [entry.encode_name for each in records[:1] for entry in msgspec.structs.fields(each) if entry.required]
+        told = f"; needed are {', '.join(needed)}" if len(records) == 1 and len(needed) > 1 else ""
+        reason = f"missing key {missing.group(1)!r}{told}"
+    return ConfigError(reason, file=file, path=place)
+
+
+def decode_json(data: bytes | str, record: type[Record], file: str | None = None) -> Record:
+    """Decode a record from JSON.
+
+    Raises
+    ------
+    ConfigError
+        With the file and the path inside it.
+    """
+    if not data.strip():
+        raise ConfigError("the file is empty", file=file)
+    try:
+        if isinstance(data, bytes):
+            data.decode()  # what a record does not name is skipped without a look at it
+        found = msgspec.json.decode(data, type=record)
+    except msgspec.ValidationError as error:
+        raise _refuse(error, record, file) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"not a JSON file: {error}", file=file) from None
+    refuse_repeated_keys(data.encode() if isinstance(data, str) else data, file)
+    return found
+
+
+def decode_toml(data: bytes, record: type[Record], file: str | None = None) -> Record:
+    """Decode a record from TOML.
+
+    Raises
+    ------
+    ConfigError
+        With the file and the path inside it.
+    """
+    return convert_table(parse_toml(data, file), record, file)
+
+
+def convert_table(table: object, record: type[Record], file: str | None = None) -> Record:
+    """Convert decoded tables and lists to a record.
+
+    Raises
+    ------
+    ConfigError
+        With the file and the path inside it.
+    """
+    try:
+        return msgspec.convert(table, record)
+    except msgspec.ValidationError as error:
+        raise _refuse(error, record, file) from None

@@ -1,0 +1,302 @@
+"""The encoding of Chakra execution traces: one rank's metadata and nodes as length-prefixed protocol buffers.
+
+The messages are ``GlobalMetadata``, ``Node`` and ``AttributeProto`` of MLCommons' ``et_def.proto`` (package ChakraProtoMsg). They nest
+only three levels deep, so the reader needs neither recursion nor generated code; unknown fields are skipped, as the format requires.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from simcoll.errors import ConfigError
+from simcoll.files.reader_arguments import Content, content_of
+
+Value = bool | int | float | str | bytes | tuple[bool, ...]
+
+__all__ = ["MAX_NODES", "NODE_TYPES", "Node", "dump_nodes", "is_chakra", "parse_nodes"]
+
+NODE_TYPES = ("INVALID", "METADATA", "MEM_LOAD", "MEM_STORE", "COMP", "COMM_SEND", "COMM_RECV", "COMM_COLL")
+MAX_NODES = 4_000_000
+MAX_ATTRIBUTES = 1000
+VERSION = "0.0.4"
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+# Fields of AttributeProto that hold one number, by what its bits mean.
+_UNSIGNED, _SIGNED, _ZIGZAG = (11, 13), (7, 9), (15, 17)
+_DOUBLE, _FLOAT, _FIXED, _SFIXED = 3, 5, (19, 21), (23, 25)
+_INT64, _BOOL, _BOOLS, _STRING, _RAW = 9, 27, 28, 29, 31
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of a rank's graph.
+
+    Attributes
+    ----------
+    number, name, kind
+        Its ID, its name, and one of :data:`NODE_TYPES`.
+    after
+        IDs of its control and data dependencies, without duplicates.
+    duration_us
+        Its duration in microseconds.
+    attributes
+        Single values and lists of booleans by name; other lists are skipped.
+    values
+        The values of its inputs, as text.
+    """
+
+    number: int
+    name: str
+    kind: str
+    after: tuple[int, ...] = ()
+    duration_us: int = 0
+    attributes: Mapping[str, Value] = field(default_factory=dict)
+    values: str = ""
+
+
+class _Broken(Exception):  # noqa: N818  # what is wrong, for the caller to say where
+    pass
+
+
+def parse_nodes(content: Content, file: str | None = None) -> tuple[dict[str, Value], list[Node]]:
+    """Parse the metadata's attributes and the nodes of one rank's file.
+
+    Raises
+    ------
+    ConfigError
+        With the position, for bytes that are not such messages, too many messages, duplicate IDs, and nodes without a type.
+
+    Examples
+    --------
+    >>> parse_nodes(dump_nodes({}, [Node(0, "forward", "COMP", duration_us=3)]))[1][0].duration_us
+    3
+    """
+    content = content_of(content, "parse_nodes")
+    metadata: dict[str, Value] = {}
+    nodes: list[Node] = []
+    seen: dict[int, None] = {}
+    at, count = 0, 0
+
+    def refuse(what: str) -> NoReturn:
+        where = "the metadata" if not count else f"node {count - 1}"
+        raise ConfigError(f"not a Chakra execution trace: {what}", file=file, path=f"{where} at byte {at}")
+
+    while at < len(content):
+        try:
+            size, begin = _varint(content, at, len(content))
+            if size > len(content) - begin:
+                refuse(f"a message of {size} bytes, with {len(content) - begin} left in the file")
+            end = begin + size
+            if count == 0:
+                metadata = _metadata(content, begin, end)
+            else:
+                node = _node(content, begin, end)
+                if node.number in seen:
+                    refuse(f"id {node.number} is a duplicate")
+                seen[node.number] = None
+                nodes.append(node)
+        except (_Broken, UnicodeDecodeError) as error:
+            refuse(str(error))
+        at, count = end, count + 1
+        if count > MAX_NODES:
+            refuse(f"more than {MAX_NODES:,} nodes")
+    if not count:
+        refuse("the file is empty")
+    return metadata, nodes
+
+
+def is_chakra(content: bytes) -> bool:
+    """Whether a file starts like a trace, with metadata that has a version."""
+    try:
+        size, begin = _varint(content, 0, len(content))
+        if not 0 < size <= len(content) - begin or content[begin] != 1 << 3 | _BYTES:
+            return False
+        length, first = _varint(content, begin + 1, begin + size)
+        version = content[first : first + length]
+        return first + length <= begin + size and 0 < length < 32 and version.replace(b".", b"").isalnum()
+    except _Broken:
+        return False
+
+
+def _varint(content: bytes, at: int, end: int) -> tuple[int, int]:
+    """Decode a number of at most 64 bits; returns the position after it too."""
+    value = shift = 0
+    while at < end and shift < 70:
+        byte = content[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value & 2**64 - 1, at
+        shift += 7
+    raise _Broken("a number that does not end" if at >= end else "a number of more than 10 bytes")
+
+
+def _fields(content: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yield number and wire type of every field, with its value, or the start and end of its bytes."""
+    while at < end:
+        tag, at = _varint(content, at, end)
+        number, kind = tag >> 3, tag & 7
+        if kind == _VARINT:
+            value, at = _varint(content, at, end)
+            yield number, kind, value, at
+            continue
+        if kind == _BYTES:
+            size, at = _varint(content, at, end)
+        elif kind in {_FIXED32, _FIXED64}:
+            size = 4 if kind == _FIXED32 else 8
+        else:
+            raise _Broken(f"field {number} has wire type {kind}")
+        if size > end - at:
+            raise _Broken(f"field {number} has {size} bytes, with {end - at} left in its message")
+        yield number, kind, at, at + size
+        at += size
+
+
+def _metadata(content: bytes, at: int, end: int) -> dict[str, Value]:
+    found: dict[str, Value] = {}
+    for number, kind, value, stop in _fields(content, at, end):
+        if number == 2 and kind == _BYTES:
+            _attribute(content, value, stop, found)
+    return found
+
+
+def _node(content: bytes, at: int, end: int) -> Node:
+    number = duration = kind_number = 0
+    name = values = ""
+    after: dict[int, None] = {}
+    attributes: dict[str, Value] = {}
+    for which, kind, value, stop in _fields(content, at, end):
+        if kind == _VARINT:
+            if which == 1:
+                number = value
+            elif which == 3:
+                kind_number = value
+            elif which in {4, 5}:
+                after[value] = None
+            elif which == 7:
+                duration = value
+        elif kind == _BYTES:
+            if which == 2:
+                name = content[value:stop].decode()
+            elif which in {4, 5}:  # packed
+                place = value
+                while place < stop:
+                    one, place = _varint(content, place, stop)
+                    after[one] = None
+            elif which == 8:
+                values = _text_of(content, value, stop)
+            elif which == 10:
+                _attribute(content, value, stop, attributes)
+    if not 0 <= kind_number < len(NODE_TYPES):
+        raise _Broken(f"node type {kind_number}; expected 0 to {len(NODE_TYPES) - 1}")
+    return Node(number, name, NODE_TYPES[kind_number], tuple(after), duration, attributes, values)
+
+
+def _text_of(content: bytes, at: int, end: int) -> str:
+    """The values of an IOInfo."""
+    found = ""
+    for number, kind, value, stop in _fields(content, at, end):
+        if number == 1 and kind == _BYTES:
+            found = content[value:stop].decode()
+    return found
+
+
+def _attribute(content: bytes, at: int, end: int, into: dict[str, Value]) -> None:
+    """Add the name and the single value of an AttributeProto."""
+    name = ""
+    found: Value | None = None
+    for number, kind, value, stop in _fields(content, at, end):
+        if number == 1 and kind == _BYTES:
+            name = content[value:stop].decode()
+        elif kind == _VARINT:
+            if number in _SIGNED:
+                found = value - 2**64 if value >= 2**63 else value
+            elif number in _ZIGZAG:
+                found = (value >> 1) ^ -(value & 1)
+            elif number in _UNSIGNED:
+                found = value
+            elif number == _BOOL:
+                found = bool(value)
+        elif kind == _BYTES and number == _BOOLS:
+            found = _booleans(content, value, stop)
+        elif kind == _BYTES and number in {_STRING, _RAW}:
+            found = content[value:stop].decode() if number == _STRING else content[value:stop]
+        elif kind in {_FIXED32, _FIXED64}:
+            found = _fixed(content[value:stop], number)
+    if found is not None and name:
+        into[name] = found
+        if len(into) > MAX_ATTRIBUTES:
+            raise _Broken(f"more than {MAX_ATTRIBUTES} attributes")
+
+
+def _booleans(content: bytes, at: int, end: int) -> tuple[bool, ...]:
+    """A BoolList, packed or not."""
+    found: list[bool] = []
+    for number, kind, value, stop in _fields(content, at, end):
+        if number == 1 and kind == _VARINT:
+            found.append(bool(value))
+        elif number == 1 and kind == _BYTES:
+            found += map(bool, content[value:stop])
+    return tuple(found)
+
+
+def _fixed(raw: bytes, number: int) -> float | None:
+    wide = len(raw) == 8
+    if number == (_DOUBLE if wide else _FLOAT):
+        return float(struct.unpack("<d" if wide else "<f", raw)[0])
+    if number in _FIXED or number in _SFIXED:
+        return int.from_bytes(raw, "little", signed=number in _SFIXED)
+    return None
+
+
+# ---- writing
+
+
+def dump_nodes(metadata: Mapping[str, Value], nodes: list[Node]) -> bytes:
+    """The file of one rank."""
+    head = _bytes(1, VERSION.encode()) + b"".join(_bytes(2, _attribute_bytes(*each)) for each in metadata.items())
+    return b"".join(_number(len(each)) + each for each in (head, *map(_node_bytes, nodes)))
+
+
+def _number(value: int) -> bytes:
+    parts = bytearray()
+    value &= 2**64 - 1
+    while value > 127:
+        parts.append(value & 127 | 128)
+        value >>= 7
+    parts.append(value)
+    return bytes(parts)
+
+
+def _whole(field_number: int, value: int) -> bytes:
+    return _number(field_number << 3 | _VARINT) + _number(value)
+
+
+def _bytes(field_number: int, value: bytes) -> bytes:
+    return _number(field_number << 3 | _BYTES) + _number(len(value)) + value
+
+
+def _attribute_bytes(name: str, value: Value) -> bytes:
+    head = _bytes(1, name.encode())
+    if isinstance(value, bool):
+        return head + _whole(_BOOL, value)
+    if isinstance(value, int):
+        return head + _whole(_INT64, value)
+    if isinstance(value, float):
+        return head + _number(_DOUBLE << 3 | _FIXED64) + struct.pack("<d", value)
+    if isinstance(value, tuple):
+        return head + _bytes(_BOOLS, _bytes(1, bytes(value)))
+    return head + (_bytes(_STRING, value.encode()) if isinstance(value, str) else _bytes(_RAW, value))
+
+
+def _node_bytes(node: Node) -> bytes:
+    parts = [_whole(1, node.number), _bytes(2, node.name.encode()), _whole(3, NODE_TYPES.index(node.kind))]
+    if node.after:
+        parts.append(_bytes(5, b"".join(map(_number, node.after))))
+    parts.append(_whole(7, node.duration_us))
+    if node.values:
+        parts.append(_bytes(8, _bytes(1, node.values.encode())))
+    parts += [_bytes(10, _attribute_bytes(*each)) for each in node.attributes.items()]
+    return b"".join(parts)

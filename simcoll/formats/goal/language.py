@@ -1,0 +1,309 @@
+"""GOAL, the language of LogGOPSim and ATLAHS: sends, receives and computations of each rank, with dependencies.
+
+GOAL has sizes and order of messages but not their data. Only matching and absence of deadlock can be proved, so all results from it are
+marked as unproved. The grammar is that of ``txt2bin.re`` of LogGOPSim.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simcoll.arrays import Ints
+from simcoll.errors import ConfigError, ScheduleError
+from simcoll.files.reader_arguments import Content, content_of
+
+__all__ = ["CALC", "RECV", "SEND", "Goal", "goal_text", "parse_goal"]
+
+SEND, RECV, CALC = 1, 2, 3
+WORDS = {"send": SEND, "recv": RECV, "calc": CALC}
+MAX_RANKS, MAX_OPERATIONS = 1 << 20, 1 << 26
+ANY = -1
+"""A receive from any rank or with any tag."""
+
+_LIMITS = {"size": 2**63 - 1, "peer": 2**32 - 2, "tag": 2**32 - 2, "cpu": 255, "nic": 255}
+_OPERATION = re.compile(
+    r"(?:(?P<label>[A-Za-z]\w*)\s*:\s*)?(?P<word>send|recv|calc)\s+(?P<size>\d+)(?P<bytes>b)?(?:\s+(?P<way>to|from)\s+(?P<peer>-1|\d+))?"
+    r"(?:\s+tag\s+(?P<tag>-1|\d+))?(?:\s+cpu\s+(?P<cpu>\d+))?(?:\s+nic\s+(?P<nic>\d+))?",
+    re.ASCII,
+)
+_ORDER = re.compile(r"(?P<later>[A-Za-z]\w*)\s+(?P<how>requires|irequires)\s+(?P<earlier>[A-Za-z]\w*)", re.ASCII)
+_WAY = {"send": "to", "recv": "from", "calc": None}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Goal:
+    """Operations of all ranks as parallel arrays, rank by rank.
+
+    Attributes
+    ----------
+    start
+        First operation of each rank, and the end: ``[nranks + 1]``.
+    kind
+        ``SEND``, ``RECV`` or ``CALC``.
+    peer, size, tag, cpu, nic
+        The peer rank (for a receive also -1, any), bytes or time units, tag (-1: any), and the rank's processor and NIC.
+    later, earlier, at_start
+        Dependencies, in the order of the file: operation ``later`` begins after ``earlier`` of the same rank has finished or, with
+        ``at_start``, has begun.
+    """
+
+    start: Ints
+    kind: NDArray[np.int8]
+    peer: Ints
+    size: Ints
+    tag: Ints
+    cpu: Ints
+    nic: Ints
+    later: Ints
+    earlier: Ints
+    at_start: NDArray[np.bool_]
+
+    @property
+    def nranks(self) -> int:
+        """World size."""
+        return len(self.start) - 1
+
+    @property
+    def rank(self) -> Ints:
+        """Rank of every operation."""
+        return np.repeat(np.arange(self.nranks), np.diff(self.start))
+
+    def messages(self) -> tuple[Ints, Ints]:
+        """Match sends and receives, as two arrays of operations.
+
+        Sends and receives with equal ranks and tag match in order.
+
+        Raises
+        ------
+        ScheduleError
+            For an unmatched send or receive, and different sizes.
+        ConfigError
+            For receives from any rank or with any tag, whose sends depend on the times.
+        """
+        sends, recvs = np.flatnonzero(self.kind == SEND), np.flatnonzero(self.kind == RECV)
+        rank = self.rank
+        wild = recvs[(self.peer[recvs] == ANY) | (self.tag[recvs] == ANY)]
+        if len(wild):
+            raise ConfigError(f"{self.where(wild[0])} takes any rank or tag; what it gets depends on the times")
+        keys = [
+            np.stack([at, *ends, self.tag[at]])
+            for at, ends in ((sends, (rank[sends], self.peer[sends])), (recvs, (self.peer[recvs], rank[recvs])))
+        ]
+        sent, received = (key[:, np.lexsort((key[0], *key[:0:-1]))] for key in keys)
+        if not np.array_equal(sent[1:], received[1:]):
+            _unmatched(sent[1:], received[1:])
+        sends, recvs = sent[0], received[0]
+        wrong = np.flatnonzero(self.size[sends] != self.size[recvs])
+        if len(wrong):
+            a, b = sends[wrong[0]], recvs[wrong[0]]
+            raise ScheduleError(
+                f"{self.where(a)} sends {self.size[a]} bytes to {self.where(b)}, which takes {self.size[b]}",
+                rank=int(rank[a]),
+            )
+        return sends, recvs
+
+    def where(self, operation: int) -> str:
+        """An operation in words: ``rank 3 operation 1``."""
+        rank = int(np.searchsorted(self.start, operation, "right")) - 1
+        return f"rank {rank} operation {int(operation) - int(self.start[rank])}"
+
+    def check(self) -> int:
+        """Check that messages match and that everything can run; return the number of messages.
+
+        Raises
+        ------
+        ScheduleError
+            As :meth:`messages`, and for cyclic waits.
+        ConfigError
+            As :meth:`messages`.
+        """
+        from simcoll.proving.deadlock import levels
+
+        sends, recvs = self.messages()
+        order, _ = levels(len(self.kind), np.concatenate([self.earlier, sends]), np.concatenate([self.later, recvs]))
+        if len(order) < len(self.kind):
+            stuck = np.setdiff1d(np.arange(len(self.kind)), order)
+            named = ", ".join(self.where(each) for each in stuck[:4])
+            raise ScheduleError(f"{len(stuck)} operations wait in a cycle, or for one: {named}")
+        return len(sends)
+
+    def __str__(self) -> str:
+        return f"GOAL n={self.nranks}, {len(self.kind):,} operations, unproved"
+
+
+def _unmatched(sent: Ints, received: Ints) -> NoReturn:
+    """Raise for the first unmatched message; each column has source, destination and tag."""
+    count = Counter(zip(*sent.tolist(), strict=True))
+    count.subtract(zip(*received.tolist(), strict=True))
+    (src, dst, tag), more = next((key, more) for key, more in sorted(count.items()) if more)
+    what = f"{abs(more)} more {'sends than receives' if more > 0 else 'receives than sends'}"
+    raise ScheduleError(f"messages from rank {src} to rank {dst} with tag {tag}: {what}", rank=src if more > 0 else dst)
+
+
+class _Text:
+    """A text without comments, line by line; every error names the line."""
+
+    def __init__(self, text: str, file: str | None) -> None:
+        self.file = file
+        self.line = 0
+        self.lines = _without_comments(text, file).split("\n")
+
+    def __iter__(self) -> Iterator[str]:
+        for number, line in enumerate(self.lines, 1):
+            self.line = number
+            stripped = line.strip()
+            if stripped:
+                yield stripped
+
+    def refuse(self, message: str) -> NoReturn:
+        raise ConfigError(message, file=self.file, path=f"line {self.line}")
+
+
+def _without_comments(text: str, file: str | None) -> str:
+    def newlines(found: re.Match[str]) -> str:
+        if found["open"]:
+            line = text.count("\n", 0, found.start()) + 1
+            raise ConfigError("a comment that begins with /* does not end", file=file, path=f"line {line}")
+        return "\n" * found[0].count("\n")
+
+    return re.sub(r"//[^\n]*|/\*.*?\*/|(?P<open>/\*)", newlines, text, flags=re.DOTALL)
+
+
+def parse_goal(content: Content, file: str | None = None) -> Goal:
+    r"""Read GOAL text.
+
+    Raises
+    ------
+    ConfigError
+        With the line, for invalid syntax, ranks out of order, undefined labels, and numbers out of range.
+
+    Examples
+    --------
+    >>> print(parse_goal("num_ranks 2 \n rank 0 { \n send 8b to 1 tag 0 \n } \n rank 1 { \n recv 8b from 0 tag 0 \n }"))
+    GOAL n=2, 2 operations, unproved
+    """
+    content = content_of(content, "parse_goal")
+    try:
+        given = content.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"not a GOAL text: byte {error.start} is no text", file=file) from None
+    text = _Text(given, file)
+    lines = iter(text)
+    head = re.fullmatch(r"num_ranks\s+(\d{1,9})", next(lines, ""), re.ASCII)
+    if head is None or not 1 <= int(head[1]) <= MAX_RANKS:
+        text.refuse(f"expected 'num_ranks' and a number from 1 to {MAX_RANKS:,} first")
+    nranks = int(head[1])
+    start = [0]
+    rows: list[tuple[int, ...]] = []
+    orders: list[tuple[int, int, bool]] = []
+    for rank in range(nranks):
+        _open_rank(text, lines, rank, nranks)
+        _rank(text, lines, nranks, rows, orders)
+        start.append(len(rows))
+    columns = np.array(rows, np.int64).reshape(-1, 6).T
+    later, earlier, begun = np.array(orders, np.int64).reshape(-1, 3).T
+    kind, peer, size, tag, cpu, nic = columns
+    return Goal(np.array(start, np.int64), kind.astype(np.int8), peer, size, tag, cpu, nic, later, earlier, begun == 1)
+
+
+def _open_rank(text: _Text, lines: Iterator[str], rank: int, nranks: int) -> None:
+    line = next(lines, "")
+    found = re.fullmatch(r"rank\s+(\d{1,9})\s*(\{?)", line, re.ASCII)
+    if found is None or int(found[1]) != rank:
+        text.refuse(f"expected 'rank {rank} {{' (ranks 0 to {nranks - 1} come in order), got {line[:40]!r}")
+    if not found[2] and next(lines, "") != "{":
+        text.refuse(f"expected '{{' after 'rank {rank}'")
+
+
+def _rank(
+    text: _Text, lines: Iterator[str], nranks: int, rows: list[tuple[int, ...]], orders: list[tuple[int, int, bool]]
+) -> None:
+    """Append the operations and dependencies of one rank."""
+    labels: dict[str, int] = {}
+    for line in lines:
+        if line == "}":
+            return
+        order = _ORDER.fullmatch(line)
+        if order is not None:
+            for name in (order["later"], order["earlier"]):
+                if name not in labels:
+                    text.refuse(f"label {name[:40]!r} is not defined above")
+            orders.append((labels[order["later"]], labels[order["earlier"]], order["how"] == "irequires"))
+            continue
+        row, label = _operation(text, line, nranks)
+        if label is not None:
+            if label in labels:
+                text.refuse(f"label {label[:40]!r} is defined twice")
+            labels[label] = len(rows)
+        if len(rows) >= MAX_OPERATIONS:
+            text.refuse(f"more than {MAX_OPERATIONS:,} operations")
+        rows.append(row)
+    text.refuse("the file ends inside a rank; expected '}'")
+
+
+def _operation(text: _Text, line: str, nranks: int) -> tuple[tuple[int, ...], str | None]:
+    found = _OPERATION.fullmatch(line)
+    word = "" if found is None else found["word"]
+    if found is None or found["way"] != _WAY[word] or (found["bytes"] is None) != (word == "calc"):
+        text.refuse(
+            f"{line[:60]!r}: expected 'send 8b to 1', 'recv 8b from 0', each with 'tag 0', 'cpu 0', 'nic 0' after it, "
+            "'calc 500', 'label: ...', or 'a requires b', one a line"
+        )
+    numbers = {}
+    for name, limit in _LIMITS.items():
+        given = found[name]
+        if given is not None and (len(given) > 19 or int(given) > limit):
+            text.refuse(f"{name} {given[:30]} is out of range; expected at most {limit}")
+        numbers[name] = int(given or 0)
+    if word == "calc" and (found["tag"] is not None or found["nic"] is not None):
+        text.refuse("a calc has no tag and no nic")
+    if word != "calc" and not (numbers["peer"] < nranks and (numbers["peer"] >= 0 or word == "recv")):
+        text.refuse(f"rank {numbers['peer']} does not exist; ranks are 0 to {nranks - 1}")
+    if word == "send" and numbers["tag"] < 0:
+        text.refuse("a send has one tag; only receives take any")
+    order = ("peer", "size", "tag", "cpu", "nic")
+    return (WORDS[word], *(numbers[name] for name in order)), found["label"]
+
+
+def goal_text(goal: Goal, comment: Sequence[str] = ()) -> bytes:
+    r"""Write GOAL text, which reads back as the same operations and dependencies.
+
+    >>> text = goal_text(parse_goal("num_ranks 1 \n rank 0 { \n a: calc 5 \n b: calc 6 cpu 1 \n b requires a \n }"))
+    >>> print(text.decode())
+    num_ranks 1
+    <BLANKLINE>
+    rank 0 {
+    l1: calc 5
+    l2: calc 6 cpu 1
+    l2 requires l1
+    }
+    <BLANKLINE>
+    """
+    words = {number: word for word, number in WORDS.items()}
+    rank_of_order = np.searchsorted(goal.start, goal.later, "right") - 1
+    by_rank = np.argsort(rank_of_order, kind="stable")
+    edges = np.searchsorted(rank_of_order[by_rank], np.arange(goal.nranks + 1)).tolist()
+    later, earlier, begun = (column[by_rank].tolist() for column in (goal.later, goal.earlier, goal.at_start))
+    columns = [column.tolist() for column in (goal.kind, goal.peer, goal.size, goal.tag, goal.cpu, goal.nic)]
+    lines = [*(f"// {line}" for line in comment), f"num_ranks {goal.nranks}"]
+    for rank in range(goal.nranks):
+        first, last = int(goal.start[rank]), int(goal.start[rank + 1])
+        lines += ["", f"rank {rank} {{"]
+        for number, (kind, peer, size, tag, cpu, nic) in enumerate(
+            zip(*(column[first:last] for column in columns), strict=True), 1
+        ):
+            word = words[kind]
+            ends = "" if kind == CALC else f"b {_WAY[word]} {peer} tag {tag}"
+            lines.append(f"l{number}: {word} {size}{ends}{f' cpu {cpu}' * (cpu > 0)}{f' nic {nic}' * (nic > 0)}")
+        for at in range(edges[rank], edges[rank + 1]):
+            how = "irequires" if begun[at] else "requires"
+            lines.append(f"l{later[at] - first + 1} {how} l{earlier[at] - first + 1}")
+        lines.append("}")
+    return ("\n".join(lines) + "\n").encode()

@@ -1,0 +1,271 @@
+"""Read the output of nccl-tests, rccl-tests, realcoll and the OSU benchmarks: text of any version, or JSON.
+
+Columns moved over the years, and launchers prefix lines. So a row is recognised by its content: two integers, a dtype, optionally a
+reduction and a root, then groups of time, two bandwidths and a count of wrong elements. Time, size and bandwidth must agree; a row that
+is truncated or wrong is skipped with a note.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from simcoll.formats.log_lines import Skipped, log_lines
+from simcoll.formats.measured import ITEMSIZES, Log, Measured, Run, Table, dotted, finished
+from simcoll.formats.nccl_tests_json import MAX_JSON, tables_of_json
+from simcoll.formats.nccl_tuning import TuningReader
+from simcoll.formats.osu import OsuReader
+from simcoll.limits.given import FilePath, path_of
+from simcoll.terminal import printable
+from simcoll.files.reader_arguments import FilePath, path_of
+from simcoll.formats.logs.log_lines import Skipped, log_lines
+from simcoll.formats.logs.measured import ITEMSIZES, Log, Measured, Run, Table, dotted, finished
+from simcoll.formats.logs.nccl_tests_json import MAX_JSON, tables_of_json
+from simcoll.formats.logs.nccl_tuning import TuningReader
+from simcoll.formats.logs.osu import OsuReader
+from simcoll.units import printable
+
+__all__ = ["load_log"]
+
+OPS = frozenset(
+    ["sum", "prod", "product", "min", "max", "avg", "mulsum", "premul_sum", "none", "all", "band", "bor", "bxor"]
+)
+MAX_ROWS = 100_000
+MAX_RANKS = 100_000
+MAX_VARIABLES = 100
+MOST_US = 1e10
+ROUNDING = 0.011
+"""Tolerance between time and algorithm bandwidth, besides one in their last printed place."""
+LARGEST_ERROR = 0.01
+"""Limit on the largest relative error, a column until 2021, which half precision may reach by rounding."""
+
+_HEADER = re.compile(r"#?\s*(?:size|bytes)\s+(?:count|N)\s+(?:\(elements\)\s+)?type\s+(.*)")
+_RANK = re.compile(
+    r"\bRank\s+(\d{1,7})\s+(?:Group\s+\d{1,7}\s+)?(?:Pid\s+(\d{1,10})\s+)?on\s+(\S{1,256})\s+"
+    r"device\s+\d{1,4}\s+\[[^\]]{1,40}\]\s*(.*)"
+)
+_GPUS = re.compile(r"\bnGpus (\d{1,6})\b")
+_PERF = re.compile(r"\b([a-z_]{4,20})_perf(?:_mpi)?\b")
+_STARTING = re.compile(r"Collective test starting:\s*(\w{1,40})")
+_VERSION = re.compile(r"\b([NR]CCL)[ _][vV]ersion\s*:?\s*(\d{1,3}\.\d{1,3}(?:\.\d{1,3})?)")
+_LIBRARY = re.compile(r"nccl-library=(\d{4,6})\b")
+_SET = re.compile(r"\b(NCCL_[A-Z0-9_]{1,60}) set (?:by environment )?to (\S{1,200})")
+_GIVEN = re.compile(r"\b(NCCL_[A-Z0-9_]{1,60})=(\"[^\"]{0,200}\"|'[^']{0,200}'|[^\s\"',;]\S{0,199})")
+_REALCOLL = re.compile(r"# realcoll: (\w{1,40}) with (.{1,200}?) on (\w{1,40}): (\d{1,7}) ranks")
+_FAILURE = re.compile(r"\b(?:Test )?(?:NCCL|CUDA|RCCL|HIP) failure\b.{0,200}")
+_COUNT = re.compile(r"[0-9]{1,18}|[0-9](?:\.[0-9]{1,9})?e\+?[0-9]{1,2}")  # copies round it
+_BOUNDS = re.compile(r"Out of bounds values\s*:\s*(\d{1,18})")
+
+
+class _Reader:
+    """Finds the tables in the lines of a log."""
+
+    __slots__ = ("_columns", "_complete", "_in_ms", "_lines", "_run", "_skipped", "_tables")
+
+    def __init__(self, skipped: Skipped) -> None:
+        self._run = Run()
+        self._columns: list[str] = []  # after type, redop and root
+        self._in_ms = False
+        self._complete = False
+        self._tables: list[Table] = []
+        self._skipped = skipped
+        self._lines = 0
+
+    def feed(self, number: int, text: str) -> None:
+        """Process a line."""
+        self._lines = number
+        words = text.split()
+        if not _DTYPES.isdisjoint(words) and self._row(number, words):
+            return
+        if "Rank" in text and (device := _RANK.search(text)):
+            if len(self._run.devices) < MAX_RANKS:
+                self._run.devices[int(device[1])] = (device[3], device[2] or "", printable(device[4].strip())[:80])
+        elif "nThread" in text:
+            self._next()
+            self._run.gpus_per_thread = int(gpus[1]) if (gpus := _GPUS.search(text)) else 0
+        elif "bus bandwidth" in text:
+            self._complete = True
+        elif " time " in text and (header := _HEADER.search(text)):
+            if self._run.rows:
+                self._next()
+            self._columns = [name for name in header[1].split() if name not in {"redop", "op", "root"}]
+            self._in_ms = "bytes" in words
+        else:
+            self._about(number, text)
+
+    def tables(self) -> list[Table]:
+        """All tables, in order."""
+        self._next()
+        return self._tables
+
+    def _next(self) -> None:
+        """Finish a table, and carry over common information such as the version."""
+        run = self._run
+        if not run.rows:
+            return
+        if not self._complete:
+            where = f"the table of {len(run.rows)} rows before line {self._lines}"
+            self._skipped.add(0, f"{where} has no last line '# Avg bus bandwidth': the log is cut off or a copy")
+        table, notes = finished(run)
+        for note in notes:
+            self._skipped.add(0, note)
+        self._tables.append(table)
+        self._run = Run(environment=run.environment, library=run.library, version=run.version)
+        self._columns, self._in_ms, self._complete = [], False, False
+
+    def _about(self, number: int, text: str) -> None:
+        """Process a line with information about the run."""
+        run = self._run
+        if "_perf" in text and "concluded" not in text and (name := _PERF.search(text)):
+            self._named(name[1])
+        if "Collective test" in text and (name := _STARTING.search(text)):
+            self._named(name[1].removesuffix("_perf"))
+        if "ersion" in text and (version := _VERSION.search(text)):
+            run.library, run.version = version[1].lower(), version[2]
+        elif "nccl-library=" in text and not run.version and (library := _LIBRARY.search(text)):
+            run.version = dotted(int(library[1]))
+        if "NCCL_" in text:
+            self._variables(text)
+        if "failure" in text and (failure := _FAILURE.search(text)):
+            self._skipped.add(number, printable(failure[0]))
+        if "realcoll" in text and (report := _REALCOLL.search(text)):
+            self._next()
+            self._run.collective, self._run.nranks = report[1], int(report[4])
+            self._run.library, self._run.version = "realcoll", f"({report[3]})"
+        if "Out of bounds" in text and (bounds := _BOUNDS.search(text)) and int(bounds[1]):
+            self._skipped.add(number, f"{bounds[1]} values out of bounds in this run")
+        if "rccl-tests" in text:
+            run.library = "rccl"
+
+    def _named(self, collective: str) -> None:
+        """Process a command line, which starts a new table after a complete one, or if its collective differs from the rows'."""
+        if self._run.rows and (self._complete or self._run.collective not in {"", collective}):
+            self._next()
+        if not self._run.rows:
+            self._run.collective = collective
+
+    def _variables(self, text: str) -> None:
+        found = [*_SET.findall(text), *_GIVEN.findall(text)]
+        if not found:
+            return
+        if self._complete:
+            self._next()
+            self._run.environment = {}
+        for name, value in found:
+            if len(self._run.environment) < MAX_VARIABLES:
+                self._run.environment[name] = printable(value.strip("\"'").rstrip("."))
+
+    def _row(self, number: int, words: Sequence[str]) -> bool:
+        """Read a row; False for a line that merely mentions a dtype."""
+        place = next((p for p in range(2, min(len(words), 40)) if words[p] in _DTYPES), 0)
+        if not place or not (_is_whole(words[place - 2]) and _COUNT.fullmatch(words[place - 1])):
+            return False
+        size, count = int(words[place - 2]), int(float(words[place - 1]))
+        rest = list(words[place + 1 :])
+        op = rest.pop(0) if rest and rest[0] in OPS else ""
+        if not size:
+            return True
+        if len(self._run.rows) >= MAX_ROWS:
+            self._skipped.add(number, f"{size} B: beyond the first {MAX_ROWS:,} rows of a table; left out")
+            return True
+        found = self._groups(rest, size, number)
+        if isinstance(found, str):
+            self._skipped.add(number, f"{size} B: {found}; left out")
+        else:
+            root, times, ratio, checked = found
+            row = Measured(size, count, words[place], op, root, *times, ratio, checked, number)
+            self._run.rows.append(row)
+        return True
+
+    def _groups(
+        self, rest: Sequence[str], size: int, number: int
+    ) -> tuple[int, tuple[int, int, int], float, bool] | str:
+        """Parse root, times out of place, in place and of the library, and bus ratio; or return the reason for failure."""
+        tail = self._columns
+        given = [at for at, name in enumerate(tail) if name == "time"]
+        starts = (*given, *(0, 4, 8)[len(given) :])
+        units = (10**12,) if self._in_ms else (10**9,) if tail else (10**9, 10**12)
+        for begin in (1, 0) if rest and _is_whole(rest[0].removeprefix("-")) else (0,):
+            groups = [rest[begin + at : begin + at + 4] for at in starts[:3]]
+            for unit in units:
+                time = _time(groups[0], size, unit)
+                if not time:
+                    continue
+                if wrong := _wrong(groups[0]):
+                    return f"{wrong} wrong elements"
+                inside = _time(groups[1], size, unit)
+                if inside and (wrong := _wrong(groups[1])):
+                    self._skipped.add(number, f"{size} B: {wrong} wrong elements in place; that time is left out")
+                    inside = 0
+                own = _plain(groups[2][:1], unit) if len(given) > 2 else 0
+                algbw, busbw = float(groups[0][1]), float(groups[0][2])
+                ratio = busbw / algbw if algbw >= 1 else 0.0
+                return int(rest[0]) if begin else -1, (time, inside, own), ratio, groups[1][3:4] != ["N/A"]
+        return "cut off" if len(rest) < 4 else "size, time and bandwidth do not agree"
+
+
+_DTYPES = frozenset(ITEMSIZES)
+
+
+def _is_whole(word: str) -> bool:
+    return word.isascii() and word.isdecimal() and len(word) < 19
+
+
+def _plain(words: Sequence[str], unit: int) -> int:
+    """Parse a time to femtoseconds; 0 if invalid."""
+    try:
+        value = float(words[0]) if words else 0.0
+    except ValueError:
+        return 0
+    return round(value * unit) if 0 < value < MOST_US else 0
+
+
+def _time(words: Sequence[str], size: int, unit: int) -> int:
+    """The time of a group of time, algbw, busbw; 0 if they contradict the size."""
+    if len(words) < 3 or not (time := _plain(words, unit)):
+        return 0
+    try:
+        algbw, busbw = float(words[1]), float(words[2])
+    except ValueError:
+        return 0
+    expected = size * 1e6 / time
+    coarse = 0.0006 * unit / time if unit > 10**9 else 0.0  # three decimals of a millisecond
+    agrees = abs(expected - algbw) <= ROUNDING / 2 + (ROUNDING + coarse) * expected
+    return time if agrees and 0 <= busbw <= 2.1 * algbw + ROUNDING else 0
+
+
+def _wrong(words: Sequence[str]) -> str:
+    """The count of wrong elements of a group (in old versions, the error); empty if correct or unchecked."""
+    word = words[3] if len(words) > 3 else "N/A"
+    try:
+        fine = int(word) == 0 if _is_whole(word) else float(word) <= LARGEST_ERROR
+    except ValueError:  # N/A, or a time stamp where no column is
+        return ""
+    return "" if fine else word[:20]
+
+
+def load_log(path: FilePath) -> Log:
+    """Read all measurements, tuning tables and choices in a log, in one pass and constant memory.
+
+    Raises
+    ------
+    ConfigError
+        When it cannot be read, or is JSON of another kind.
+    """
+    path = path_of(path, "load_log")
+    skipped = Skipped()
+    reader, osu, tuning = _Reader(skipped), OsuReader(skipped), TuningReader(skipped)
+    lines: Iterator[tuple[int, str]] = log_lines(path)
+    for number, text in lines:
+        if number == 1 and text.lstrip()[:1] == "{" and _is_document(text):
+            return Log(tables_of_json(path, MAX_JSON, skipped), (), (), skipped.texts())
+        for each in (reader, osu, tuning):
+            each.feed(number, text)
+    tables = (*reader.tables(), *osu.tables())
+    return Log(tables, tuning.tables(), tuning.choices(), skipped.texts())
+
+
+def _is_document(first: str) -> bool:
+    """Whether the first line starts a JSON document; one that also ends it is JSON lines, unless it is complete."""
+    begins = re.match(r'\s*\{\s*("|$)', first) is not None
+    return begins and ('"results"' in first or not first.rstrip().endswith("}"))

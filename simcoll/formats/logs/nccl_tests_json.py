@@ -1,0 +1,172 @@
+"""The JSON that nccl-tests (``-J``), realcoll and ``simcoll perf`` write."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from simcoll.errors import ConfigError, shown
+from simcoll.formats.log_lines import Skipped
+from simcoll.formats.measured import Measured, Run, Table, dotted, finished
+from simcoll.formats.strict import in_words, read_file
+from simcoll.terminal import printable
+from simcoll.files.strict import in_words, read_file
+from simcoll.formats.logs.log_lines import Skipped
+from simcoll.formats.logs.measured import Measured, Run, Table, dotted, finished
+from simcoll.units import printable
+
+__all__ = ["MAX_JSON", "tables_of_json"]
+
+MAX_JSON = 2**26
+"""Limit on JSON, which must be read as a whole; text is read line by line."""
+MOST_US = 1e10
+
+Number = int | float | str | None
+
+
+class _Group(msgspec.Struct, frozen=True):
+    time: Number = None
+    cpu_time: Number = None
+    alg_bw: Number = None
+    bus_bw: Number = None
+    nwrong: Number = None
+
+
+class _Result(msgspec.Struct, frozen=True):
+    size: int
+    count: int = 0
+    type: str = ""
+    redop: str = ""
+    root: int | str = -1
+    out_of_place: _Group | None = None
+    in_place: _Group | None = None
+    baseline: _Group | None = None
+
+
+class _Device(msgspec.Struct, frozen=True):
+    rank: int = 0
+    pid: int = 0
+    hostname: str = ""
+    device_info: str = ""
+
+
+class _Config(msgspec.Struct, frozen=True):
+    devices: list[_Device] = []
+    ngpus: int = 0
+    nranks: int = 0
+    collective: str = ""
+    algorithm: str = ""
+    transport: str = ""
+    topology: str = ""
+
+
+class _Document(msgspec.Struct, frozen=True):
+    """The used keys of a document; others are ignored."""
+
+    results: list[_Result]
+    args: list[str] = []
+    env: list[str] | dict[str, str] = []
+    nccl_version: str | int = ""
+    config: _Config = _Config()
+    errors: list[Any] = []
+
+
+def tables_of_json(path: str | Path, max_bytes: int, skipped: Skipped) -> tuple[Table, ...]:
+    """Read the tables of a document.
+
+    Raises
+    ------
+    ConfigError
+        When it is truncated, too large, or of another kind.
+    """
+    file = str(path)
+    try:
+        document = msgspec.json.decode(read_file(path, max_bytes), type=_Document)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"not the JSON of nccl-tests or realcoll: {in_words(str(error))}", file=file) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(
+            f"JSON that is cut off or broken ({error}); the text output of the same run can be read", file=file
+        ) from None
+    rows = [row for number, each in enumerate(document.results) if (row := _row(each, number, skipped))]
+    for said in document.errors:
+        skipped.add(0, f"the file names an error: {printable(str(said))[:200]}")
+    if not rows:
+        return ()
+    text = " ".join(document.args)
+    ours = bool(document.config.algorithm and document.config.transport)
+    pairs = (
+        document.env.items()
+        if isinstance(document.env, dict)
+        else (entry.partition("=")[::2] for entry in document.env)
+    )
+    library = "realcoll" if ours else "simcoll" if document.config.topology else "rccl" if "rccl" in text else "nccl"
+    run = Run(
+        _collective(document), document.config.nranks,
+        {device.rank: (device.hostname, str(device.pid or ""), printable(device.device_info)) for device in document.config.devices}, rows,
+        {printable(name): printable(value)[:200] for name, value in pairs if name.startswith("NCCL_")},
+        library, printable(f"({document.config.transport})")[:40] if ours else _version(document.nccl_version), document.config.ngpus,
+    )  # fmt: skip
+    table, notes = finished(run)
+    for note in notes:
+        skipped.add(0, note)
+    return (table,)
+
+
+def _collective(document: _Document) -> str:
+    """The collective, as simcoll's files name it, or from the program's name."""
+    if document.config.collective:
+        return printable(document.config.collective)[:40]
+    program = document.args[0].rpartition("/")[2] if document.args else ""
+    return program.partition("_perf")[0] if "_perf" in program else ""
+
+
+def _version(given: str | int) -> str:
+    text = str(given)
+    return dotted(int(text)) if text.isascii() and text.isdecimal() and 4 <= len(text) <= 6 else printable(text)[:40]
+
+
+def _number(value: Number) -> float:
+    try:
+        number = float(value) if value is not None else 0.0
+    except (ValueError, OverflowError):
+        return 0.0
+    return number if 0 < number < MOST_US else 0.0
+
+
+def _fs(group: _Group | None, size: int) -> int:
+    """The time of a group, computed from the bandwidth if only that is given."""
+    if group is None:
+        return 0
+    time = _number(group.time if group.time is not None else group.cpu_time)
+    rate = _number(group.alg_bw)
+    return round(time * 1e9) if time else round(size / rate * 1e6) if rate else 0
+
+
+def _row(result: _Result, number: int, skipped: Skipped) -> Measured | None:
+    if max(abs(result.size), abs(result.count)) >= 1 << 63:
+        skipped.add(0, f"results[{number}]: size {shown(result.size)}, count {shown(result.count)}; left out")
+        return None
+    place = f"results[{number}], {result.size} B"
+    wrong = [int(_number(group.nwrong)) if group else 0 for group in (result.out_of_place, result.in_place)]
+    outside, inside, own = (
+        _fs(group, result.size) for group in (result.out_of_place, result.in_place, result.baseline)
+    )
+    if wrong[0] or not (outside or inside) or result.size < 1:
+        reason = f"{wrong[0]} wrong elements" if wrong[0] else "no time"
+        if result.size:
+            skipped.add(0, f"{place}: {reason}; left out")
+        return None
+    if wrong[1]:
+        skipped.add(0, f"{place}: {wrong[1]} wrong elements in place; that time is left out")
+    algbw = _number(result.out_of_place.alg_bw) if result.out_of_place else 0.0
+    busbw = _number(result.out_of_place.bus_bw) if result.out_of_place else 0.0
+    root = int(result.root) if re.fullmatch(r"-?[0-9]{1,9}", str(result.root)[:12]) else -1
+    checked = result.in_place is not None and result.in_place.nwrong is not None
+    return Measured(
+        result.size, result.count, result.type, result.redop, root, outside, 0 if wrong[1] else inside, own,
+        busbw / algbw if algbw >= 1 else 0.0, checked, number + 1,
+    )  # fmt: skip

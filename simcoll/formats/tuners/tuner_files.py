@@ -1,0 +1,211 @@
+"""Tuning files of libraries: NCCL's tuner plugin, Open MPI's tuned and HAN, MPICH, oneCCL.
+
+All map a collective, a number of ranks and a range of sizes to an algorithm, by the library's name. A rule that a format cannot express is
+an error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from simcoll.errors import ConfigError, nearest
+from simcoll.formats.tuners.tuner_mpi import (
+    HAN,
+    MPI,
+    read_han,
+    read_mpich,
+    read_openmpi,
+    write_han,
+    write_mpich,
+    write_openmpi,
+)
+from simcoll.formats.tuners.tuner_rules import NO_LIMIT, Rule, refuse_line, whole_of
+
+__all__ = ["TUNER_FORMATS", "Rule", "TunerFormat", "tuner_format"]
+
+MAX_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class TunerFormat:
+    """A format of such files.
+
+    Attributes
+    ----------
+    name
+        The name for ``simcoll tune --format``.
+    names
+        Its names of collectives.
+    read, write
+        Reader, from content and file name; and writer, to content.
+    """
+
+    name: str
+    names: Mapping[str, str]
+    read: Callable[[str, str | None], list[Rule]]
+    write: Callable[[Sequence[Rule]], str]
+
+    def parse(self, content: bytes, file: str | None = None) -> list[Rule]:
+        """Read rules.
+
+        Raises
+        ------
+        ConfigError
+            With the line or path.
+        """
+        if len(content) > MAX_BYTES:
+            raise ConfigError(f"larger than {MAX_BYTES >> 20} MiB", file=file)
+        try:
+            return self.read(content.decode(), file)
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"no text: byte {error.start}", file=file) from None
+
+    def dump(self, rules: Sequence[Rule]) -> bytes:
+        """Write rules; they are read back before they are returned.
+
+        Raises
+        ------
+        ConfigError
+            For rules that the format cannot express.
+        """
+        for rule in rules:
+            if rule.collective not in self.names:
+                raise ConfigError(f"format {self.name!r} has no {rule.collective}; it has {', '.join(self.names)}")
+        content = self.write(rules).encode()
+        again = self.parse(content)
+        if again != list(rules):
+            lost = next((rule for rule in rules if rule not in again), rules[0])
+            raise ConfigError(f"format {self.name!r} cannot say {lost}")
+        return content
+
+
+# NCCL's tuner plugin: plugins/tuner/example of NCCL 2.30, plugin.c.
+_NCCL = {
+    "broadcast": "broadcast", "reduce": "reduce", "all_gather": "allgather", "reduce_scatter": "reducescatter",
+    "all_reduce": "allreduce",
+}  # fmt: skip
+NCCL_ALGORITHMS = ("tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat")
+NCCL_PROTOCOLS = ("ll", "ll128", "simple")
+NCCL_LINE = 255
+NCCL_UNLIMITED = 4294967295
+
+
+def _read_nccl(text: str, file: str | None) -> list[Rule]:
+    kinds = {word: kind for kind, word in _NCCL.items()}
+    found = []
+    for number, raw in enumerate(text.split("\n"), 1):
+        line = raw.strip()
+        if not line or line.startswith("#"):
+            continue
+        if len(raw) > NCCL_LINE:
+            refuse_line(file, number, f"longer than {NCCL_LINE} characters, of which the plugin reads no more")
+        fields = [field.strip() for field in line.split(",")]
+        if not 8 <= len(fields) <= 10:
+            refuse_line(file, number, f"{len(fields)} fields; expected 8 to 10")
+        for word, valid in ((fields[0], tuple(kinds)), (fields[3], NCCL_ALGORITHMS), (fields[4], NCCL_PROTOCOLS)):
+            if word not in valid:  # which the plugin takes for allreduce, ring or simple
+                refuse_line(file, number, f"unknown {word[:40]!r}; {nearest(word, valid)}")
+        low, high = (whole_of(field, file, number, "size") for field in fields[1:3])
+        channels, nodes, ranks = (whole_of(field, file, number, "number", -1) for field in fields[5:8])
+        names = ("numPipeOps", "regBuff")
+        more = [
+            f"{name}={whole_of(field, file, number, name, -1)}"
+            for name, field in zip(names, fields[8:], strict=False)
+            if field != "-1"
+        ]
+        found.append(
+            Rule(
+                kinds[fields[0]],
+                low,
+                NO_LIMIT if high == NCCL_UNLIMITED else high,
+                fields[3],
+                fields[4],
+                channels,
+                nodes,
+                ranks,
+                tuple(more),
+            )
+        )
+    return found
+
+
+def _write_nccl(rules: Sequence[Rule]) -> str:
+    lines = ["# collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks,numPipeOps,regBuff"]
+    for rule in rules:
+        settings = dict(each.split("=") for each in rule.conditions)
+        fields = [
+            _NCCL[rule.collective], rule.min_bytes, NCCL_UNLIMITED if rule.max_bytes < 0 else rule.max_bytes, rule.algorithm, rule.protocol,
+            rule.channels, rule.nodes, rule.ranks, settings.get("numPipeOps", -1), settings.get("regBuff", -1),
+        ]  # fmt: skip
+        lines.append(",".join(map(str, fields)))
+    return "\n".join(lines) + "\n"
+
+
+# oneCCL: CCL_ALLREDUCE="recursive_doubling:0-8192;ring:8193-max".
+_ONECCL = {
+    "all_reduce": "ALLREDUCE", "all_gather": "ALLGATHER", "all_to_all": "ALLTOALL", "broadcast": "BCAST", "reduce": "REDUCE",
+    "reduce_scatter": "REDUCE_SCATTER",
+}  # fmt: skip
+
+
+def _read_oneccl(text: str, file: str | None) -> list[Rule]:
+    kinds = {f"CCL_{word}": kind for kind, word in _ONECCL.items()}
+    found = []
+    for number, raw in enumerate(text.split("\n"), 1):
+        line = raw.strip()
+        if not line or line.startswith("#"):
+            continue
+        given = re.fullmatch(r'(?:export\s+)?([A-Z_]+)="?([^"]*)"?', line)
+        if given is None or given[1] not in kinds:
+            name = given[1] if given else line
+            refuse_line(file, number, f"unknown setting {name[:40]!r}; {nearest(name[:40], kinds)}")
+        for part in given[2].split(";"):
+            name, _, limits = part.partition(":")
+            both = re.fullmatch(r"([0-9]{1,18})-([0-9]{1,18}|max)", limits or "0-max")
+            if not name or both is None:
+                refuse_line(file, number, f"{part[:40]!r}: expected 'ring:0-8192', with 'max' for no limit")
+            found.append(Rule(kinds[given[1]], int(both[1]), NO_LIMIT if both[2] == "max" else int(both[2]), name))
+    return found
+
+
+def _write_oneccl(rules: Sequence[Rule]) -> str:
+    lines = []
+    for kind, group in groupby(rules, key=lambda rule: rule.collective):
+        parts = [
+            f"{rule.algorithm}:{rule.min_bytes}-{'max' if rule.max_bytes < 0 else rule.max_bytes}" for rule in group
+        ]
+        lines.append(f'export CCL_{_ONECCL[kind]}="{";".join(parts)}"')
+    return "\n".join(lines) + "\n"
+
+
+TUNER_FORMATS: Mapping[str, TunerFormat] = {
+    each.name: each
+    for each in (
+        TunerFormat("nccl-csv", _NCCL, _read_nccl, _write_nccl),
+        TunerFormat("openmpi", MPI, read_openmpi, write_openmpi),
+        TunerFormat("openmpi-han", HAN, read_han, write_han),
+        TunerFormat("mpich", MPI, read_mpich, write_mpich),
+        TunerFormat("oneccl", _ONECCL, _read_oneccl, _write_oneccl),
+    )
+}
+
+
+def tuner_format(name: str) -> TunerFormat:
+    r"""Look up a format by name.
+
+    Raises
+    ------
+    ConfigError
+        For an unknown name.
+
+    Examples
+    --------
+    >>> tuner_format("oneccl").dump([Rule("all_reduce", 0, 8192, "recursive_doubling"), Rule("all_reduce", 8193, -1, "ring")])
+    b'export CCL_ALLREDUCE="recursive_doubling:0-8192;ring:8193-max"\n'
+    """
+    if name not in TUNER_FORMATS:
+        raise ConfigError(f"unknown tuner format {name!r}; {nearest(name, TUNER_FORMATS)}")
+    return TUNER_FORMATS[name]

@@ -1,0 +1,331 @@
+"""Time and compare designs of training steps: all in tier 1, the best and the Pareto front in tier 2."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from simcoll.errors import ConfigError
+from simcoll.files.output import csv_bytes
+from simcoll.planning.designs.figures import FIGURES, better_of, pareto_front
+from simcoll.planning.designs.space import Space
+from simcoll.planning.grids.grid import Grid, GridRun, Point, Row
+from simcoll.planning.reliability.failures import Cause, Job
+from simcoll.planning.reliability.goodput import HOUR_US
+from simcoll.planning.reliability.renewal import renewal, young_daly
+from simcoll.topology import LINK_KINDS, Topology
+from simcoll.training.design import Design, design_from
+from simcoll.training.memory import memory_by_stage
+from simcoll.training.step_result import StepResult
+from simcoll.training.steps import step
+from simcoll.units import parse_span
+from simcoll.workload.class_clock import Clock
+from simcoll.workload.workload import Workload
+
+__all__ = [
+    "Bar",
+    "bars_of",
+    "best_of",
+    "beyond_pcie",
+    "design_of",
+    "designs_csv",
+    "firsts",
+    "front_figures",
+    "latest",
+    "notes_of",
+    "refined",
+    "space_grid",
+    "tight_of",
+    "time_design",
+]
+
+MOST_BARS = 2500
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """An interval on a lane of a timeline, in femtoseconds."""
+
+    lane: str
+    name: str
+    begin_fs: int
+    end_fs: int
+
+
+def space_grid(space: Space, tier: int = 1) -> Grid:
+    """The designs of a space as a grid."""
+    return Grid(time_design, space.points(tier))
+
+
+def time_design(point: Point) -> dict[str, Any]:
+    """Time one design.
+
+    A design that exceeds the memory or a limit has no figures, and ``fits`` gives the reason.
+
+    Raises
+    ------
+    ConfigError
+        For an invalid design: a mesh that does not fill the cluster, a batch that does not divide.
+    """
+    try:
+        design = design_from(point["design"], file="plan")
+    except ConfigError as error:
+        raise ConfigError(error.message, path=error.path) from None
+    memory = memory_by_stage(design)
+    worst = max(memory, key=lambda stage: stage.total)
+    parts = {part: getattr(worst, part) for part in ("weights", "gradients", "optimizer", "activations", "buffers")}
+    shared = {"fits": _fits(design, worst.total, point["terms"]), "memory_bytes": worst.total, "memory": parts}
+    if shared["fits"] != "yes":
+        return shared
+    found = step(design, tier=point["tier"], exposed=point["tier"] == 2)
+    return {**shared, **_figures(design, found, point["terms"]), **_told(design, found)}
+
+
+def beyond_pcie(topology: Topology) -> str:
+    """A warning for NICs that are faster than their PCIe links; empty otherwise."""
+    cards = np.array([kind == "nic" for kind in topology.node_kinds])
+    network = (topology.link_kind == LINK_KINDS.index("net")) & cards[topology.link_src]
+    slots = topology.link_kind == LINK_KINDS.index("pcie")
+    nic, pcie = (int(topology.link_capacity_uBps[links].max(initial=0)) / 1e15 for links in (network, slots))
+    if not 0 < pcie < nic:
+        return ""
+    return f"NICs of {nic:,.0f} GB/s behind PCIe links of {pcie:,.0f} GB/s cannot be filled"
+
+
+def _price(design: Design, terms: Mapping[str, Any]) -> float:
+    """Dollars per hour for the cluster."""
+    return float(terms["cost"]["gpu_hour"]) * design.mesh.nranks
+
+
+def _power(design: Design) -> float:
+    """Kilowatts of the GPUs at their power limit."""
+    return design.gpu.values.get("power.watts", 0.0) * design.mesh.nranks / 1000
+
+
+def _fits(design: Design, memory_bytes: int, terms: Mapping[str, Any]) -> str:
+    """``"yes"``, or the exceeded limit."""
+    limits = terms["limits"]
+    given = (
+        ("memory", memory_bytes / 2**30, design.memory_limit / 2**30, "GiB"),
+        ("gpus", design.mesh.nranks, limits["gpus"], "GPUs"),
+        ("usd_per_hour", _price(design, terms), limits["usd_per_hour"], "$ an hour"),
+        ("kilowatts", _power(design), limits["kilowatts"], "kW"),
+    )
+    return next(
+        (f"{value:,.1f} of {limit:,.1f} {unit}" for _, value, limit, unit in given if limit and value > limit), "yes"
+    )
+
+
+def _figures(design: Design, found: StepResult, terms: Mapping[str, Any]) -> dict[str, float]:
+    """All figures that the plan file has the numbers for."""
+    rate, price = found.tokens_per_second, _price(design, terms)
+    figures = {
+        "tokens_per_second": rate,
+        "tokens_per_second_per_gpu": rate / found.nranks,
+        "step_s": found.seconds,
+        "mfu": found.mfu,
+        "memory_gib": max(stage.total for stage in found.memory) / 2**30,
+        "gpus": found.nranks,
+        "kilowatts": _power(design),
+    }
+    kept = rate
+    if terms["failures"] is not None:
+        share = _goodput(terms["failures"], found.nranks)
+        kept = rate * share
+        figures |= {"goodput": share, "goodput_tokens_per_second": kept}
+    if price:
+        figures |= {
+            "usd_per_hour": price,
+            "usd_per_mtoken": price / 3600 / rate * 1e6,
+            "tokens_per_dollar": rate * 3600 / price,
+        }
+        if terms["failures"] is not None:
+            figures["goodput_tokens_per_dollar"] = kept * 3600 / price
+    if terms["tokens"]:
+        hours = terms["tokens"] / kept / 3600
+        figures["days"] = hours / 24
+        if price:
+            figures["usd"] = hours * price
+    return figures
+
+
+def _goodput(failures: Mapping[str, Any], gpus: int) -> float:
+    """The renewal formula with Daly's checkpoint interval."""
+    mean_us = max(1, int(failures["gpu_hours"] / gpus * HOUR_US))
+    saving = parse_span(failures["checkpoint"])
+    blocking = parse_span(failures["blocking"]) if failures.get("blocking") else saving
+    interval = max(1, young_daly(blocking, mean_us, higher_order=True), saving - blocking)
+    detect, load = parse_span(failures.get("detect", "0")), parse_span(failures["restart"])
+    share = renewal(Job(1, interval, blocking, saving, detect, load, (Cause("all", mean_us),)))
+    if not share:
+        raise ConfigError(
+            f"a failure every {mean_us / 1e6:,.3g} s on {gpus:,} GPUs: no training survives",
+            path="$.failures.gpu_hours",
+        )
+    return share
+
+
+def _told(design: Design, found: StepResult) -> dict[str, Any]:
+    """The breakdown of a step for a row."""
+    return {
+        "tier": found.tier,
+        "time_fs": found.time_fs,
+        "compute_fs": found.compute_fs,
+        "bubble_fs": found.bubble_fs,
+        "axes": {
+            name: {"total_fs": axis.total_fs, "exposed_fs": axis.exposed_fs, "bytes": axis.bytes}
+            for name, axis in found.axes.items()
+        },
+        "hfu": found.hfu,
+        "bound_fs": found.bound_fs,
+        "limit": found.limit,
+        "link_use": dict(found.link_use),
+        "design_hash": found.design_hash,
+        "calibration": found.calibration,
+        "trace_hash": found.trace_hash,
+        "notes": [*found.notes, *filter(None, [beyond_pcie(design.topology)])],
+    }
+
+
+def best_of(rows: Sequence[Row], space: Space) -> tuple[list[Row], list[Row]]:
+    """The rows that ran, best first, and those on the Pareto front.
+
+    Raises
+    ------
+    ConfigError
+        When no design ran.
+    """
+    ran = [row for row in rows if row.get("result", {}).get("fits") == "yes"]
+    if not ran:
+        wrong = sum("error" in row for row in rows)
+        raise ConfigError(
+            f"none of {len(rows):,} designs ran: {tight_of(rows) or '0 do not fit'}; {wrong:,} are impossible",
+            file=space.file,
+        )
+    figures = front_figures(space, ran[0]["result"])
+    results = [row["result"] for row in ran]
+    front = [ran[place] for place in pareto_front(results, figures)]
+    key = better_of(space.objective.figure)
+    leading = {row["key"] for row in front}  # of equals, first what is on the front
+
+    def rank(row: Row) -> tuple[float, bool, str]:
+        return key(row["result"]), row["key"] not in leading, row["key"]
+
+    return sorted(ran, key=rank), sorted(front, key=rank)
+
+
+def tight_of(rows: Sequence[Row]) -> str:
+    """How many designs exceed each limit, with the first of them; empty if all fit."""
+    units: dict[str, list[str]] = {}
+    for row in rows:
+        fits = row.get("result", {}).get("fits", "yes")
+        if fits != "yes":
+            units.setdefault(fits.partition(" of ")[2].partition(" ")[2], []).append(fits)
+    return ", ".join(
+        f"{len(found):,} do{'es' * (len(found) == 1)} not fit, such as {found[0]}" for found in units.values()
+    )
+
+
+def firsts(best: Sequence[Row]) -> list[Row]:
+    """The best design of every alternative."""
+    found: dict[str, Row] = {}
+    for row in best:
+        found.setdefault(str(row["point"]["case"].get("alternative", "")), row)
+    return list(found.values())
+
+
+def front_figures(space: Space, result: Mapping[str, Any]) -> tuple[str, ...]:
+    """The figures of the Pareto front: as requested; else the objective with cost or memory, or with speed for an efficiency."""
+    if space.objective.pareto:
+        return space.objective.pareto
+    chosen = space.objective.figure
+    if any(word in chosen for word in ("usd", "dollar", "per_gpu", "mfu")):
+        return (chosen, "tokens_per_second")
+    return (chosen, "usd_per_mtoken" if "usd_per_mtoken" in result else "memory_gib")
+
+
+def refined(rows: Sequence[Row], space: Space, exact: int) -> Grid | None:
+    """The designs to time in tier 2 next: of the best overall, the best of each alternative and the Pareto front, those in tier 1.
+
+    None when all of them are in tier 2: no design leads only because tier 1 overrates it.
+    """
+    best, front = best_of(rows, space)
+    chosen = {row["key"]: row for row in (*best[:exact], *front, *firsts(best)) if row["result"]["tier"] == 1}
+    return Grid(time_design, tuple({**row["point"], "tier": 2} for row in chosen.values())) if chosen else None
+
+
+def latest(runs: Sequence[GridRun]) -> list[Row]:
+    """Each design of the first run once, timed in tier 2 where a later one did so."""
+    better = {_of(row): row for run in runs[1:] for row in run.rows}
+    return [better.get(_of(row), row) for row in runs[0].rows]
+
+
+def notes_of(rows: Sequence[Row]) -> list[str]:
+    """The notes on some designs; one that is not on all of them names its first."""
+    about: dict[str, list[Row]] = {}
+    for row in rows:
+        for note in row["result"]["notes"]:
+            about.setdefault(note, []).append(row)
+    return [
+        note if len(on) == len(rows) else f"{_called(on[0], rows, len(on) - 1)}: {note}" for note, on in about.items()
+    ]
+
+
+def _called(row: Row, rows: Sequence[Row], more: int) -> str:
+    """A design by what tells it from others, and the number of further ones."""
+    case = row["point"]["case"]
+    differ = [name for name in case if len({str(each["point"]["case"].get(name)) for each in rows}) > 1]
+    return ", ".join(f"{name} {case[name]}" for name in differ) + (f" and {more} more" if more else "")
+
+
+def _of(row: Row) -> str:
+    return repr(row["point"]["case"])
+
+
+def design_of(row: Row) -> Design:
+    """The design of a row."""
+    return design_from(row["point"]["design"], file="plan")
+
+
+def bars_of(workload: Workload, clock: Clock) -> list[Bar]:
+    """The first part of a step, with consecutive repetitions merged to one bar."""
+    bars: list[Bar] = []
+    last: dict[str, int] = {}
+    order: dict[str, tuple[int, str]] = {}
+    classes = {name: place for place, name in enumerate(workload.classes)}
+    for span in sorted(clock.spans, key=lambda span: (span.begin_fs, span.on, span.stream)):
+        if span.end_fs == span.begin_fs:
+            continue
+        lane, name = f"{span.on} {span.stream}", workload.operations[span.operation].name or span.stream
+        order[lane] = classes[span.on], span.stream
+        before = last.get(lane)
+        if before is not None and bars[before].name == name and bars[before].end_fs == span.begin_fs:
+            bars[before] = replace(bars[before], end_fs=span.end_fs)
+            continue
+        if len(bars) == MOST_BARS:
+            break
+        last[lane] = len(bars)
+        bars.append(Bar(lane, name, span.begin_fs, span.end_fs))
+    return sorted(bars, key=lambda bar: (order[bar.lane], bar.begin_fs))
+
+
+def designs_csv(rows: Sequence[Row]) -> bytes:
+    """Designs as CSV, one line each, with the reason why a design does not fit or is invalid."""
+    axes = list(dict.fromkeys(name for row in rows for name in row["point"]["case"]))
+    parts = ("time_fs", "compute_fs", "bubble_fs", "bound_fs", "hfu", "limit", "design_hash")
+    exposed = list(dict.fromkeys(name for row in rows for name in row.get("result", {}).get("axes", ())))
+    names = [*axes, "tier", "fits", *FIGURES, *parts, *(f"{name}_exposed_fs" for name in exposed), "error"]
+    return csv_bytes(names, map(_columns, rows))
+
+
+def _columns(row: Row) -> dict[str, object]:
+    told = row.get("result", {})
+    tier2 = {
+        f"{name}_exposed_fs": axis["exposed_fs"] for name, axis in told.get("axes", {}).items() if told["tier"] == 2
+    }
+    tier = {"tier": told.get("tier", ""), "error": row.get("error", "")}
+    memory = {"memory_gib": told["memory_bytes"] / 2**30} if "memory_bytes" in told else {}
+    return {**row["point"]["case"], **memory, **told, **tier2, **tier}

@@ -1,0 +1,334 @@
+"""Plan files: a design file whose lists are axes, alternatives, limits, an objective, costs and failures, as a space of designs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from simcoll.errors import ConfigError, blamed_on, nearest
+from simcoll.files.paths import is_file
+from simcoll.files.reader_arguments import FilePath, path_of
+from simcoll.files.strict import convert_table, read_file
+from simcoll.files.text import parse_toml
+from simcoll.planning.designs.figures import FIGURES
+from simcoll.topology.file_layers import content_of
+from simcoll.units import parse_span
+
+if TYPE_CHECKING:
+    from simcoll.planning.grids.grid import Point
+
+__all__ = ["Cost", "Failures", "Limits", "Objective", "Space", "load_space", "number_of"]
+
+_Record = TypeVar("_Record", bound=msgspec.Struct)
+MAX_BYTES = 2**20
+MAX_DESIGNS = 10**6
+LISTS = {"parallel.split", "parallel.offload"}
+"""Keys whose value is a list; only a list of lists is swept."""
+_CLUSTER = ("name", "nodes", "gpus", "degraded", "slow")
+"""Variants that are keys of ``[topology]``; all others are paths in the topology's file."""
+
+
+class Objective(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """``[objective]``: a figure to maximise or minimise, figures for the Pareto front, and tokens to train.
+
+    Default of ``pareto``: the figure, with the cost of a million tokens, or with memory without prices; an efficiency with the speed.
+    """
+
+    maximise: str = ""
+    minimise: str = ""
+    pareto: tuple[str, ...] = ()
+    tokens: str = ""
+
+    @property
+    def figure(self) -> str:
+        """The figure to optimise."""
+        return self.maximise or self.minimise or "tokens_per_second"
+
+
+class Cost(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """``[cost]``: dollars per GPU-hour; 0: no costs."""
+
+    gpu_hour: float = 0.0
+
+
+class Failures(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """``[failures]``: GPU-hours per failure, and times of checkpoints and restarts."""
+
+    gpu_hours: float
+    checkpoint: str
+    restart: str
+    blocking: str = ""
+    detect: str = "0"
+
+
+class Limits(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """``[limits]``: limits on designs; 0: no limit."""
+
+    memory: str = ""
+    gpus: int = 0
+    usd_per_hour: float = 0.0
+    kilowatts: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The designs of a plan file.
+
+    Attributes
+    ----------
+    title, file
+        For the report, and for messages.
+    objective
+        The objective.
+    documents
+        For each design, the tables of a design file, and the values that differ between designs.
+    terms
+        Inputs of the figures besides the step: limits, cost and failures, as plain tables.
+    inputs_hash
+        Hash of the files that the designs name.
+    """
+
+    title: str
+    file: str
+    objective: Objective
+    documents: tuple[tuple[dict[str, Any], dict[str, Any]], ...]
+    terms: tuple[dict[str, Any], ...]
+    inputs_hash: tuple[str, ...]
+
+    def points(self, tier: int) -> tuple[Point, ...]:
+        """The points of a grid, for a tier."""
+        return tuple(
+            {"case": case, "design": document, "terms": terms, "tier": tier, "inputs_hash": inputs}
+            for (document, case), terms, inputs in zip(self.documents, self.terms, self.inputs_hash, strict=True)
+        )
+
+
+class _Alternative(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    name: str
+    model: dict[str, Any] = {}
+    gpu: dict[str, Any] = {}
+    topology: dict[str, Any] = {}
+    parallel: dict[str, Any] = {}
+    limits: dict[str, Any] = {}
+    cost: dict[str, Any] = {}
+    failures: dict[str, Any] = {}
+    variants: dict[str, Any] = {}
+
+
+def load_space(path: FilePath) -> Space:
+    """Load the space of a plan file.
+
+    Raises
+    ------
+    ConfigError
+        With the file, the place in it, and the nearest valid choice.
+    """
+    file = path_of(path, "load_space")
+    with blamed_on(file):
+        return _space(parse_toml(read_file(file, MAX_BYTES), file), Path(file))
+
+
+def _space(document: dict[str, Any], path: Path) -> Space:
+    objective = _table(document, "objective", Objective)
+    _check(objective)
+    alternatives = convert_table({"alternative": document.pop("alternative", [])}, _Alternatives).alternative
+    names = [each.name for each in alternatives]
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            raise ConfigError(f"{name!r} is the name of another alternative", path=f"$.alternative[{place}].name")
+    designs, terms, hashes = [], [], []
+    for alternative in alternatives or [_Alternative(name="")]:
+        merged = _merged(document, msgspec.to_builtins(alternative), path.parent)
+        told = _terms(merged, objective)
+        _needs(objective, told)
+        inputs = _inputs_hash(merged)
+        for design, case in _expanded(merged):
+            designs.append((design, {"alternative": alternative.name, **case} if alternative.name else case))
+            terms.append(told)
+            hashes.append(inputs)
+            if len(designs) > MAX_DESIGNS:
+                raise ConfigError(f"more than {MAX_DESIGNS:,} designs; split the file or leave values out")
+    title = str(document.get("title", path.stem))
+    if not title.isprintable():
+        raise ConfigError("the title has control characters; write it in one line", path="$.title")
+    return Space(title, str(path), objective, tuple(designs), tuple(terms), tuple(hashes))
+
+
+def _needs(objective: Objective, terms: Mapping[str, Any]) -> None:
+    """Refuse a figure for which the file lacks the numbers, before anything is timed."""
+    for name in (objective.figure, *objective.pareto):
+        for words, table, there in (
+            (("usd", "dollar"), "gpu_hour under [cost]", terms["cost"]["gpu_hour"] > 0),
+            (("goodput",), "[failures]", terms["failures"] is not None),
+        ):
+            if any(word in name for word in words) and not there:
+                raise ConfigError(f"{name} needs {table}", path="$.objective")
+        if name in {"days", "usd"} and not objective.tokens:
+            raise ConfigError(f"{name} needs tokens, such as tokens = '15T'", path="$.objective")
+
+
+class _Alternatives(msgspec.Struct, frozen=True):
+    alternative: list[_Alternative]
+
+
+def _check(objective: Objective) -> None:
+    """Refuse unknown figures, and a wrong direction."""
+    if objective.maximise and objective.minimise:
+        raise ConfigError("maximise one figure or minimise one, not both", path="$.objective")
+    for place, name in (("maximise", objective.maximise), ("minimise", objective.minimise)):
+        if name and name not in FIGURES:
+            raise ConfigError(f"unknown figure {name!r}; {nearest(name, FIGURES)}", path=f"$.objective.{place}")
+        if name and FIGURES[name].more_is_better != (place == "maximise"):
+            raise ConfigError(
+                f"{place} {name}: expected {'maximise' if place == 'minimise' else 'minimise'}", path="$.objective"
+            )
+    for at, name in enumerate(objective.pareto):
+        if name not in FIGURES:
+            raise ConfigError(f"unknown figure {name!r}; {nearest(name, FIGURES)}", path=f"$.objective.pareto[{at}]")
+    if len(objective.pareto) == 1:
+        raise ConfigError("expected at least two figures", path="$.objective.pareto")
+    if objective.tokens:
+        number_of(objective.tokens, "$.objective.tokens")
+
+
+def number_of(text: str, path: str) -> int:
+    """Parse a large number, such as ``"15T"`` (decimal).
+
+    >>> number_of("15T", "$.objective.tokens"), number_of("2.5B", "")
+    (15000000000000, 2500000000)
+    """
+    scale = {"K": 3, "M": 6, "B": 9, "G": 9, "T": 12}.get(text.strip()[-1:], 0)
+    try:
+        found = float(text.strip()[:-1] if scale else text) * float(10**scale)
+    except ValueError:
+        found = 0.0
+    if not 1 <= found < 2**63:
+        raise ConfigError(f"{text!r}: expected a number such as '15T'", path=path)
+    return int(found + 0.5)
+
+
+def _merged(document: Mapping[str, Any], alternative: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Merge an alternative into the file, with absolute paths of files."""
+    found: dict[str, Any] = {}
+    for table in (*document, *alternative):
+        mine, theirs = document.get(table, {}), alternative.get(table, {})
+        if table == "name":
+            continue
+        found[table] = {**mine, **theirs} if isinstance(mine, dict) and isinstance(theirs, dict) else mine
+    for table, key in (
+        ("model", "hf"),
+        ("gpu", "name"),
+        ("gpu", "calibration"),
+        ("gpu", "measured"),
+        ("topology", "name"),
+        ("topology", "calibration"),
+    ):
+        value = found.get(table, {}).get(key) if isinstance(found.get(table, {}), dict) else None
+        if isinstance(value, str) and is_file(folder / value):
+            found[table] = {**found[table], key: str((folder / value).resolve())}
+    return found
+
+
+def _terms(merged: dict[str, Any], objective: Objective) -> dict[str, Any]:
+    """Check limits, cost and failures; of the limits, only memory stays in the design."""
+    limits, cost = _table(merged, "limits", Limits), _table(merged, "cost", Cost)
+    for table, name, value in (
+        ("cost", "gpu_hour", cost.gpu_hour),
+        *(("limits", name, getattr(limits, name)) for name in ("gpus", "usd_per_hour", "kilowatts")),
+    ):
+        if not 0 <= value < inf:
+            raise ConfigError(f"expected a number of at least 0, got {value}", path=f"$.{table}.{name}")
+    failures = merged.pop("failures", None) or None
+    if failures is not None:
+        asked = _table({"failures": failures}, "failures", Failures)
+        for name in ("checkpoint", "restart", "detect"):
+            parse_span(getattr(asked, name), path=f"$.failures.{name}")
+        if not 0 < asked.gpu_hours < inf:
+            raise ConfigError(f"expected GPU-hours above 0, got {asked.gpu_hours}", path="$.failures.gpu_hours")
+    if limits.memory:
+        merged["limits"] = {"memory": limits.memory}
+    tokens = number_of(objective.tokens, "$.objective.tokens") if objective.tokens else 0
+    return {
+        "limits": msgspec.structs.asdict(limits), "cost": msgspec.structs.asdict(cost), "failures": failures, "tokens": tokens,
+    }  # fmt: skip
+
+
+def _table(document: dict[str, Any], name: str, record: type[_Record]) -> _Record:
+    """Take a table out of a document, and convert it."""
+    try:
+        return convert_table(document.pop(name, {}), record)
+    except ConfigError as error:
+        raise ConfigError(error.message, path=f"$.{name}{(error.path or '$')[1:]}") from None
+
+
+def _inputs_hash(merged: Mapping[str, Any]) -> str:
+    """Hash of the files that a design names, so that a changed file makes other points."""
+    told: list[object] = []
+    files = (("model", "hf"), ("gpu", "name"), ("gpu", "calibration"), ("gpu", "measured"), ("topology", "calibration"))
+    for table, key in files:
+        value = merged.get(table, {}).get(key)
+        if isinstance(value, str) and is_file(value):
+            told.append(read_file(value, MAX_BYTES))
+    names = merged.get("topology", {}).get("name", ())
+    told += [_topology_content(name) for name in ([names] if isinstance(names, str) else names)]
+    return hashlib.sha256(msgspec.json.encode(told, enc_hook=str)).hexdigest()[:16]
+
+
+_topology_content = cache(content_of)
+
+
+def _axes(merged: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """The lists of a file by path, slowest axis first, so that topologies are loaded once for many designs."""
+    found: dict[str, list[Any]] = {}
+    for key, value in merged.get("variants", {}).items():
+        if not isinstance(value, list):
+            raise ConfigError("expected a list of values", path=f"$.variants.{key}")
+        found[f"variants.{key}"] = value
+    for table in ("topology", "gpu", "model", "parallel"):
+        given = merged.get(table, {})
+        if not isinstance(given, dict):
+            raise ConfigError(f"expected a table, got {given!r:.40}", path=f"$.{table}")
+        for key, value in given.items():
+            nested = isinstance(value, list) and any(isinstance(each, list) for each in value)
+            if isinstance(value, list) and (nested or f"{table}.{key}" not in LISTS):
+                found[f"{table}.{key}"] = value
+    for name, values in found.items():
+        if not values:
+            raise ConfigError("an empty list; give at least one value, or leave the key out", path=f"$.{name}")
+    return found
+
+
+def _expanded(merged: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Expand a file to its designs: their tables, and the values that differ."""
+    axes = _axes(merged)
+    fixed = {key: value for key, value in merged.items() if key != "variants"}
+    for values in product(*axes.values()):
+        case = dict(zip(axes, values, strict=True))
+        design = {key: dict(value) if isinstance(value, dict) else value for key, value in fixed.items()}
+        for place, value in case.items():
+            table, _, key = place.partition(".")
+            if table != "variants":
+                design[table][key] = value
+            elif key in _CLUSTER:
+                design["topology"][key] = value
+            else:
+                design["topology"]["set"] = {**design["topology"].get("set", {}), key: value}
+        yield (
+            design,
+            {place.removeprefix("parallel.").removeprefix("variants."): _shown(value) for place, value in case.items()},
+        )
+
+
+def _shown(value: object) -> object:
+    """A value as a cell of a table."""
+    if isinstance(value, dict):
+        return " ".join(f"{key}={each}" for key, each in value.items()) or "none"
+    return "-".join(map(str, value)) if isinstance(value, list) else value

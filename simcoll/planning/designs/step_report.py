@@ -1,0 +1,153 @@
+"""The table and the picture of one training step."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from simcoll.training.step_result import StepResult
+from simcoll.units import format_size, format_time
+
+if TYPE_CHECKING:
+    from simcoll.training.memory import Memory
+    from simcoll.workload.class_clock import Clock
+    from simcoll.workload.playing import WorkloadResult
+    from simcoll.workload.workload import Workload
+
+__all__ = ["step_json", "step_lines", "step_svg", "workload_lines"]
+
+_COLOURS = {
+    "forward": "#0072B2", "backward": "#D55E00", "weights": "#E69F00", "optimizer": "#000000", "activations": "#56B4E9",
+    "gradients of activations": "#56B4E9",
+}  # fmt: skip
+_OTHERS = ("#009E73", "#CC79A7", "#F0E442")
+_WORKLOAD_FIELDS = (
+    "title", "nranks", "topology", "tier", "time_fs", "compute_fs", "axes", "bound_fs", "limit", "link_use", "path", "trace_hash",
+    "seconds",
+)  # fmt: skip
+_STEP_FIELDS = (
+    "title", "design_hash", "calibration", "tier", "time_fs", "tokens", "nranks", "compute_fs", "bubble_fs", "axes", "memory",
+    "memory_limit", "model_flops", "hardware_flops", "peak_flops", "flops_formula", "bound_fs", "limit", "link_use", "classes", "path",
+    "trace_hash", "notes", "seconds", "tokens_per_second", "mfu", "hfu", "fits",
+)  # fmt: skip
+"""The fields of a result in its file, in this order."""
+_PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
+
+
+def step_lines(result: StepResult) -> Iterator[str]:
+    """The lines of the table.
+
+    A row has a name of 12 characters, then its values.
+    """
+    yield f"# {result.title}: design {result.design_hash}, {result.nranks} GPUs, tier {result.tier}, {result.calibration}"
+    yield _row("step", f"{format_time(result.time_fs)}, {result.tokens_per_second:,.0f} tokens/s, "
+               f"{result.tokens_per_second / result.nranks:,.0f} for each GPU")  # fmt: skip
+    yield _row(
+        "MFU, HFU",
+        f"{100 * result.mfu:.1f} %, {100 * result.hfu:.1f} % of {result.peak_flops / result.nranks / 1e12:,.0f} TFLOPS",
+    )
+    yield _row("compute", format_time(result.compute_fs))
+    yield _row("bubble", f"{format_time(result.bubble_fs)}, where communication is free")
+    yield from _communication(result)
+    worst = max(result.memory, key=lambda memory: memory.total)
+    said = "fits" if result.fits else "does not fit"
+    yield _row("memory", f"{_gib(worst.total)} of {_gib(result.memory_limit)}, {said}: {_parts(worst)}")
+    for note in result.notes:
+        yield _row("note", note)
+    yield f"# model FLOPs: {result.flops_formula}"
+    yield f"# played: {result.path}, trace {result.trace_hash or '-'}"
+
+
+def workload_lines(result: WorkloadResult) -> Iterator[str]:
+    """The lines of the table of a workload without a design, as :func:`step_lines`."""
+    yield f"# {result.title or 'a workload'}: {result.nranks} ranks on {result.topology}, tier {result.tier}"
+    yield _row("step", format_time(result.time_fs))
+    yield _row("compute", format_time(result.compute_fs))
+    yield from _communication(result)
+    yield f"# played: {result.path}, trace {result.trace_hash or '-'}"
+
+
+def _communication(result: WorkloadResult) -> Iterator[str]:
+    """Communication by axis, the limit of the step, and the busiest links."""
+    for axis, each in result.axes.items():
+        moved = (
+            f"{each.bytes / 2**20:,.0f} MiB" if each.bytes >= 2**20 and each.bytes % 2**30 else format_size(each.bytes)
+        )
+        yield _row(
+            axis, f"exposed {format_time(max(0, each.exposed_fs))}, alone {format_time(each.total_fs)}, {moved} a GPU"
+        )
+    yield _row("bound", f"{format_time(result.bound_fs)}: {result.limit}")
+    for name, share in result.link_use:
+        yield _row("busiest", f"{name}, {100 * share:.0f} % of its capacity")
+
+
+def _row(name: str, text: str) -> str:
+    return f"{name:<11} {text}"
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB"
+
+
+def _parts(memory: Memory) -> str:
+    found = [f"{name} {getattr(memory, name) / 2**30:.1f}" for name in _PARTS]
+    return ", ".join([*found, f"in host memory {memory.host / 2**30:.1f}"] if memory.host else found)
+
+
+def step_json(result: WorkloadResult) -> bytes:
+    """A result as JSON."""
+    names = _STEP_FIELDS if isinstance(result, StepResult) else _WORKLOAD_FIELDS
+    fields: dict[str, Any] = {name: getattr(result, name) for name in names}
+    return msgspec.json.format(msgspec.json.encode(fields), indent=1) + b"\n"
+
+
+def step_svg(workload: Workload, clock: Clock, title: str) -> bytes:
+    """Draw a step: a row per class with computation filled and communication below it, deterministic to the byte."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    names = dict.fromkeys(workload.operations[span.operation].name or "other" for span in clock.spans)
+    colours = {name: _COLOURS.get(name, _OTHERS[place % len(_OTHERS)]) for place, name in enumerate(names)}
+    lines = {name: number for number, name in enumerate(workload.classes)}
+    figure = Figure(figsize=(11, 1.6 + 0.35 * len(lines)), layout="constrained")
+    axes = figure.add_subplot()
+    for name, colour in colours.items():
+        for computes in (True, False):
+            bars = _bars(workload, clock, name, lines, computes=computes)
+            for line, extents in bars.items():
+                axes.broken_barh(
+                    extents, (line - 0.4, 0.5) if computes else (line + 0.12, 0.28), facecolors=colour, linewidth=0
+                )
+    axes.set_yticks(list(lines.values()), list(lines))
+    axes.invert_yaxis()
+    axes.set_xlabel("milliseconds")
+    axes.set_title(title, fontsize=11)
+    axes.set_xlim(0, clock.time_fs / 1e12 or 1)
+    handles = [Patch(color=colour, label=name) for name, colour in colours.items()]
+    axes.legend(
+        handles=handles, ncols=6, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.12 - 0.9 / (len(lines) + 3))
+    )
+    out = io.BytesIO()
+    figure.canvas = FigureCanvasSVG(figure)
+    import matplotlib as mpl
+
+    with mpl.rc_context({"svg.hashsalt": "simcoll", "svg.fonttype": "none"}):
+        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": "simcoll"})
+    return out.getvalue()
+
+
+def _bars(
+    workload: Workload, clock: Clock, name: str, lines: dict[str, int], *, computes: bool
+) -> dict[int, list[tuple[float, float]]]:
+    """Start and length in milliseconds of the operations of one name, by row."""
+    found: dict[int, list[tuple[float, float]]] = {}
+    for span in clock.spans:
+        if (workload.operations[span.operation].name or "other") == name and (span.stream == "compute") == computes:
+            extent = (span.begin_fs / 1e12, (span.end_fs - span.begin_fs) / 1e12)
+            if extent[1]:
+                found.setdefault(lines[span.on], []).append(extent)
+    return found

@@ -1,0 +1,132 @@
+"""Timelines of training steps and other workloads, for Perfetto and chrome://tracing."""
+
+from __future__ import annotations
+
+import gzip
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from simcoll.arrays import Ints
+from simcoll.emulator.traces.trace_marks import MOST_LINKS, RED, counters, path_back
+from simcoll.workload.class_clock import Clock, Span
+from simcoll.workload.traffic import Traffic, alike
+from simcoll.workload.workload import Operation, Send, Workload
+
+if TYPE_CHECKING:
+    from simcoll.workload.lower import Plans
+
+__all__ = ["critical_spans", "step_trace"]
+
+MOST_CHANGES = 200_000
+"""Limit over all counters; steps with more operations show fewer links."""
+
+
+def step_trace(workload: Workload, clock: Clock, title: str, plans: Plans) -> bytes:
+    """The timeline, compressed, with a process per class and a track per stream, deterministic to the byte."""
+    classes = {name: number for number, name in enumerate(workload.classes)}
+    streams = {name: number for number, name in enumerate(dict.fromkeys(span.stream for span in clock.spans))}
+    path = critical_spans(workload, clock)
+    red = {id(span) for span in path}
+    events: list[dict[str, Any]] = []
+    for name, number in classes.items():
+        shown = {"name": f"{name}: {len(workload.classes[name])} ranks"}
+        events.append({"ph": "M", "name": "process_name", "pid": number, "args": shown})
+    for on, stream in dict.fromkeys((span.on, span.stream) for span in clock.spans):
+        track = {"ph": "M", "name": "thread_name", "pid": classes[on], "tid": streams[stream]}
+        events.append({**track, "args": {"name": stream}})
+    for span in clock.spans:
+        if span.end_fs == span.begin_fs:
+            continue
+        operation = workload.operations[span.operation]
+        about = _about(operation) | ({"critical": True} if id(span) in red else {})
+        event: dict[str, Any] = {
+            "ph": "X", "name": operation.name or operation.id, "pid": classes[span.on], "tid": streams[span.stream],
+            "ts": span.begin_fs / 1e9, "dur": (span.end_fs - span.begin_fs) / 1e9, "args": about,
+        }  # fmt: skip
+        events.append(event | ({"cname": RED} if id(span) in red else {}))
+    events += _arrows(workload, clock, classes, streams)
+    events += counters(_changes(workload, clock, plans), plans.topology, len(classes))
+    covered = sum(span.end_fs - span.begin_fs for span in path)
+    share = round(covered / clock.time_fs, 4) if clock.time_fs else 0.0
+    about = {"title": title, "critical_path": {"operations": len(path), "share": share}}
+    document = {"displayTimeUnit": "ms", "otherData": about, "traceEvents": events}
+    return gzip.compress(msgspec.json.encode(document), mtime=0)
+
+
+def critical_spans(workload: Workload, clock: Clock) -> list[Span]:
+    """The critical path: a chain of operations, each started by the end of its predecessor, up to the last to end.
+
+    An operation waits for its dependencies and for its predecessors on its streams; a message also at its other end. If the ranks of a
+    class differ, the class has the times of its first and its last rank, and the path may begin late.
+    """
+    number = {operation.id: place for place, operation in enumerate(workload.operations)}
+    over: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
+    for place, span in enumerate(clock.spans):
+        over[span.on, span.end_fs].append((span.operation, place))
+
+    def before(piece: tuple[int, int]) -> Iterator[tuple[int, int]]:
+        span, operation = clock.spans[piece[1]], workload.operations[piece[0]]
+        after = {number[each] for each in operation.after if each in number}
+        for on in workload.involved(operation):
+            for each in over[on, span.begin_fs]:
+                if each[0] != piece[0] and (each[0] in after or clock.spans[each[1]].stream == span.stream):
+                    yield each
+
+    last = max(enumerate(clock.spans), key=lambda each: (each[1].end_fs, -each[1].operation), default=None)
+    path = path_back(None if last is None else (last[1].operation, last[0]), before)
+    return [span for _, place in path if (span := clock.spans[place]).end_fs > span.begin_fs]
+
+
+def _about(operation: Operation) -> dict[str, Any]:
+    found: dict[str, Any] = {"operation": operation.id}
+    size = getattr(operation, "size_bytes", None)
+    return found if size is None else {**found, "bytes": size}
+
+
+def _arrows(
+    workload: Workload, clock: Clock, classes: dict[str, int], streams: dict[str, int]
+) -> Iterator[dict[str, Any]]:
+    """An arrow from the source of each message to its target."""
+    place = {(span.operation, span.on): span for span in clock.spans}
+    for at, operation in enumerate(workload.operations):
+        if not isinstance(operation, Send):
+            continue
+        sent, received = (place.get((at, on)) for on in (operation.source, operation.target))
+        if sent is None or received is None or received.end_fs == received.begin_fs:
+            continue
+        shared = {"cat": "message", "name": "message", "id": at, "tid": streams[operation.stream]}
+        yield {"ph": "s", **shared, "pid": classes[operation.source], "ts": sent.begin_fs / 1e9}
+        yield {"ph": "f", "bp": "e", **shared, "pid": classes[operation.target], "ts": received.end_fs / 1e9}
+
+
+def _changes(workload: Workload, clock: Clock, plans: Plans) -> dict[int, dict[int, float]]:
+    """Changes of the busiest links' rates in GB/s, by link and time, with each operation's bytes spread evenly over its duration."""
+    traffic = Traffic(workload, plans)
+    loads: dict[tuple[object, ...], Ints] = {}
+    carried = np.zeros(plans.topology.nlinks, np.int64)
+    lasts: dict[int, tuple[int, int]] = {}
+    for span in clock.spans:
+        begin, end = lasts.get(span.operation, (span.begin_fs, span.end_fs))
+        lasts[span.operation] = min(begin, span.begin_fs), max(end, span.end_fs)
+    moving = []
+    for at, (begin, end) in lasts.items():
+        key = alike(workload.operations[at])
+        if key not in loads:
+            loads[key] = traffic.of(workload.operations[at])
+        if end > begin and np.any(loads[key]):
+            moving.append((begin, end, key))
+            carried += loads[key]
+    most = max(1, min(MOST_LINKS, MOST_CHANGES // (2 * len(moving) or 1)))
+    busiest = [link for link in np.argsort(-carried, kind="stable")[:most].tolist() if carried[link]]
+    changes: dict[int, dict[int, float]] = {link: defaultdict(float) for link in busiest}
+    for begin, end, key in moving:
+        for link in busiest:
+            rate = int(loads[key][link]) * 10**6 / (end - begin)
+            if rate:
+                changes[link][begin] += rate
+                changes[link][end] -= rate
+    return changes

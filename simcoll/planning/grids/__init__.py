@@ -1,0 +1,4 @@
+"""Grids of independent points: evaluated on many cores, appended to a file, resumed, and compared.
+
+What a point means is not known here.
+"""

@@ -1,0 +1,200 @@
+"""Compare two folders of results point by point, across versions of simcoll and topologies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from simcoll.errors import ConfigError, nearest
+from simcoll.files.paths import is_file
+from simcoll.files.strict import read_file
+from simcoll.planning.grids.grid import Point, read_rows
+
+__all__ = ["Difference", "Move", "difference", "parse_share"]
+
+MAX_BYTES = 2**30
+FILES = ("topology", "algorithm", "choice")
+"""Keys whose values may be file names."""
+NO_HASHES = "_hash"
+"""Suffix of keys that hash an input's content, which do not identify a point."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A point that ran in both.
+
+    Attributes
+    ----------
+    name
+        The values that identify the point.
+    before, after
+        The figure in each folder.
+    """
+
+    name: str
+    before: float
+    after: float
+
+    @property
+    def change(self) -> float:
+        """Relative change; infinite from 0."""
+        if self.before == self.after:
+            return 0.0
+        return (self.after - self.before) / abs(self.before) if self.before else float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Two folders compared.
+
+    Attributes
+    ----------
+    metric
+        Name of the figure.
+    moves
+        The points that ran in both, the largest change first.
+    gone, new
+        Names of points that ran only in the first folder (with the second's error, if any), and only in the second.
+    """
+
+    metric: str
+    moves: tuple[Move, ...]
+    gone: tuple[str, ...]
+    new: tuple[str, ...]
+
+    def beyond(self, threshold: float) -> tuple[Move, ...]:
+        """The moves above a threshold (a share: 0.01 is one percent)."""
+        return tuple(move for move in self.moves if abs(move.change) > threshold)
+
+
+def parse_share(text: str) -> float:
+    """Parse a share: ``"1%"`` or ``"0.01"``.
+
+    >>> parse_share("1%"), parse_share("0.02")
+    (0.01, 0.02)
+    """
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < float("inf"):
+        raise ConfigError(f"threshold {text!r}: expected a share, such as 1% or 0.01")
+    return share
+
+
+def difference(before: Path, after: Path, metric: str = "time_fs") -> Difference:
+    """Compare one figure of two folders that ``simcoll run``, ``sweep``, ``plan`` or ``goodput`` wrote.
+
+    Raises
+    ------
+    ConfigError
+        When a folder has no results, or none with such a figure.
+    """
+    old, new = _ran(before), _ran(after)
+    names = _names([each.point for each in (*old.values(), *new.values())])
+    moves, gone = [], []
+    for key, ran in old.items():
+        if metric not in ran.told:
+            continue
+        other = new.get(key)
+        name = names(ran.point) + ran.mark
+        if other is not None and metric in other.told:
+            moves.append(Move(name, ran.told[metric], other.told[metric]))
+        else:
+            gone.append(name + (f": {other.error}" if other is not None else ""))
+    if not moves and not gone:
+        known = {name for ran in old.values() for name in ran.told}
+        raise ConfigError(f"no figure {metric!r}; {nearest(metric, known)}", file=str(before))
+    added = [
+        names(ran.point) + ran.mark
+        for key, ran in new.items()
+        if metric in ran.told and (key not in old or metric not in old[key].told)
+    ]
+    moves.sort(key=lambda move: (-abs(move.change), move.name))
+    return Difference(metric, tuple(moves), tuple(sorted(gone)), tuple(sorted(added)))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    """A point, its numbers, its error, and its mark of missing proof."""
+
+    point: Point
+    told: Mapping[str, Any]
+    error: str
+    mark: str
+
+
+def _ran(folder: Path) -> dict[bytes, _Ran]:
+    """Read all points by identity."""
+    rows: Sequence[Mapping[str, Any]] = list(read_rows(folder).values())
+    if not rows and is_file(folder / "results.json"):
+        rows = [_row(run) for run in _runs(folder / "results.json")]
+    if not rows:
+        raise ConfigError("has no rows.jsonl and no results.json of simcoll", file=str(folder))
+    found: dict[bytes, _Ran] = {}
+    short = {name: _short([str(row["point"].get(name)) for row in rows]) for name in FILES}
+    for row in rows:
+        point = {name: value for name, value in row["point"].items() if not name.endswith(NO_HASHES)}
+        point |= {name: short[name].get(str(point[name]), point[name]) for name in FILES if name in point}
+        result = row.get("result", {})
+        told = {name: value for name, value in result.items() if _is_number(value)}
+        mark = " unproved" if str(result.get("proof", "")).startswith("unproved") else ""
+        found[msgspec.json.encode(point, order="sorted")] = _Ran(point, told, str(row.get("error", "")), mark)
+    return found
+
+
+def _row(run: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Convert a scenario's run to a grid row; a run that was cut off has no figures."""
+    return {"point": _point(run), "error": run["cut"]} if "cut" in run else {"point": _point(run), "result": run}
+
+
+def _short(names: Sequence[str]) -> dict[str, str]:
+    """File names without folders where they remain unique, since a grid may run from another folder."""
+    files = sorted({name for name in names if "/" in name})
+    last = [name.rpartition("/")[2] for name in files]
+    apart = len({*last}) == len(files) and {*last}.isdisjoint(names)
+    return dict(zip(files, last, strict=True)) if apart else {}
+
+
+def _runs(path: Path) -> list[dict[str, Any]]:
+    try:
+        document = msgspec.json.decode(read_file(path, MAX_BYTES))
+        runs = [*document["runs"], *({"size_bytes": None, **run} for run in document.get("programs", ()))]
+        return [dict(run) for run in runs if _point(run)]
+    except (msgspec.DecodeError, KeyError, TypeError, ValueError):
+        raise ConfigError("not the results of a scenario", file=str(path)) from None
+
+
+def _point(run: Mapping[str, Any]) -> Point:
+    return {name: run[name] for name in ("choice", "protocol", "size_bytes")}
+
+
+def _names(points: Sequence[Point]) -> Any:
+    """A function that names a point by the values that differ among all points, or that only some have."""
+    flat = [_flat(point) for point in points]
+    values: dict[str, list[str]] = {}
+    for point in flat:
+        for name, value in point.items():
+            values.setdefault(name, []).append(str(value))
+    told = [name for name, seen in values.items() if len({*seen}) > 1 or len(seen) < len(flat)]
+
+    def name_of(point: Point) -> str:
+        own = _flat(point)
+        return " ".join(f"{name}={own[name]}" for name in told if name in own) or "the only point"
+
+    return name_of
+
+
+def _flat(point: Point) -> Point:
+    """The values that identify a point; for a plan or goodput file, those in which its cases differ."""
+    if "case" not in point:
+        return point
+    return {**point["case"], **{name: point[name] for name in ("tier", "seed") if name in point}}

@@ -1,0 +1,4 @@
+"""Predictions against measurements: comparison, calibration and accuracy.
+
+Readers of logs are in ``simcoll.formats.logs``.
+"""

@@ -1,0 +1,295 @@
+"""Compare measured tables with a library's predictions: ratios, and ranges that deviate."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+from simcoll.errors import ConfigError, nearest
+from simcoll.formats.logs.measured import Log, Measured, Table
+from simcoll.libraries.calibration import Calibration
+from simcoll.libraries.environment import Environment, from_settings, parse_environment
+from simcoll.libraries.fitting import WARM_UP, Predictor, formula
+from simcoll.libraries.library import Library
+from simcoll.libraries.prediction import COLLECTIVES, Prediction, predict
+from simcoll.planning.library_table import library_for
+from simcoll.planning.table import Column, microseconds, table_line, titles
+from simcoll.terminal import printable
+from simcoll.topology import Topology, load_topology, topology_of_job
+from simcoll.topology.layers import layers_of
+from simcoll.units import format_size
+from simcoll.planning.measured.library_table import library_for
+from simcoll.planning.sweeps.nccl_tests_table import Column, microseconds, table_line, titles
+from simcoll.topology.file_layers import layers_of
+from simcoll.units import format_size, printable
+
+__all__ = [
+    "BANDS",
+    "Compared",
+    "Setting",
+    "band_errors",
+    "band_lines",
+    "check_request",
+    "compare",
+    "comparison_lines",
+    "deviations",
+    "settings_for",
+    "told_of",
+]
+
+BANDS = (("below 64 KiB", 0, 2**16), ("64 KiB to 64 MiB", 2**16, 2**26), ("from 64 MiB", 2**26, 2**62))
+"""Size bands, dominated by latency, protocol and bandwidth."""
+DEVIATES = 1.25
+"""Ratio of predicted and measured time above which a row is reported."""
+_GPU = re.compile(r"\b(?:A|V|L|G?[BH])[0-9]{2,3}\b|\bMI[0-9]{3}X?\b")
+"""Names of data-center GPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A measured table, and the inputs of its prediction."""
+
+    table: Table
+    topology: Topology
+    library: Library
+    environment: Environment
+
+    def __str__(self) -> str:
+        return f"{self.table} on {self.topology.name}"
+
+    def formula(self, library: Library | None = None, environment: Environment | None = None) -> Predictor:
+        """The library's formula for the table, optionally with another library or environment."""
+        collective = self.table.collective
+        return formula(collective, self.topology, library or self.library, environment or self.environment)
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A measured row and its prediction."""
+
+    row: Measured
+    prediction: Prediction
+
+    @property
+    def ratio(self) -> float:
+        """Predicted over measured time."""
+        return self.prediction.time_fs / self.row.time_fs
+
+
+def check_request(topology: str, environment: str) -> None:
+    """Refuse an unknown topology or variable before a log is read, which is not to blame for it."""
+    layers_of(topology)
+    parse_environment(environment)
+
+
+@contextmanager
+def told_of(log: Log, file: str | Path) -> Iterator[None]:
+    """Add the log's file name, and the first notes on skipped content, to errors."""
+    try:
+        yield
+    except ConfigError as error:
+        told = ConfigError("; ".join([error.message, *log.notes[:3]]), file=str(file))
+        raise (error if error.file else told) from None
+
+
+def settings_for(
+    log: Log,
+    topology: str,
+    *,
+    nodes: int | None = None,
+    library: str | None = None,
+    environment: str = "",
+    collective: str | None = None,
+) -> tuple[list[Setting], list[str]]:
+    """The settings to predict a log's tables with, and notes on tables without a prediction.
+
+    Parameters
+    ----------
+    topology, nodes
+        As for :func:`~simcoll.topology.load_topology`. Default for ``nodes``: as in the log.
+    library
+        Default: NCCL, or RCCL for a log of RCCL or AMD's GPUs.
+    environment
+        Settings that override those printed in the log.
+    collective
+        The collective of tables that do not name theirs; tables of other collectives are skipped.
+
+    Raises
+    ------
+    ConfigError
+        When no table remains.
+    """
+    if collective is not None and collective not in COLLECTIVES:
+        raise ConfigError(f"no library model for collective {collective!r}; {nearest(collective, COLLECTIVES)}")
+    given = parse_environment(environment)
+    found, notes = [], []
+    for number, table in enumerate(log.tables, 1):
+        where = f"table {number} ({table})" if len(log.tables) > 1 else f"the table ({table})"
+        open_to = table.guessed or not table.collective
+        known = replace(table, collective=collective) if collective and open_to else table
+        if collective not in {None, known.collective}:
+            notes.append(f"{where} is left out: --collective asks for {collective}")
+            continue
+        if known.collective not in COLLECTIVES:
+            reason = (
+                f"simcoll has no model of {known.collective!r}"
+                if known.collective
+                else "--collective says which one it is"
+            )
+            notes.append(f"{where} is left out: {reason}")
+            continue
+        own, ignored = _environment(dict(table.environment)) if not environment else (given, [])
+        notes += [f"{where}: {each} in the log is ignored" for each in ignored]
+        if table.library == "realcoll" and not all(row.library_fs for row in table.rows):
+            notes.append(f"{where} times schedules of realcoll's own, not those that the library would choose")
+        elif (table.library == "realcoll" and table.version != "(nccl)") or table.library == "mpi":
+            notes.append(f"{where} has the times of another library's collectives, not NCCL's")
+        if table.library == "simcoll":
+            notes.append(f"{where} is a prediction of simcoll perf; nothing was measured")
+        if nodes is not None and table.nnodes not in {0, nodes}:
+            notes.append(f"{where} is of {table.nnodes} nodes in the log; predicted for --nodes {nodes}")
+        machine = _machine(known, topology, nodes)
+        if (other := _other_gpu(table.devices, machine)) is not None:
+            notes.append(f"{where} is of {other}, topology {machine.name!r} has {machine.traits['gpu']}")
+        read = library_for(library or ("rccl" if table.library == "rccl" else None), machine)
+        found.append(Setting(replace(known, nranks=machine.nranks), machine, read, own))
+    if not found:
+        raise ConfigError(
+            "; ".join(notes)
+            if notes
+            else "there is no row of nccl-tests' table in it, nor of its JSON or of OSU's table"
+        )
+    return found, notes
+
+
+def _other_gpu(devices: tuple[str, ...], machine: Topology) -> str | None:
+    """A device of a log whose name is of another GPU than the machine's."""
+    own = _GPU.findall(machine.traits.get("gpu", "").upper())
+    return next((name for name in devices if own and (of := _GPU.findall(name.upper())) and own[0] not in of), None)
+
+
+def _environment(settings: dict[str, str]) -> tuple[Environment, list[str]]:
+    """NCCL's variables in a log's environment."""
+    ignored = []
+    for name in list(settings):
+        try:
+            from_settings({name: settings[name]})
+        except ConfigError:
+            ignored.append(f"{name}={settings.pop(name)}")
+    return from_settings(settings), ignored
+
+
+def _machine(table: Table, name: str, nodes: int | None) -> Topology:
+    """The topology with the table's number of nodes and ranks."""
+    if not table.nranks:
+        return load_topology(name, nodes=nodes or table.nnodes or None)
+    if nodes is None and table.nnodes:
+        try:
+            return topology_of_job(name, table.nranks, nodes=table.nnodes)
+        except ConfigError:  # hosts of one name, or a topology whose number of nodes is fixed
+            pass
+    try:
+        return topology_of_job(name, table.nranks, nodes=nodes)
+    except ConfigError as error:
+        if "ranks were requested" not in error.message:
+            raise
+        raise ConfigError(f"{error.message}, as in the log; choose --nodes or another topology") from None
+
+
+def compare(
+    setting: Setting,
+    calibration: Calibration | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> list[Compared]:
+    """Predict every row; calls ``progress(sizes done, total sizes, next size)``."""
+    of_size = partial(
+        predict, setting.table.collective, topology=setting.topology, library=setting.library, calibration=calibration,
+        environment=setting.environment,
+    )  # fmt: skip
+    sizes = sorted({row.size_bytes for row in setting.table.rows})
+    known = {}
+    for number, size in enumerate(sizes):
+        if progress is not None:
+            progress(number, len(sizes), format_size(size))
+        known[size] = of_size(size)
+    return [Compared(row, known[row.size_bytes]) for row in setting.table.rows]
+
+
+def band_errors(ratios: Iterable[tuple[int, float]]) -> list[tuple[str, int, float, float]]:
+    """Number of rows, median and 90th percentile of the relative error of each non-empty band, from sizes and ratios.
+
+    >>> band_errors([(8, 1.1), (16, 0.8)])
+    [('below 64 KiB', 2, 0.15, 0.2)]
+    """
+    known, found = list(ratios), []
+    for name, least, most in BANDS:
+        errors = sorted(abs(ratio - 1) for size, ratio in known if least <= size < most)
+        if errors:
+            ninth = errors[min(len(errors) - 1, 9 * len(errors) // 10)]
+            found.append((name, len(errors), round(median(errors), 6), round(ninth, 6)))
+    return found
+
+
+def deviations(rows: Sequence[Compared]) -> list[str]:
+    """Describe ranges of sizes with errors above a quarter, and rows faster than the lower bound."""
+    ordered = sorted(rows, key=lambda each: each.row.size_bytes)
+    found = []
+    if len(ordered) > 1 and ordered[0].row.time_fs > WARM_UP * ordered[1].row.time_fs:
+        times = ordered[0].row.time_fs / ordered[1].row.time_fs
+        found.append(f"{format_size(ordered[0].row.size_bytes)} took {times:.1f} times the next size: probably warm-up")
+    run: list[Compared] = []
+    for row in [*ordered, None]:
+        side = 0 if row is None else (row.ratio > DEVIATES) - (row.ratio < 1 / DEVIATES)
+        last = 0 if not run else (1 if run[0].ratio > 1 else -1)
+        if run and side != last:
+            found.append(_range(run))
+            run = []
+        if side and row is not None:
+            run.append(row)
+    fast = [each for each in rows if each.row.time_fs < each.prediction.bound_fs]
+    if fast:
+        names = ", ".join(format_size(each.row.size_bytes) for each in fast[:4]) + (", ..." if len(fast) > 4 else "")
+        found.append(
+            f"{names}: measured is less than the bound of this topology, so the machine is another one, or the time is wrong"
+        )
+    return found
+
+
+def _range(run: Sequence[Compared]) -> str:
+    """Describe a range that deviates to one side."""
+    sizes = format_size(run[0].row.size_bytes)
+    if len(run) > 1:
+        sizes += f" to {format_size(run[-1].row.size_bytes)}"
+    factors = sorted(1 / each.ratio for each in run)
+    low, high = f"{factors[0]:.2f}", f"{factors[-1]:.2f}"
+    return f"{sizes}: measured is {low if low == high else f'{low} to {high}'} times the prediction"
+
+
+_COLUMNS: tuple[Column, ...] = (
+    ("size", "(B)", 13), ("measured", "(us)", 11), ("predicted", "(us)", 11), ("pred/meas", "", 10), ("bound", "(us)", 11),
+)  # fmt: skip
+
+
+def comparison_lines(rows: Sequence[Compared]) -> Iterator[str]:
+    """The lines of the table of measured time, predicted time and lower bound."""
+    names, units = titles(_COLUMNS)
+    chosen = [f"{each.prediction.algorithm} {each.prediction.protocol}" for each in rows]
+    width = max(map(len, chosen), default=0)
+    yield f"{names}  {'predicted is':<{width}}  bottleneck of the bound"
+    yield units
+    for each, choice in zip(rows, chosen, strict=True):
+        times = (each.row.time_fs, each.prediction.time_fs, each.prediction.bound_fs)
+        measured, predicted, bound = (microseconds(time / 1e9) for time in times)
+        cells = (each.row.size_bytes, measured, predicted, f"{each.ratio:.2f}", bound)
+        yield f"{table_line(_COLUMNS, cells)}  {choice:<{width}}  {printable(each.prediction.bottleneck)}".rstrip()
+
+
+def band_lines(ratios: Iterable[tuple[int, float]]) -> Iterator[str]:
+    """Lines with median and 90th percentile of the error by band."""
+    for name, rows, middle, ninth in band_errors(ratios):
+        yield f"{name}: median {middle:.0%}, 90th percentile {ninth:.0%} of {rows} row{'s' * (rows != 1)}"

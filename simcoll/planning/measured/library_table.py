@@ -1,0 +1,125 @@
+"""A communication library's predicted choices by size, as a table in nccl-tests' form."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from simcoll.core.collective import bus_factor
+from simcoll.libraries.calibration import Calibration
+from simcoll.libraries.environment import DEFAULT, Environment
+from simcoll.libraries.library import Library, load_library
+from simcoll.libraries.prediction import Prediction, predict
+from simcoll.planning.table import TIMES, Column, gigabytes, microseconds, table_line, titles
+from simcoll.terminal import printable
+from simcoll.planning.sweeps.nccl_tests_table import TIMES, Column, gigabytes, microseconds, table_line, titles
+from simcoll.topology import Topology
+
+if TYPE_CHECKING:
+    from simcoll.planning.sweeps.sweep import Row
+
+__all__ = ["doubts", "gain_lines", "library_for", "library_lines", "library_predictions"]
+
+_SIZE: Column = ("size", "(B)", 12)
+MOST_HEADROOM = 100
+"""Largest headroom shown: the bound covers bytes only, and says little where latency dominates."""
+_BOUND: tuple[Column, ...] = (("bound", "(us)", 11), ("headroom", "", 9))
+MOST_ALIKE = 1.01
+"""Ratio of two times below which neither counts as faster."""
+_TIMES = TIMES[:3]
+_SCHEDULES = {
+    "ring": ("ring", "nvlink_ring", "chain"), "tree": ("nccl_tree",), "nvls": ("nvls",), "nvls_tree": ("nvls_tree",),
+    "grouped": ("grouped", "direct"),
+}  # fmt: skip
+"""The schedules of a library's algorithms; a send_recv is grouped sends to one rank, and so direct."""
+
+
+def library_for(name: str | None, topology: Topology) -> Library:
+    """The named library, or the usual one for the machine's GPUs."""
+    usual = "rccl" if topology.traits.get("generation", "").startswith("mi") else "nccl"
+    return load_library(name or usual)
+
+
+def library_predictions(
+    collective: str,
+    sizes: Iterable[int],
+    topology: Topology,
+    library: Library,
+    environment: Environment = DEFAULT,
+    calibration: Calibration | None = None,
+) -> list[Prediction]:
+    """Predict every size."""
+    return [
+        predict(collective, size, topology, library=library, environment=environment, calibration=calibration)
+        for size in sizes
+    ]
+
+
+def library_lines(
+    found: Sequence[Prediction], topology: Topology, library: Library, environment: Environment
+) -> Iterator[str]:
+    """The lines of the table: choice, channels, bound, and marks of times not found by emulation."""
+    given = f"; {', '.join(environment.ignored)} changes nothing here" if environment.ignored else ""
+    yield printable(f"# {library} on {topology.name}, {topology.nranks} ranks{given}")
+    if found[0].calibration:
+        yield f"# calibration {found[0].calibration}"
+    width = max(len(_choice(each)) for each in found) + 2
+    for left, right, name, last in zip(
+        titles((_SIZE, *_TIMES)), titles(_BOUND), ("runs", ""), ("bottleneck", ""), strict=True
+    ):
+        yield f"{left}  {name:<{width}} {right[1:]}  {last}".rstrip()
+    for each in found:
+        rate = each.size_bytes / (each.time_fs / 1e15)
+        factor = bus_factor(each.collective, topology.nranks)
+        cells = (each.size_bytes, microseconds(each.time_us), gigabytes(rate), gigabytes(rate * float(factor)))
+        ratio = each.time_fs / each.bound_fs if each.bound_fs else 0.0
+        headroom = "-" if not ratio else f"{ratio:.3g}x" if ratio < MOST_HEADROOM else f">{MOST_HEADROOM}x"
+        bound = table_line(_BOUND, (microseconds(each.bound_fs / 1e9), headroom))
+        line = f"{table_line((_SIZE, *_TIMES), cells)}  {_choice(each):<{width}}{bound}  {each.bottleneck}"
+        yield printable(line)
+    yield from doubts(found)
+    if library.accuracy and not found[0].calibration:
+        yield f"# uncalibrated: {library.accuracy}"
+    yield f"# not in the model: {'; '.join(library.missing)}"
+
+
+def doubts(found: Iterable[Prediction]) -> Iterator[str]:
+    """Reasons why some predictions are not emulated, and assumptions for missing numbers, each once."""
+    made = list(found)
+    for note, count in Counter(each.note for each in made if each.note).items():
+        yield printable(f"# {count} size{'s' * (count > 1)} {note}")
+    for guess, count in Counter(guess for each in made for guess in each.assumed.split("; ") if guess).items():
+        yield printable(f"# assumed for {count} size{'s' * (count > 1)}: {guess}")
+
+
+def gain_lines(found: Sequence[Prediction], rows: Sequence[Row]) -> Iterator[str]:
+    """Lines with the gain of the best of all algorithms over the communication library's own algorithm.
+
+    The library's time is the shorter of its prediction, which has corrections from measurements, and of its algorithm among these runs,
+    which have none. So a gain is never only a difference of constants.
+    """
+    gains = []
+    for each in found:
+        runs = [row for row in rows if row.size_bytes == each.size_bytes and not row.result.cut]
+        own = [row.time_fs for row in runs if row.choice.algorithm in _SCHEDULES[each.algorithm]]
+        if runs:
+            best = min(runs, key=attrgetter("time_fs"))
+            time_fs = min(each.time_fs, *own)
+            gains.append((time_fs / max(best.time_fs, 1), time_fs, best))
+    if not gains:
+        return
+    name = found[0].library.split()[0].upper()
+    ratio, time_fs, best = max(gains, key=lambda gain: gain[0])
+    if ratio < MOST_ALIKE:
+        yield f"# no algorithm is faster than {name}'s"
+        return
+    times = f"{best} takes {microseconds(best.time_fs / 1e9)} us, {name}'s algorithm {microseconds(time_fs / 1e9)} us"
+    yield (
+        f"# largest gain at {best.size_bytes} B: {times}, the shorter of its times in both tables, which is {ratio:.2f} times as long"
+    )
+
+
+def _choice(each: Prediction) -> str:
+    return f"{each.algorithm} {each.protocol} x{each.channels}"

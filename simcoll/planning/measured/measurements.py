@@ -1,0 +1,82 @@
+"""Published measurements: tables of nccl-tests, with their machines."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+
+from simcoll.files.paths import data_folder
+from simcoll.libraries.environment import Environment, parse_environment
+from simcoll.topology import Topology, topology_of_job
+
+__all__ = ["Table", "published_tables"]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A published table.
+
+    Attributes
+    ----------
+    name, part, system
+        The table; whether it is a ``"development"`` table, was ``"added"`` after a blind prediction, or came ``"later"``, so that nothing
+        was fitted to it; and its system: the publisher and machine.
+    collective, topology, nodes, ranks
+        The collective, the shipped topology with its number of nodes, and the number of ranks, counted from the first.
+    environment
+        NCCL's variables and the launcher, as text.
+    library, version
+        The library, and its version if known.
+    source
+        URL of the page.
+    rows
+        Sizes in bytes and times in nanoseconds, in order of size.
+    """
+
+    name: str
+    part: str
+    system: str
+    collective: str
+    topology: str
+    nodes: int
+    ranks: int
+    environment: str
+    library: str
+    version: str
+    source: str
+    rows: tuple[tuple[int, int], ...]
+
+    def machine(self) -> Topology:
+        """The topology with the participating ranks."""
+        return topology_of_job(self.topology, self.ranks, nodes=self.nodes)
+
+    def settings(self) -> Environment:
+        """The parsed environment."""
+        return parse_environment(self.environment)
+
+
+def published_tables(*, added: bool = False, later: bool = False) -> tuple[Table, ...]:
+    """The development tables; ``added``: also those to which the library was fitted then; ``later``: only those that came later.
+
+    >>> tables = published_tables()
+    >>> len(tables), sum(len(table.rows) for table in tables)
+    (77, 979)
+    >>> len(published_tables(added=True)), len(published_tables(later=True))
+    (228, 19)
+    """
+    parts = {"later"} if later else {"development", "added"} if added else {"development"}
+    folder = data_folder("measurements")
+    rows: dict[str, list[tuple[int, int]]] = {}
+    with (folder / "rows.csv").open(encoding="utf-8", newline="") as stream:
+        for row in csv.DictReader(stream):
+            rows.setdefault(row["table"], []).append((int(row["size_bytes"]), int(row["time_ns"])))
+    with (folder / "tables.csv").open(encoding="utf-8", newline="") as stream:
+        return tuple(
+            Table(
+                about["table"], about["set"], about["system"], about["collective"], about["topology"], int(about["nodes"]),
+                int(about["ranks"]), about["environment"], about["library"], about["version"], about["source"],
+                tuple(sorted(rows[about["table"]])),
+            )
+            for about in csv.DictReader(stream)
+            if about["set"] in parts
+        )  # fmt: skip

@@ -1,0 +1,151 @@
+"""Pictures of sweeps: bus bandwidth and time over size, a curve per algorithm, and the bound."""
+
+from __future__ import annotations
+
+import io
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from simcoll.core.collective import bus_factor
+from simcoll.planning.sweeps.sweep import Row, best_rows, bound_rows
+from simcoll.units import format_size
+
+__all__ = ["COLOURS", "busbw_svg", "name_sizes", "picture", "shares_svg"]
+
+# Distinguishable with every common colour vision (Okabe, Ito 2008).
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+
+_MARKERS = ("o", "^", "s", "x")
+"""One marker per cycle of the colours."""
+
+
+def _curves(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """The fastest run of every algorithm at every size, labelled with the algorithm and its protocols."""
+    algorithms: dict[str, list[Row]] = {}
+    for row in rows:
+        algorithms.setdefault(str(row.choice), []).append(row)
+    best = {name: best_rows(own) for name, own in algorithms.items()}
+    return {f"{name} ({', '.join(dict.fromkeys(row.protocol for row in own))})": own for name, own in best.items()}
+
+
+def busbw_svg(title: str, kind: str, nranks: int, rows: Sequence[Row], *, run: str = "") -> bytes:
+    """Draw bus bandwidth as SVG (for a barrier, times), deterministic to the byte.
+
+    ``run`` identifies the results in the picture's metadata.
+    """
+
+    def bandwidths(panels: Sequence[Any]) -> None:
+        _draw_bandwidths(panels[0], kind, nranks, rows)
+        _draw_latencies(panels[1], rows)
+        name_sizes(panels[1], [row.size_bytes for row in rows])
+
+    if any(row.size_bytes for row in rows):
+        return picture(title, 2, bandwidths, run=run)
+    return picture(title, 1, lambda panels: _draw_times(panels[0], rows), run=run)
+
+
+def shares_svg(title: str, axis: str, curves: Mapping[str, tuple[Sequence[float], int]], *, run: str = "") -> bytes:
+    """Draw cumulative distributions: for each curve, the share of cases up to each value."""
+
+    def shares(panels: Sequence[Any]) -> None:
+        axes = panels[0]
+        for number, (name, (values, cases)) in enumerate(curves.items()):
+            colour, dashes = COLOURS[number % len(COLOURS)], ("-", "--")[number // len(COLOURS) % 2]
+            # From the axis up, where the first is done.
+            heights = [100 * place / cases for place in range(len(values) + 1)]
+            axes.step([*values[:1], *values], heights if values else [], dashes, where="post", color=colour, label=name)
+        axes.set(
+            xlabel=axis,
+            ylabel="runs (%)",
+            ylim=(0, 103),
+            xscale="log" if any(values for values, _ in curves.values()) else "linear",
+        )
+        for places in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+            places(lambda value, _: f"{value:.4g}")
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), fontsize=8, ncols=2, frameon=False)
+
+    return picture(title, 1, shares, run=run)
+
+
+def picture(
+    title: str, count: int, draw: Callable[[Sequence[Any]], None], *, shared: bool = True, run: str = ""
+) -> bytes:
+    """Draw stacked panels as SVG."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    from matplotlib import pyplot as plt
+
+    with mpl.rc_context({"svg.hashsalt": "simcoll", "svg.fonttype": "none", "font.size": 10}):
+        height = 5 if count == 1 else 4 * count
+        figure, grid = plt.subplots(count, figsize=(9, height), sharex=shared, squeeze=False, layout="constrained")
+        panels = list(grid[:, 0])
+        draw(panels)
+        if shared:
+            panels[0].set_title(textwrap.fill(title, 90), parse_math=False)
+        else:
+            figure.suptitle(textwrap.fill(title, 90), parse_math=False)
+        for axes in panels:
+            axes.spines[["top", "right"]].set_visible(False)
+        stream = io.BytesIO()
+        figure.savefig(
+            stream, format="svg", metadata={"Date": None, "Creator": "simcoll"} | ({"Identifier": run} if run else {})
+        )
+        plt.close(figure)
+    return stream.getvalue()
+
+
+def _draw_times(axes: Any, rows: Sequence[Row]) -> None:
+    """Draw a bar of the time of every run, for operations without bytes such as a barrier."""
+    names = [str(row) for row in rows]
+    axes.barh(names, [row.time_fs / 1e9 for row in rows], color=COLOURS[0])
+    for label in axes.get_yticklabels():
+        label.set_parse_math(False)
+    axes.invert_yaxis()
+    axes.set_xlabel("time (us)")
+    axes.grid(axis="x", alpha=0.3)
+
+
+def _draw_curves(axes: Any, rows: Sequence[Row], height: Callable[[Row], float]) -> None:
+    for number, (label, curve) in enumerate(_curves(rows).items()):
+        axes.plot(
+            [row.size_bytes for row in curve], [height(row) for row in curve], markersize=3, label=label,
+            color=COLOURS[number % len(COLOURS)], marker=_MARKERS[number // len(COLOURS) % len(_MARKERS)],
+        )  # fmt: skip
+
+
+def _draw_bound(axes: Any, rows: Sequence[Row], label: str, height: Callable[[Row], float]) -> None:
+    bounds = {row.size_bytes: height(row) for row in bound_rows(rows) if row.bound_fs}
+    axes.plot(list(bounds), list(bounds.values()), linestyle="--", color="grey", label=label)
+
+
+def _draw_bandwidths(axes: Any, kind: str, nranks: int, rows: Sequence[Row]) -> None:
+    factor = bus_factor(kind, nranks)
+    _draw_curves(axes, rows, lambda row: row.busbw / 1e9)
+    _draw_bound(axes, rows, "upper bound for any schedule", lambda row: row.size_bytes / row.bound_fs * 1e6 * factor)
+    axes.set_ylabel("bus bandwidth (GB/s)")
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    for text in axes.legend(frameon=False, loc="best").get_texts():
+        text.set_parse_math(False)
+
+
+def _draw_latencies(axes: Any, rows: Sequence[Row]) -> None:
+    """Draw small sizes, which a linear bandwidth axis hides, in the colours of the panel above."""
+    timed = [row for row in rows if row.time_fs]
+    _draw_curves(axes, timed, lambda row: row.time_fs / 1e9)
+    _draw_bound(axes, timed, "lower bound for any schedule", lambda row: row.bound_fs / 1e9)
+    axes.set_ylabel("time (us)")
+    axes.set_yscale("log")
+    axes.grid(alpha=0.3)
+
+
+def name_sizes(axes: Any, given: Sequence[int]) -> None:
+    """Label a logarithmic axis of sizes with some of them."""
+    axes.set_xscale("log", base=2)
+    sizes = sorted({*given})
+    shown = sizes[:: max(1, len(sizes) // 8)]
+    axes.set_xticks(shown, [format_size(size) for size in shown])
+    axes.minorticks_off()
+    axes.set_xlabel("size")

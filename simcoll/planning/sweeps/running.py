@@ -1,0 +1,140 @@
+"""Run a sweep: check the data of every schedule once, then time it, size by size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, overload
+
+from simcoll.binding import bind
+from simcoll.core.memory_limits import give_back, in_words
+from simcoll.core.reduction import parse_dtype
+from simcoll.core.schedule import Schedule
+from simcoll.emulator.data.budget import exact_bytes
+from simcoll.emulator.data.stepwise import data_errors
+from simcoll.emulator.engine_choice import ASKED, FEW_MESSAGES
+from simcoll.emulator.fast.compiled import COMPILED
+from simcoll.emulator.rehearsals import forget_sizes
+from simcoll.emulator.steps.step_columns import summary
+from simcoll.planning.sweeps.sweep import DataCheck, Row, Sweep, costs_of, counts_for, play
+from simcoll.planning.sweeps.sweep_report import cells, foot_lines, head_lines, size_line, titles_of
+from simcoll.topology import Topology
+
+if TYPE_CHECKING:
+    from simcoll.planning.sweeps.goal_programs import ProgramRun
+
+__all__ = ["Table", "check_data", "runs"]
+
+CHECKED_BYTES = 512 << 20
+"""Limit on data moved for a check."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Table:
+    """The runs of a sweep, a sequence of rows, which prints as the table of the best run of each size.
+
+    ``programs``: additional runs without a size.
+    """
+
+    sweep: Sweep
+    topology: str
+    rows: tuple[Row, ...]
+    programs: tuple[ProgramRun, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Row, ...]: ...
+    def __getitem__(self, index: int | slice) -> Row | tuple[Row, ...]:
+        return self.rows[index]
+
+    def sizes(self) -> list[list[Row]]:
+        """The runs of each size."""
+        found: dict[int, list[Row]] = {}
+        for row in self.rows:
+            found.setdefault(row.count, []).append(row)
+        return list(found.values())
+
+    def __repr__(self) -> str:
+        return (
+            f"<Table: {self.sweep.collective} on {self.topology}, {len(self.rows)} runs of {len(self.sizes())} sizes>"
+        )
+
+    def __str__(self) -> str:
+        lines = [size_line(self.sweep, rows) for rows in self.sizes()]
+        return "\n".join([*head_lines(self.sweep), *lines, *foot_lines(self.rows)])
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        head = "".join(f"<th>{escape(' '.join(title))}</th>" for title in titles_of())
+        body = "".join(
+            f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in cells(self.sweep, rows))}</tr>"
+            for rows in self.sizes()
+        )
+        return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def check_data(sweep: Sweep, schedule: Schedule) -> DataCheck:
+    """Move generated data through a schedule once, at a size with unequal, non-empty chunks.
+
+    The proof covers every size, since one rule determines offsets and lengths of chunks; this checks that execution matches the proof.
+    """
+    chunks = schedule.layout.chunks
+    if sweep.collective == "barrier":
+        return DataCheck(reason="a barrier moves no data")
+    plan = bind(schedule, chunks if schedule.divisible else chunks + chunks // 4 + 1, sweep.dtype, sweep.op)
+    needed = exact_bytes(plan)
+    if needed > CHECKED_BYTES:
+        return DataCheck(reason=f"{schedule.title}: its data would take {in_words(needed)}")
+    return DataCheck(plan.count, data_errors(plan))
+
+
+def runs(
+    sweep: Sweep,
+    schedules: Sequence[Schedule],
+    topology: Topology,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Iterator[list[Row]]:
+    """Run the prepared choices, size by size; calls ``progress(runs done, total runs, next run)``.
+
+    Uses the compiled engine if there are enough messages to pay for loading it.
+    """
+    counts = counts_for(sweep.collective, sweep.sizes, topology.nranks, parse_dtype(sweep.dtype).itemsize)
+    protocols = [sweep.protocols_of(schedule) for schedule in schedules]
+    done, total = 0, len(counts) * sum(map(len, protocols))
+    tell = progress or (lambda _done, _total, _next: None)
+    engine, checks = "auto", list[DataCheck]()
+    for choice, schedule in zip(sweep.choices, schedules, strict=True):
+        tell(done, total, f"data of {choice}")
+        checks.append(check_data(sweep, schedule))
+        give_back()
+    for schedule, names in zip(schedules, protocols, strict=True):
+        schedule.known.expected_protocols = len(names)
+    for count in counts:
+        rows: list[Row] = []
+        for choice, schedule, check, names in zip(sweep.choices, schedules, checks, protocols, strict=True):
+            for name in names:
+                tell(done, total, f"{choice} {name}")
+                protocol = costs_of(sweep, name, topology, schedule)
+                plan = bind(schedule, count, sweep.dtype, sweep.op, protocol=protocol)
+                # Not by what the process has loaded: the same table has the same bytes.
+                if COMPILED and engine != "fast" and not sweep.disturbed:
+                    little = summary(plan).messages * (total - done) <= FEW_MESSAGES
+                    engine = "simpy" if little else "fast"
+                result = play(sweep, plan, topology, engine=engine)
+                if engine == "simpy":
+                    result = replace(result, path=f"only {result.messages} messages")
+                elif result.path == ASKED:
+                    result = replace(result, path="a table of many messages")
+                rows.append(Row(choice, name, replace(result, outputs=None), check))  # checked, and large
+                done += 1
+            forget_sizes(schedule)
+            give_back()
+        yield rows

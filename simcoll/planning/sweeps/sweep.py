@@ -1,0 +1,243 @@
+"""Sweeps: a collective over sizes, algorithms and protocols on one topology."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from simcoll.algorithms import ALGORITHMS
+from simcoll.binding import bind
+from simcoll.core.collective import KINDS, Collective
+from simcoll.core.memory_limits import give_back
+from simcoll.core.plan import Plan
+from simcoll.core.protocol import Protocol
+from simcoll.core.reduction import parse_dtype
+from simcoll.core.schedule import Schedule
+from simcoll.emulator import Result, emulate
+from simcoll.emulator.reference.ledger import Observer
+from simcoll.errors import ConfigError
+from simcoll.planning.sweeps.disturbance import CALM, Disturbance
+from simcoll.topology import Topology
+from simcoll.tuning import Choice, carries, collective_on, costs, schedule_on
+
+__all__ = [
+    "DataCheck",
+    "Row",
+    "Sweep",
+    "best_rows",
+    "bound_rows",
+    "build",
+    "costs_of",
+    "counts_for",
+    "play",
+    "prepare",
+    "size_ladder",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """The runs of a sweep.
+
+    Attributes
+    ----------
+    collective, root, dtype, op
+        The collective; ``root`` only for rooted ones.
+    sizes
+        Bytes, as nccl-tests counts them: the larger of a rank's input and output.
+    choices, protocols
+        Every algorithm is run with every protocol that supports it.
+    check_up_to
+        Largest size in bytes at which every run moves real data. In any case data is checked once per algorithm.
+    disturbed
+        Disturbances of every run.
+    """
+
+    collective: str
+    sizes: tuple[int, ...]
+    choices: tuple[Choice, ...]
+    protocols: tuple[str, ...] = ("ideal",)
+    dtype: str = "float32"
+    op: str = "sum"
+    root: int | None = None
+    check_up_to: int = 0
+    disturbed: Disturbance = CALM
+
+    def __post_init__(self) -> None:
+        for name in ("choices", "protocols"):  # what is named twice runs once
+            object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
+        object.__setattr__(self, "dtype", parse_dtype(self.dtype).name)
+
+    def protocols_of(self, schedule: Schedule) -> tuple[str, ...]:
+        """The protocols under which a schedule can run."""
+        return tuple(name for name in self.protocols if carries(name, schedule))
+
+
+@dataclass(frozen=True, slots=True)
+class DataCheck:
+    """A check with generated data: number of elements, and of outputs that differ from the definition.
+
+    ``reason``: why no data was moved.
+    """
+
+    count: int = 0
+    wrong: int | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One run of a sweep: the requested algorithm and protocol, the result, and the check of the schedule's data."""
+
+    choice: Choice
+    protocol: str
+    result: Result
+    checked: DataCheck | None = None
+
+    def __str__(self) -> str:
+        return f"{self.choice} {self.protocol}"
+
+    @property
+    def size_bytes(self) -> int:
+        """Size as nccl-tests counts it."""
+        return self.result.total_bytes
+
+    @property
+    def count(self) -> int:
+        """Elements as passed to the collective."""
+        return self.result.plan.count
+
+    @property
+    def time_fs(self) -> int:
+        """Time of the run, in femtoseconds."""
+        return self.result.time_fs
+
+    @property
+    def algbw(self) -> float:
+        """Algorithm bandwidth in bytes per second; 0 where no time passes, as on one rank."""
+        return self.result.algbw if self.time_fs else 0.0
+
+    @property
+    def busbw(self) -> float:
+        """Bus bandwidth in bytes per second; 0 where no time passes."""
+        return self.result.busbw if self.time_fs else 0.0
+
+    @property
+    def wrong(self) -> int | None:
+        """Wrong elements of this run if it moved data, else of the check of its schedule; ``None`` without either, or when cut off."""
+        if self.result.cut:
+            return None
+        checked = self.checked.wrong if self.checked else None
+        return checked if self.result.wrong is None else self.result.wrong + (checked or 0)
+
+    @property
+    def bound_fs(self) -> int:
+        """Lower bound under this protocol's latencies, in femtoseconds; 0 without a bound."""
+        return self.result.bound.time_fs if self.result.bound else 0
+
+
+def size_ladder(begin: int, end: int, factor: int) -> tuple[int, ...]:
+    """Sizes from ``begin`` up to ``end``, each ``factor`` times the previous one.
+
+    >>> size_ladder(8, 100, 2)
+    (8, 16, 32, 64)
+    """
+    if begin < 1:
+        raise ConfigError(f"sizes must start at 1 byte or more, got {begin}")
+    if end < begin:
+        raise ConfigError(f"the largest size, {end} bytes, is below the smallest, {begin}")
+    if factor < 2:
+        raise ConfigError(f"the factor between sizes must be at least 2, got {factor}")
+    sizes = [begin]
+    while sizes[-1] * factor <= end:
+        sizes.append(sizes[-1] * factor)
+    return tuple(sizes)
+
+
+def counts_for(kind: str, sizes: Sequence[int], nranks: int, itemsize: int) -> list[int]:
+    """Element counts, as passed to the collective, closest to the sizes from below; at least 1, without duplicates.
+
+    >>> counts_for("all_gather", [8, 1024], nranks=16, itemsize=4)
+    [1, 16]
+    """
+    if kind == "barrier":
+        return [0]
+    slots = max(KINDS[kind].input_slots(nranks), KINDS[kind].output_slots(nranks))
+    return list(dict.fromkeys(max(size // (slots * itemsize), 1) for size in sizes))
+
+
+def build(sweep: Sweep, choice: Choice, topology: Topology) -> Schedule:
+    """Build the schedule of a choice on a topology."""
+    collective = collective_on(sweep.collective, topology.nranks, sweep.root)
+    return schedule_on(collective, choice.algorithm, topology, dict(choice.params))
+
+
+def prepare(
+    sweep: Sweep,
+    topology: Topology,
+    built: Sequence[Schedule] | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> list[Schedule]:
+    """Check the whole sweep, then prove the schedule of every choice.
+
+    ``built``: existing schedules. Calls ``progress(proofs done, total proofs, next proof)``.
+
+    Raises
+    ------
+    ConfigError
+        For choices, sizes, protocols, types or reductions that are unknown or do not fit the collective or topology.
+    ScheduleError
+        For a schedule that does not implement the collective.
+    """
+    Collective(sweep.collective, topology.nranks, root=sweep.root)
+    if not sweep.choices:
+        served = sorted({found.collective for found in ALGORITHMS})
+        raise ConfigError(f"no algorithm to run {sweep.collective} with; there are some for {', '.join(served)}")
+    schedules = list(built or (build(sweep, choice, topology) for choice in sweep.choices))
+    for schedule in schedules:
+        for name in sweep.protocols_of(schedule) or sweep.protocols:
+            costs(name, topology, schedule)
+    largest = counts_for(sweep.collective, sweep.sizes[-1:], topology.nranks, parse_dtype(sweep.dtype).itemsize)[0]
+    for done, schedule in enumerate(schedules):
+        if progress:
+            progress(done, len(schedules), f"the proof of {schedule.title}")
+        bind(schedule, largest, sweep.dtype, sweep.op)
+        give_back()
+    return schedules
+
+
+def costs_of(sweep: Sweep, name: str, topology: Topology, schedule: Schedule) -> Protocol:
+    """The constants of a protocol, with the sweep's jitter."""
+    found, disturbed = costs(name, topology, schedule), sweep.disturbed
+    return replace(found, jitter_fs=disturbed.jitter_fs, seed=disturbed.seed) if disturbed.jitter_fs else found
+
+
+def play(
+    sweep: Sweep, plan: Plan, topology: Topology, observer: Observer | None = None, engine: str = "auto"
+) -> Result:
+    """Emulate one plan, with real data up to the sweep's check size."""
+    data = "exact" if 0 < plan.total_bytes <= sweep.check_up_to else "none"
+    events = sweep.disturbed.events(topology)
+    policy = sweep.disturbed.policy
+    return emulate(plan, topology, data=data, observer=observer, engine=engine, events=events, policy=policy)
+
+
+def best_rows(rows: Sequence[Row]) -> list[Row]:
+    """The fastest run of every size, in order of size; first of equals. Runs that were cut off rank last."""
+    return _least(rows, lambda row: (bool(row.result.cut), row.time_fs))
+
+
+def bound_rows(rows: Sequence[Row]) -> list[Row]:
+    """For each size, the run with the smallest lower bound.
+
+    Protocols have different latencies, and a bound must hold for all of them.
+    """
+    return _least(rows, lambda row: (row.bound_fs,))
+
+
+def _least(rows: Sequence[Row], key: Callable[[Row], tuple[int, ...]]) -> list[Row]:
+    least: dict[int, Row] = {}
+    for row in rows:
+        if row.count not in least or key(row) < key(least[row.count]):
+            least[row.count] = row
+    return list(least.values())

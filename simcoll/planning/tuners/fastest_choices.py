@@ -1,0 +1,190 @@
+"""Tuning of libraries: the fastest choice for each size, and its gain over the default."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from simcoll.core.schedule import Schedule
+from simcoll.emulator import emulate
+from simcoll.errors import ConfigError
+from simcoll.formats.tuners.tuner_rules import NO_LIMIT, Rule
+from simcoll.libraries.calibration import Calibration
+from simcoll.libraries.environment import DEFAULT, Environment
+from simcoll.libraries.formula import stated
+from simcoll.libraries.plans import bind_size
+from simcoll.libraries.prediction import calibrated, chosen, predict
+from simcoll.planning.measured.accuracy import WAYS, band_of, errors_of, medians
+from simcoll.planning.measured.library_table import library_for
+from simcoll.planning.measured.measurements import published_tables
+from simcoll.planning.tuners.leaders import time_through_leaders
+from simcoll.planning.tuners.mpi_libraries import load_mpi_library
+from simcoll.topology import Topology
+from simcoll.topology.machine import machine as machine_of
+from simcoll.tuning import collective_on, costs, schedule_on
+
+__all__ = ["Picked", "nccl_choices", "played_choices", "rules_of"]
+
+PLAYED = 2
+"""Number of NCCL's choices emulated at every size besides its own: the fastest by the corrected formula."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picked:
+    """The choice for one size.
+
+    Attributes
+    ----------
+    collective, size_bytes
+        The collective, and its size as nccl-tests counts it.
+    algorithm, protocol, channels
+        The fastest choice, by the library's names; protocol and channels are for NCCL, otherwise empty and -1.
+    time_fs
+        Its time.
+    default, default_fs
+        The default choice, and its time; None if simcoll lacks the algorithm.
+    error
+        Median error of predictions of this collective and size against published tables; None without measurements.
+    estimated, estimated_fs
+        What NCCL's own estimates prefer, and its time, where that is another choice than the default.
+    """
+
+    collective: str
+    size_bytes: int
+    algorithm: str
+    protocol: str
+    channels: int
+    time_fs: int
+    default: str
+    default_fs: int | None
+    error: float | None
+    estimated: str = ""
+    estimated_fs: int = 0
+
+    @property
+    def gain(self) -> float | None:
+        """Speed-up over the default; None if its time is unknown, 1 where no time passes, as on one rank."""
+        if self.default_fs is None:
+            return None
+        return self.default_fs / self.time_fs if self.time_fs else 1.0
+
+    @property
+    def certain(self) -> bool:
+        """Whether the gain exceeds the prediction error."""
+        return self.error is not None and self.gain is not None and self.gain > (1 + self.error) ** 2
+
+
+@cache
+def _errors(collective: str) -> Mapping[str, float]:
+    """Median errors by band of the formula's predictions of published tables, with each system left out of the fit."""
+    tables = [table for table in published_tables() if table.collective == collective]
+    found = [error for table in tables for error in errors_of(table, by_formula=True) if error.way == WAYS[0]]
+    return medians(found)
+
+
+def nccl_choices(
+    topology: Topology,
+    collectives: Sequence[str],
+    sizes: Sequence[int],
+    library: str | None = None,
+    calibration: Calibration | None = None,
+) -> Iterator[Picked]:
+    """The fastest of NCCL's algorithms and protocols for each size, under a calibration if there is one.
+
+    The choices that the corrected formula finds fastest are played. The first of them is the default: published tables are nearer to it
+    than to what NCCL's own estimates prefer, which is told beside it.
+    """
+    model, machine = library_for(library, topology), machine_of(topology)
+    overlaid = calibrated(model, machine, calibration)
+    for collective in collectives:
+        bytes_ = np.array(sizes, float)
+        offered, _ = chosen(machine, collective, bytes_, overlaid)
+        every = {(cost.algorithm, cost.protocol): cost.time_us(bytes_) for cost in offered}
+        estimates = {
+            (cost.algorithm, cost.protocol): cost.time_us(bytes_) for cost in stated(machine, collective, bytes_, model)
+        }
+        for place, size in enumerate(sizes):
+            own = predict(collective, size, topology, library=model, calibration=calibration)
+            near, prefers = (
+                sorted(known, key=lambda key: (float(np.broadcast_to(known[key], len(sizes))[place]), key))
+                for known in (every, estimates)
+            )
+            found = {(own.algorithm, own.protocol): own}
+            for algorithm, protocol in [*near[:PLAYED], *(key for key in prefers[:1] if key in every)]:
+                if (algorithm, protocol) not in found:
+                    only = Environment(((collective, (algorithm,)),), ((collective, (protocol,)),), nvls=DEFAULT.nvls)
+                    found[algorithm, protocol] = predict(
+                        collective, size, topology, library=model, calibration=calibration, environment=only
+                    )
+            best = min(found.values(), key=lambda each: each.time_fs)
+            other = found.get(prefers[0], own) if prefers else own
+            yield Picked(
+                collective, size, best.algorithm, best.protocol.lower(), best.channels, best.time_fs,
+                f"{own.algorithm} {own.protocol}", own.time_fs, _errors(collective).get(band_of(size)),
+                *((f"{other.algorithm} {other.protocol}", other.time_fs) if other is not own else ()),
+            )  # fmt: skip
+
+
+def played_choices(
+    topology: Topology, collectives: Sequence[str], sizes: Sequence[int], library: str, protocol: str = "ideal"
+) -> Iterator[Picked]:
+    """The fastest of an MPI library's algorithms for each size under a protocol, beside the library's default.
+
+    Raises
+    ------
+    ConfigError
+        For a collective for which simcoll has none of the library's algorithms.
+    """
+    model = load_mpi_library(library)
+    whole = load_mpi_library(model.components_of or library)
+    for kind in collectives:
+        if kind not in model.collectives:
+            raise ConfigError(f"no algorithm of {library} is known for {kind}; known: {', '.join(model.collectives)}")
+        known, stages = model.collectives[kind], whole.collectives[kind].through_leaders
+        collective = collective_on(kind, topology.nranks)
+        made: dict[str, Schedule] = {}
+        for name in known.algorithms:
+            with suppress(ConfigError):  # it does not serve so many ranks
+                made[name] = schedule_on(collective, name, topology, most_channels=1)
+        for size in sizes:
+            offered: dict[str, int] = {}
+            for name, each in made.items():
+                plan, own = bind_size(each, costs(protocol, topology, each), size), known.algorithms[name]
+                time_fs = emulate(plan, topology, data="none", bound=False).time_fs
+                offered[own] = min(time_fs, offered.get(own, time_fs))
+            default, _ = known.default_on(topology, size)
+            default_fs = offered.get(known.alike.get(default, default))
+            if default in stages:
+                default_fs = time_through_leaders(whole, stages[default], size, topology, protocol)
+                if model.components_of and default_fs is not None:
+                    offered[default] = default_fs
+            best = min(offered, key=lambda name: (offered[name], name))
+            yield Picked(kind, size, best, "", -1, offered[best], default, default_fs, None)
+
+
+def rules_of(
+    picked: Sequence[Picked], topology: Topology, *, exact: bool = False, blocks: Collection[str] = ()
+) -> list[Rule]:
+    """Rules for these choices, each valid up to the largest consecutive size with the same choice.
+
+    ``exact``: only for this number of ranks and nodes; ``blocks``: collectives whose rules count the bytes of one block.
+    """
+    nodes = len(set(topology.groups["box"].tolist())) if exact and "box" in topology.groups else -1
+    ranks = topology.nranks if exact else -1
+    rules: list[Rule] = []
+    for collective in dict.fromkeys(each.collective for each in picked):
+        own = [each for each in picked if each.collective == collective]
+        shares = topology.nranks if collective in blocks else 1
+        first = 0
+        for place, each in enumerate(own):
+            alike = [(other.algorithm, other.protocol, other.channels) for other in own[place : place + 2]]
+            if len(alike) == 2 and alike[0] == alike[1]:
+                continue
+            last = NO_LIMIT if place + 1 == len(own) else each.size_bytes // shares
+            rules.append(Rule(collective, first, last, each.algorithm, each.protocol, each.channels, nodes, ranks))
+            first = last + 1
+    return rules

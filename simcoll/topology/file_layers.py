@@ -1,0 +1,184 @@
+"""Topology files on disk: the shipped ones, those at a path, and the files that they extend."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from simcoll.errors import ConfigError, expect, nearest
+from simcoll.limits.paths import is_file, shipped_files
+from simcoll.limits.text import parse_toml
+from simcoll.terminal import printable
+from simcoll.files.paths import is_file, shipped_files
+from simcoll.files.text import parse_toml
+
+__all__ = [
+    "ASTRA_NETWORK",
+    "IB_LISTING",
+    "MARKED",
+    "Layer",
+    "beside",
+    "content_of",
+    "layers_of",
+    "shipped_topologies",
+    "split_values",
+]
+
+MAX_FILE_BYTES = 2**20
+MAX_DUMP_BYTES = 2**24
+MAX_BASES = 4
+
+_MATRIX = re.compile(rb"^\W{0,8}(?:\x1b\[[0-9;]{0,4}m)?\s{0,8}GPU0\s", re.MULTILINE)
+"""The header of a matrix of ``nvidia-smi topo -m``."""
+MARKED = 1 << 16
+"""Number of bytes at the start of a file that identify its format."""
+IB_LISTING = re.compile(
+    rb'^(?:(?:Switch|Ca)\s+\d+\s+"[SH]-|(?:Switch|CA):?\s[^\n]{1,200}:$|0x[0-9a-f]{16}\s+"[^"\n]{0,200}"\s+\d+\s+\d+\[)',
+    re.MULTILINE,
+)
+"""A vertex in the output of ``ibnetdiscover`` or ``iblinkinfo``."""
+ASTRA_NETWORK = re.compile(rb"^topology[ \t]{0,8}:[ \t]{0,8}\[", re.MULTILINE)
+"""A line that only ASTRA-sim's network.yml contains."""
+
+
+_VALUE = re.compile(r":(?=[a-z_]{1,40}(?:\.[a-z_]{1,40}){0,3}=)")
+"""The separator before a value that follows the name of a topology."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One file: its name for messages, and its document or, if it is an NCCL dump, its bytes."""
+
+    file: str
+    document: dict[str, Any]
+    dump: bytes | None = None
+
+
+def shipped_topologies() -> dict[str, str]:
+    """Names of the shipped topologies, each with its one-line description."""
+    return {
+        name: str(parse_toml(path.read_bytes(), path.name).get("description", ""))
+        for name, path in shipped_files("topologies").items()
+    }
+
+
+def split_values(name: str) -> tuple[str, str]:
+    """Split a topology into its name or path and the values that follow after colons, verbatim.
+
+    >>> split_values("dgx-h100:nodes=2:nic.bandwidth=100 Gbps"), split_values("C:/dump.xml")
+    (('dgx-h100', ':nodes=2:nic.bandwidth=100 Gbps'), ('C:/dump.xml', ''))
+    """
+    found = None if is_file(name) else _VALUE.search(name)
+    return (name, "") if found is None else (name[: found.start()], name[found.start() :])
+
+
+def _document(text: str) -> dict[str, Any]:
+    """Values after colons as a TOML document: a value that is not a number, boolean or list is text."""
+    document: dict[str, Any] = {}
+    for part in _VALUE.split(text)[1:]:
+        key, value = part.split("=", 1)
+        try:
+            read = parse_toml(f"value = {value}".encode())["value"]
+        except ConfigError:
+            read = value
+        *tables, last = key.split(".")
+        table = document
+        for each in tables:
+            table = table.setdefault(each, {})
+            if not isinstance(table, dict):
+                raise ConfigError(f"{each} in {text[:80]!r} has a value and values below it")
+        table[last] = read
+    return document
+
+
+def beside(folder: Path, name: str) -> str:
+    """The name of a topology for use by another process, with files in ``folder`` resolved first."""
+    base, values = split_values(name)
+    return str((folder / base).resolve()) + values if is_file(folder / base) else name
+
+
+def layers_of(name: str) -> list[Layer]:
+    """The layers of a topology by name or path: its bases, the most basic first, itself, and the values after its name."""
+    name, values = split_values(name)
+    path, file = _located(name, Path())
+    layers, chain = [_parsed(_read(path, file), file)], [path]
+    while (base := layers[0].document.pop("extends", None)) is not None:
+        try:
+            path, layer = _base(base, chain)
+        except ConfigError as error:
+            if error.file is not None:  # the error is in the base itself
+                raise
+            raise ConfigError(error.message, file=layers[0].file, path="$.extends") from None
+        layers, chain = [layer, *layers], [*chain, path]
+    if values:
+        own = {key: text for key, text in layers[-1].document.items() if key in {"name", "description"}}
+        layers.append(Layer(layers[-1].file, own | _document(values)))
+    return layers
+
+
+def content_of(name: str) -> bytes:
+    """The content of all files of a topology and of the values after its name, in a form that can be hashed."""
+    import msgspec  # small tables do not need it
+
+    layers = [(layer.document, layer.dump) for layer in layers_of(name)]
+    return msgspec.json.encode(layers, order="sorted", enc_hook=str)
+
+
+def _base(base: object, chain: list[Path]) -> tuple[Path, Layer]:
+    """The file that the last of a chain of files extends."""
+    expect(base, str, "expected the name of a topology, or the path of a file")
+    path, file = _located(str(base), chain[-1].parent)
+    try:
+        content = _read(path, file)
+    except ConfigError as error:
+        raise ConfigError(error.message) from None
+    if path.resolve() in [above.resolve() for above in chain]:
+        raise ConfigError(f"{base!r} leads back to {printable(str(file))}; a file cannot extend itself")
+    if len(chain) > MAX_BASES:
+        raise ConfigError(f"{base!r} would be base number {len(chain)}; expected at most {MAX_BASES}")
+    return path, _parsed(content, file)
+
+
+def _located(name: str, folder: Path) -> tuple[Path, str]:
+    """The file of a shipped topology, or the one at a path relative to a folder, and its name for messages."""
+    shipped = shipped_files("topologies")
+    if name in shipped:
+        return shipped[name], f"{name}.toml"
+    if name.endswith((".toml", ".xml", ".yml")) or "/" in name or "\\" in name or is_file(folder / name):
+        return folder / name, str(folder / name)
+    raise ConfigError(f"unknown topology {name!r}; {nearest(name, shipped)}; or give the path of a file")
+
+
+def _read(path: Path, file: str) -> bytes:
+    try:
+        with path.open("rb") as stream:
+            return stream.read(MAX_DUMP_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror or error}", file=file) from None
+    except ValueError as error:
+        raise ConfigError(f"not a path: {error}", file=repr(file)) from None
+
+
+def _parsed(content: bytes, file: str) -> Layer:
+    if (
+        file.endswith(".xml")
+        or content.lstrip()[:1] == b"<"
+        or _MATRIX.search(content[:4096])
+        or IB_LISTING.search(content[:MARKED])
+        or ASTRA_NETWORK.search(content[:MARKED])
+    ):
+        return Layer(file, {}, content)
+    if len(content) > MAX_FILE_BYTES:
+        raise ConfigError(f"larger than {MAX_FILE_BYTES} bytes; is this a topology file?", file=file)
+    try:
+        return Layer(file, parse_toml(content, file))
+    except ConfigError:
+        if file.endswith(".toml"):
+            raise
+        raise ConfigError(
+            "not a topology: expected TOML, an NCCL topology dump, the output of nvidia-smi topo -m, ibnetdiscover or iblinkinfo, GraphML, "
+            "a SimGrid platform, or a network.yml of ASTRA-sim",
+            file=file,
+        ) from None

@@ -1,0 +1,276 @@
+"""An InfiniBand fabric as a topology: its listed switches and cables, a GPU at each adapter, and subnet-manager routes.
+
+The listing does not describe the inside of nodes, so its rates are requested. Latencies are assumptions.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simcoll.arrays import Ints, Shorts
+from simcoll.core.immutable import by_constructor, freeze
+from simcoll.core.memory_limits import check_room
+from simcoll.errors import ConfigError
+from simcoll.files.reader_arguments import Content, content_of
+from simcoll.topology.graph import Topology
+from simcoll.topology.links import LinkTable, assemble
+from simcoll.topology.readers.ib_listing import Listing, parse_listing
+from simcoll.topology.readers.missing_rates import Rate, required_rates
+
+__all__ = ["FabricRouter", "parse_ib_fabric"]
+
+NVLINK_FS, PCIE_FS, CABLE_FS, HOP_FS = 350_000_000, 400_000_000, 500_000_000, 250_000_000
+"""One-way latencies: GPU to the switch of its node, GPU to adapter, adapter to switch, switch to switch."""
+UBPS_PER_MBPS = 125_000 * 10**6
+MAX_ADAPTERS = 1 << 14
+BLOCK = 1 << 16
+_INSIDE_SWITCHES = "Aggregation Node"
+"""Adapters with this name are parts of switches."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FabricRouter:
+    """Shortest paths between adapters.
+
+    If several ports qualify, the destination selects one, at each hop by another digit of its number.
+
+    So traffic to one destination takes one path from everywhere, and the destinations at one switch are spread evenly, as in the fat-tree
+    routing of a subnet manager (d-mod-k).
+
+    Attributes
+    ----------
+    host
+        Node of every rank.
+    inside
+        Links from every rank to the switch of its node and back, -1 for none: ``[n, 2]``.
+    ends
+        Links from every rank to its adapter and back: ``[n, 2]``.
+    adapter, number
+        Vertex of every rank's adapter, and the number that selects ports: its position at its switch, then the switch.
+    away
+        Hops from every vertex of the fabric to the adapter of every rank: ``[n, vertices]``.
+    out, head
+        Links out of every vertex of the fabric, padded with -1, and their destinations: ``[vertices, ports]``.
+    """
+
+    host: Ints
+    inside: Shorts
+    ends: Shorts
+    adapter: Ints
+    number: Ints
+    away: NDArray[np.int16]
+    out: Shorts
+    head: Ints
+
+    def __post_init__(self) -> None:
+        freeze(self)
+
+    __reduce__ = by_constructor
+
+    def links(self, src: Ints, dst: Ints) -> Shorts:
+        """See :class:`simcoll.topology.routing.Router`."""
+        most = int(self.away[dst, self.adapter[src]].max(initial=0))
+        found = np.full((src.size, most + 2), -1, np.int32)
+        for begin in range(0, src.size, BLOCK):
+            part = slice(begin, begin + BLOCK)
+            self._fill(found[part], src[part], dst[part])
+        return found
+
+    def _fill(self, found: Shorts, src: Ints, dst: Ints) -> None:
+        near = self.host[src] == self.host[dst]
+        local = np.flatnonzero(near & (src != dst))
+        found[local, 0], found[local, 1] = self.inside[src[local], 0], self.inside[dst[local], 1]
+        pairs = np.flatnonzero(~near)
+        found[pairs, 0] = self.ends[src[pairs], 0]
+        at, digit, column = self.adapter[src[pairs]], self.number[dst[pairs]], 1
+        goal = self.adapter[dst[pairs]]
+        while pairs.size:
+            here = np.flatnonzero(at == goal)
+            found[pairs[here], column] = self.ends[dst[pairs[here]], 1]
+            going = at != goal
+            pairs, at, goal, digit = pairs[going], at[going], goal[going], digit[going]
+            to = dst[pairs]
+            nearer = (self.out[at] >= 0) & (self.away[to[:, None], self.head[at]] == self.away[to, at][:, None] - 1)
+            count = nearer.sum(axis=1)
+            digit, choice = np.divmod(digit, np.maximum(count, 1))
+            port = (np.cumsum(nearer, axis=1) > choice[:, None]).argmax(axis=1)
+            found[pairs, column] = self.out[at, port]
+            at = self.head[at, port]
+            column += 1
+
+
+def parse_ib_fabric(
+    content: Content,
+    *,
+    file: str = "fabric",
+    nodes: int | None = None,
+    nvlink_bandwidth: Any = None,
+    pcie_bandwidth: Any = None,
+) -> Topology:
+    """Build a topology from the output of ``ibnetdiscover`` or ``iblinkinfo``: a rank for each adapter, node by node.
+
+    Adapters whose names differ only in the last word, such as ``node-1 mlx5_0`` and ``node-1 mlx5_1``, belong to one node.
+
+    Parameters
+    ----------
+    content, file
+        The text, and its name for messages.
+    nodes
+        Number of nodes that take part, in order of name; default: all.
+    nvlink_bandwidth, pcie_bandwidth
+        Rate between a GPU and the switch inside its node (if a node has several GPUs), and between a GPU and its adapter.
+
+    Raises
+    ------
+    ConfigError
+        For text that is not a listing, a missing rate, and a fabric that does not connect all adapters.
+    """
+    content = content_of(content, "parse_ib_fabric")
+    listing = parse_listing(content, file)
+    hosts = _hosts(listing)
+    if not hosts:
+        raise ConfigError("has no adapters with a cable", file=file)
+    if nodes is not None and not 1 <= nodes <= len(hosts):
+        raise ConfigError(f"nodes: {nodes}; the listing has {len(hosts)}", file=file)
+    hosts = dict(list(hosts.items())[:nodes])
+    adapters = [adapter for each in hosts.values() for adapter in each]
+    if len(adapters) > MAX_ADAPTERS:
+        raise ConfigError(f"{len(adapters):,} adapters; at most {MAX_ADAPTERS:,}, so take fewer nodes", file=file)
+    check_room(len(adapters) * len(listing.names) * 10, "the routes of the fabric", "fewer nodes need less")
+    several = any(len(each) > 1 for each in hosts.values())
+    inner = [
+        Rate("pcie.bandwidth", "links from GPUs to adapters", "64 GB/s", pcie_bandwidth),
+        Rate("nvlink.bandwidth", "links between GPUs of a node", "450 GB/s", nvlink_bandwidth),
+    ]
+    pcie, nvlink = (
+        required_rates("the listing", file, inner) if several else (*required_rates("the listing", file, inner[:1]), 0)
+    )
+    n, first = len(adapters), len(adapters)
+    names = [f"{host}.gpu{place}" for host, each in hosts.items() for place in range(len(each))]
+    names += _distinct(listing.names)
+    kinds = ["gpu"] * n + ["switch" if kind == "router" else kind for kind in listing.kinds]
+    links = LinkTable([])
+    rates: dict[tuple[int, int], int] = {}
+    for cable in listing.cables:  # cables between the same two vertices add up
+        pair = (cable.a, cable.b) if cable.a < cable.b else (cable.b, cable.a)
+        rates[pair] = rates.get(pair, 0) + cable.Mbps
+    for (a, b), rate in sorted(rates.items()):
+        latency = CABLE_FS if "nic" in {listing.kinds[a], listing.kinds[b]} else HOP_FS
+        links.add_pair(first + a, first + b, rate * UBPS_PER_MBPS, (latency, latency), "net")
+    cables = links.columns()[:2] - first
+    ends = [
+        links.add_pair(rank, first + adapter, pcie, (PCIE_FS, PCIE_FS), "pcie") for rank, adapter in enumerate(adapters)
+    ]
+    inside, host, rank = np.full((n, 2), -1, np.int32), np.zeros(n, np.int64), 0
+    for number, (name, each) in enumerate(hosts.items()):
+        if len(each) > 1:
+            names.append(f"{name}.nvswitch")
+            kinds.append("switch")
+        for _ in each:
+            if len(each) > 1:
+                inside[rank] = links.add_pair(rank, len(names) - 1, nvlink, (NVLINK_FS, NVLINK_FS), "nvlink")
+            host[rank], rank = number, rank + 1
+    router = _router(
+        np.array(adapters), len(listing.names), cables, host, inside, np.array(ends, np.int32), listing, file
+    )
+    made = assemble(
+        _title(file), names, kinds, np.arange(n), links.columns(), router, {"box": host} if len(hosts) > 1 else {}
+    )  # fmt: skip
+    return replace(
+        made,
+        description=f"InfiniBand fabric: {len(hosts)} nodes, {n} adapters, {listing.kinds.count('switch')} switches",
+        sources={
+            "$": "ibnetdiscover or iblinkinfo: switches, cables and their rates; inside of nodes as given; latencies unverified"
+        },
+    )
+
+
+def _title(file: str) -> str:
+    return file.replace("\\", "/").rpartition("/")[2].rpartition(".")[0] or "fabric"
+
+
+def _hosts(listing: Listing) -> dict[str, list[int]]:
+    """Connected adapters of every node; nodes and adapters in natural order of their names."""
+    wired = {end for cable in listing.cables for end in (cable.a, cable.b)}
+    adapters = [
+        number
+        for number, kind in enumerate(listing.kinds)
+        if kind == "nic" and number in wired and _INSIDE_SWITCHES not in listing.names[number]
+    ]
+    found: dict[str, list[int]] = {}
+    for number in sorted(adapters, key=lambda each: (_natural(listing.names[each]), each)):
+        host = listing.names[number].rpartition(" ")[0] or listing.names[number]
+        found.setdefault(host, []).append(number)
+    return dict(sorted(found.items(), key=lambda each: _natural(each[0])))
+
+
+def _natural(name: str) -> tuple[tuple[bool, int, str], ...]:
+    """Sort key that puts node-2 before node-10."""
+    parts = re.split(r"([0-9]{1,18})", name)
+    return tuple((part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in parts)
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """Distinct names of vertices: repeated names get their number."""
+    often = {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set()
+    return [f"{name} #{number}" if name in often else name for number, name in enumerate(names)]
+
+
+def _router(
+    adapters: Ints,
+    vertices: int,
+    cables: Ints,
+    host: Ints,
+    inside: Shorts,
+    ends: Shorts,
+    listing: Listing,
+    file: str,
+) -> FabricRouter:
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import shortest_path
+
+    tail, head = cables
+    # Adapters do not forward: paths into an adapter end there.
+    through = np.array([kind != "nic" for kind in listing.kinds])
+    graph = csr_array((np.ones(len(tail)), (tail, head)), shape=(vertices, vertices))
+    back = graph.T.tocsr()
+    kept = through[np.repeat(np.arange(vertices), np.diff(back.indptr))]
+    away = np.empty((len(adapters), vertices))
+    for number, adapter in enumerate(adapters.tolist()):  # backwards from each adapter, over switches only
+        own = kept.copy()
+        own[back.indptr[adapter] : back.indptr[adapter + 1]] = True
+        ways = csr_array((own.astype(float), back.indices.copy(), back.indptr.copy()), shape=back.shape)
+        ways.eliminate_zeros()  # they would be paths of length zero
+        away[number] = shortest_path(ways, unweighted=True, indices=adapter)
+    lost = np.argwhere(~np.isfinite(away[:, adapters]))
+    if len(lost):
+        a, b = (listing.names[adapters[each]] for each in lost[0])
+        raise ConfigError(f"no way from {b!r} to {a!r}", file=file)
+    away[~np.isfinite(away)] = 2**14
+    degree = np.bincount(tail, minlength=vertices)
+    out = np.full((vertices, int(degree.max())), -1, np.int32)
+    heads = np.zeros_like(out, dtype=np.int64)
+    order = np.argsort(tail, kind="stable")
+    place = np.arange(len(order)) - np.repeat(np.cumsum(degree) - degree, degree)
+    out[tail[order], place], heads[tail[order], place] = order, head[order]
+    chosen_by = _numbers(heads[adapters, 0])
+    return FabricRouter(host, inside, ends, adapters, chosen_by, away.astype(np.int16), out, heads)
+
+
+def _numbers(leaf: Ints) -> Ints:
+    """The position of every adapter at its switch plus, in multiples of a power of two, the position of the switch.
+
+    >>> _numbers(np.array([9, 8, 9, 8, 9])).tolist()
+    [0, 4, 1, 5, 2]
+    """
+    _, which = np.unique(leaf, return_inverse=True)
+    first: dict[int, int] = {}
+    switch = np.array([first.setdefault(each, len(first)) for each in which.tolist()])
+    place = np.array([int((which[:rank] == each).sum()) for rank, each in enumerate(which)])
+    found: Ints = place + switch * (1 << int(place.max()).bit_length())
+    return found

@@ -1,0 +1,229 @@
+"""Reader of ``nvidia-smi topo -m``: the proximity of the GPUs and NICs of a node.
+
+The matrix states the number of NVLinks between two GPUs and the connection of other pairs, but no rates, which must be given.
+Latencies are assumptions, those of NCCL dumps.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+from simcoll.errors import ConfigError
+from simcoll.files.reader_arguments import Content, content_of
+from simcoll.topology.cluster import Box, Tier, cluster
+from simcoll.topology.graph import Topology
+from simcoll.topology.links import LinkTable
+from simcoll.topology.readers.missing_rates import Rate, required_rates
+from simcoll.topology.values import halves_fs
+
+__all__ = ["parse_smi_matrix"]
+
+MAX_BYTES = 2**18
+MAX_DEVICES = 128
+NVLINKS = 18
+"""Most NVLinks of a GPU: a larger total over its peers indicates switches."""
+NEARNESS = ("PIX", "PXB", "PHB", "NODE", "SYS")
+NVLINK_FS, PCIE_FS, CPU_FS, NET_FS = 700_000_000, 400_000_000, 500_000_000, 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Matrix:
+    """Device names, GPUs first, and the word for each pair."""
+
+    gpus: int
+    words: list[list[str]]
+    numa: list[str]  # of each GPU; empty if not given
+
+
+def parse_smi_matrix(
+    content: Content,
+    *,
+    file: str = "matrix",
+    nodes: int = 1,
+    nvlink_bandwidth: Any = None,
+    pcie_bandwidth: Any = None,
+    nic_bandwidth: Any = None,
+    cpu_bandwidth: Any = None,
+) -> Topology:
+    """Build a topology from the output of ``nvidia-smi topo -m``.
+
+    Parameters
+    ----------
+    content, file
+        The output, and its name for messages.
+    nodes
+        Copies of the node, joined by a non-blocking network for each rail.
+    nvlink_bandwidth, pcie_bandwidth, nic_bandwidth, cpu_bandwidth
+        Rate of one NVLink, of a PCIe slot, of a NIC and between two sockets, in each direction. Each is required only if needed.
+
+    Raises
+    ------
+    ConfigError
+        For text that is not such a matrix, with the line; for a required rate that is missing.
+    """
+    content = content_of(content, "parse_smi_matrix")
+    matrix = _parse(content, file)
+
+    n, total, sockets = matrix.gpus, len(matrix.words), _sockets(matrix)
+    counts = [[int(word[2:]) if word.startswith("NV") else 0 for word in row[:n]] for row in matrix.words[:n]]
+    known = [
+        (any(map(any, counts)), Rate("nvlink.bandwidth", "NVLinks", "25 GB/s", nvlink_bandwidth)),
+        (n > 1 or total > n, Rate("pcie.bandwidth", "PCIe slots", "32 GB/s", pcie_bandwidth)),
+        (total > n, Rate("nic.bandwidth", "NICs", "50 GB/s", nic_bandwidth)),
+        (len(set(sockets)) > 1, Rate("cpu.bandwidth", "links between sockets", "20 GB/s", cpu_bandwidth)),
+    ]  # fmt: skip
+    rates = iter(required_rates("the matrix", file, [rate for needed, rate in known if needed]))
+    nvlink, pcie, port, between = (next(rates) if needed else 0 for needed, _ in known)
+    names, kinds = [f"gpu{gpu}" for gpu in range(n)], ["gpu"] * n
+    links = LinkTable([])
+    _nvlinks(counts, names, kinds, links, nvlink)
+    switches = _groups(total, [(a, b) for a in range(total) for b in range(a) if matrix.words[a][b] in {"PIX", "PXB"}])
+    cpu_of: dict[int, int] = {}
+    for socket in sorted(set(sockets)):
+        cpu_of[socket] = len(names)
+        names.append(f"cpu{socket}")
+        kinds.append("cpu")
+    parents: list[int] = []
+    switch_of: dict[int, int] = {}
+    for device in range(total):
+        alike = [other for other in range(total) if switches[other] == switches[device]]
+        if len(alike) > 1 and switches[device] not in switch_of:
+            switch_of[switches[device]] = len(names)
+            links.add_pair(len(names), cpu_of[sockets[device]], pcie, (PCIE_FS, PCIE_FS), "pcie")
+            names.append(f"pcie{len(switch_of) - 1}")
+            kinds.append("pcie")
+        parents.append(switch_of.get(switches[device], cpu_of[sockets[device]]))
+    for gpu in range(n if pcie else 0):
+        links.add_pair(gpu, parents[gpu], pcie, (PCIE_FS, PCIE_FS), "pcie")
+    if len(cpu_of) > 1:
+        ends = sorted(cpu_of.values())
+        for a in ends:
+            for b in ends[: ends.index(a)]:
+                links.add_pair(a, b, between, (CPU_FS, CPU_FS), "cpu")
+    nics = []
+    for device in range(n, total):
+        nics.append(len(names))
+        links.add_pair(len(names), parents[device], pcie, (PCIE_FS, PCIE_FS), "pcie")
+        names.append(f"nic{device - n}")
+        kinds.append("nic")
+    nearest = [_nearest(matrix, gpu) for gpu in range(n)] if nics else [0] * n
+    box = Box(
+        names=tuple(names), kinds=tuple(kinds), links=links, gpus=tuple(range(n)), nics=tuple(nics),
+        nic_capacity=(port,) * len(nics), nic_of_gpu=tuple(nearest if nics else ()),
+    )  # fmt: skip
+    title = file.replace("\\", "/").rpartition("/")[2].rpartition(".")[0] or "matrix"
+    made = cluster(title, box, nodes, (Tier("leaf", rail_only=True, latency=NET_FS), Tier("spine")))
+    return replace(
+        made,
+        description=f"nvidia-smi topo -m: {n} GPUs, {len(nics)} NICs",
+        sources={"$": "nvidia-smi topo -m: what joins what; rates as given; latencies unverified"},
+    )
+
+
+def _parse(content: bytes, file: str) -> _Matrix:
+    """The matrix, from raw output or a copied page."""
+
+    def refuse(message: str, line: int | None = None) -> NoReturn:
+        raise ConfigError(message, file=file, path=None if line is None else f"line {line}")
+
+    if len(content) > MAX_BYTES:
+        refuse(f"larger than {MAX_BYTES >> 10} KiB")
+    text = re.sub(r"\x1b\[[0-9;]*m", "", content.decode("utf-8", "replace"))
+    lines = text.split("\n")
+    start = next((i for i, line in enumerate(lines) if line.split()[:1] == ["GPU0"] and " X " not in f" {line} "), None)
+    if start is None:
+        refuse("no header line that begins with GPU0; is this the output of nvidia-smi topo -m?")
+    titles = re.split(r"\s+", lines[start].strip())
+    devices = [title for title in titles if re.fullmatch(r"GPU[0-9]{1,3}|NIC[0-9]{1,3}|mlx[0-9a-z_]{1,12}", title)]
+    gpus = sum(device.startswith("GPU") for device in devices)
+    if not 1 <= len(devices) <= MAX_DEVICES or devices[:gpus] != [f"GPU{gpu}" for gpu in range(gpus)]:
+        refuse(
+            f"expected column headers GPU0, GPU1, ... and NICs after them, at most {MAX_DEVICES}; got {' '.join(devices)[:80]}",
+            start + 1,
+        )
+    words: dict[str, list[str]] = {}
+    rest: dict[str, list[str]] = {}
+    for number, line in enumerate(lines[start + 1 :], start + 2):
+        cells = line.split()
+        if not cells or cells[0] not in devices:
+            continue
+        if len(cells) < len(devices) + 1:
+            refuse(f"{len(cells) - 1} cells; expected one for each of {len(devices)} devices", number)
+        for cell in cells[1 : len(devices) + 1]:
+            if cell not in {"X", *NEARNESS} and not re.fullmatch(r"NV[0-9]{1,3}", cell):
+                refuse(
+                    f"unknown word {cell[:20]!r}; expected X, NV and a number, or one of {', '.join(NEARNESS)}", number
+                )
+        if cells[0] in words:
+            refuse(f"two rows of {cells[0]}", number)
+        words[cells[0]], rest[cells[0]] = cells[1 : len(devices) + 1], cells[len(devices) + 1 :]
+    missing = [device for device in devices if device not in words]
+    if missing:
+        refuse(f"no row of {missing[0]}")
+    rows = [words[device] for device in devices]
+    for a in range(len(rows)):
+        for b in range(len(rows)):
+            if (rows[a][b] == "X") != (a == b) or rows[a][b] != rows[b][a]:
+                refuse(
+                    f"{devices[a]} to {devices[b]} is {rows[a][b]}, and back {rows[b][a]}; expected the same, X for a device itself"
+                )
+    numa = [rest[f"GPU{gpu}"][1] if len(rest[f"GPU{gpu}"]) > 1 else "" for gpu in range(gpus)]
+    return _Matrix(gpus, rows, numa)
+
+
+def _groups(count: int, pairs: list[tuple[int, int]]) -> list[int]:
+    """Group of each of ``count`` items, given pairs that belong together; numbered by first member."""
+    group = list(range(count))
+    for a, b in pairs:
+        low, high = sorted((group[a], group[b]))
+        group = [low if each == high else each for each in group]
+    return group
+
+
+def _sockets(matrix: _Matrix) -> list[int]:
+    """Socket of each device: devices not separated by the word SYS, and GPUs with one NUMA node, share a socket."""
+    total, n = len(matrix.words), matrix.gpus
+    near = [(a, b) for a in range(total) for b in range(a) if matrix.words[a][b] in NEARNESS[:-1]]
+    near += [(a, b) for a in range(n) for b in range(a) if matrix.numa[a] and matrix.numa[a] == matrix.numa[b]]
+    group = _groups(total, near)
+    apart = (
+        any(word == "SYS" for row in matrix.words for word in row) or len({numa for numa in matrix.numa if numa}) > 1
+    )
+    if not apart:
+        group = [0] * total
+    order = sorted(set(group))
+    return [order.index(each) for each in group]
+
+
+def _nvlinks(count: list[list[int]], names: list[str], kinds: list[str], links: LinkTable, one: int) -> None:
+    """Add NVLinks between GPUs, or to a switch if a GPU's links to all peers exceed its own; ``one`` is the rate of one."""
+    n = len(count)
+    if not any(map(any, count)):
+        return
+    if max(map(sum, count)) <= NVLINKS:
+        for a in range(n):
+            for b in range(a):
+                if count[a][b]:
+                    links.add_pair(a, b, one * count[a][b], (NVLINK_FS, NVLINK_FS), "nvlink")
+        return
+    switch = len(names)
+    names.append("nvswitch")
+    kinds.append("switch")
+    for gpu in range(n):
+        if any(count[gpu]):
+            links.add_pair(gpu, switch, one * max(count[gpu]), halves_fs(NVLINK_FS), "nvlink")
+
+
+def _nearest(matrix: _Matrix, gpu: int) -> int:
+    """The NIC that a GPU uses: the nearest NICs are divided among the GPUs that share them."""
+    n, total = matrix.gpus, len(matrix.words)
+
+    def near(each: int) -> tuple[int, ...]:
+        distance = [NEARNESS.index(matrix.words[each][nic]) for nic in range(n, total)]
+        return tuple(nic for nic, far in enumerate(distance) if far == min(distance))
+
+    mine = near(gpu)
+    sharing = [other for other in range(n) if near(other) == mine]
+    return mine[sharing.index(gpu) * len(mine) // len(sharing) % len(mine)]

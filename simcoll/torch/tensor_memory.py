@@ -1,0 +1,48 @@
+"""Memory accounting of a rank's tensors, by the storages that operators create."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from simcoll.arrays import Array
+from simcoll.distributed.runtime.rank_memory import Memory
+
+__all__ = ["TensorMemory", "resizing"]
+
+
+class TensorMemory(Memory):
+    """Bytes of the storages that a rank's operators have created. Fake tensors count as if they were real."""
+
+    __slots__ = ()
+
+    def given(self, arrays: Iterable[Array]) -> None:
+        """Do nothing: tensors are counted when they are created, not when they are passed to calls."""
+
+    def note(self, result: Any) -> None:
+        """Count storages that an operator has created or resized."""
+        for each in (result,) if isinstance(result, torch.Tensor) else tree_leaves(result):
+            if isinstance(each, torch.Tensor) and each.layout is torch.strided:
+                storage = each.untyped_storage()
+                self.hold(storage._cdata, storage, storage.nbytes())
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Update the size of a known storage."""
+        if self.knows(storage._cdata):
+            self.hold(storage._cdata, storage, storage.nbytes())
+
+
+def resizing(standard: Callable[..., Any], current: Callable[[], TensorMemory | None]) -> Callable[..., Any]:
+    """``UntypedStorage.resize_``, by which FSDP frees gathered parameters without an operator."""
+
+    def resize(storage: torch.UntypedStorage, size: int) -> Any:
+        result = standard(storage, size)
+        memory = current()
+        if memory is not None:
+            memory.resized(storage)
+        return result
+
+    return resize

@@ -1,0 +1,209 @@
+"""Start PyTorch programs on the emulator."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from simcoll import distributed as ours
+from simcoll.core.protocol import Protocol
+from simcoll.distributed.runtime.device import Device
+from simcoll.distributed.runtime.tasks import wait_until
+from simcoll.distributed.runtime.world import current_rank
+from simcoll.distributed.start.spawning import RunResult
+from simcoll.emulator.events import Event, Policy
+from simcoll.libraries.choices import Choice
+from simcoll.topology import Topology
+from simcoll.torch.compute_time import Watched, modules_watched, watched_program
+from simcoll.torch.own_modules import OwnModules
+from simcoll.torch.rank_threads import RankThread, current_thread
+from simcoll.torch.roofline import Costs, read_costs
+from simcoll.torch.thread_waits import end_threads
+from simcoll.torch.torch_state import prepared
+from simcoll.training.gpu import shipped_gpus
+
+__all__ = ["compute", "emulated_time", "spawn"]
+
+
+def spawn(
+    program: Callable[..., Any],
+    nprocs: int,
+    args: Sequence[Any] = (),
+    *,
+    topology: str | Path | Topology | None = None,
+    protocol: str | Protocol = "ideal",
+    algorithm: Choice = None,
+    library: str | None = None,
+    debug: bool = True,
+    alike: str | Sequence[Sequence[int]] | None = None,
+    trace: str | Path | bool = False,
+    record: str | Path | bool = False,
+    compute: str | Path = "none",
+    gpu: str | Path | None = None,
+    own_modules: bool | Sequence[str] | OwnModules = False,
+    cuda_is_cpu: bool = False,
+    events: Sequence[Event | str] = (),
+    policy: Policy | str = "stall",
+    kwargs: Mapping[str, Any] | None = None,
+) -> RunResult:
+    """Run ``program(rank, world_size, *args)``, a PyTorch program, on every rank, under one simulated clock.
+
+    All ranks run in this process, each in its own thread, one at a time, in an order that depends only on the program. Each
+    has its own random number generator (a copy of the caller's), ``RANK`` and ``LOCAL_RANK``. The program calls
+    ``torch.distributed.init_process_group("simcoll")`` and continues as on any cluster. By default only :func:`compute` and
+    communication take simulated time. Under ``FakeTensorMode`` tensors need no memory, and collectives take the same time.
+
+    Parameters
+    ----------
+    program
+        A function. Objects that it captures, such as a model, are shared by all ranks.
+    nprocs, args, kwargs, topology, protocol, algorithm, library, debug, alike, trace, record, events, policy
+        As for :func:`simcoll.distributed.spawn`.
+    compute
+        Time model of PyTorch's operators. ``"none"``: they take no time. ``"roofline"``: floating-point operations over the GPU's
+        measured rate or bytes over its memory bandwidth, whichever is longer. Or a TOML file with times of operators and modules.
+        Operators on fake tensors are then enqueued on streams, as on a GPU; with real tensors, the rank waits for every operator.
+    gpu
+        A shipped GPU such as ``"h100"``, or a file.
+    own_modules
+        Packages that each rank imports separately, for modules with per-process state; True: every pure-Python package that is
+        loaded during the run. See :mod:`simcoll.torch.own_modules`.
+    cuda_is_cpu
+        Show the program the GPUs of its node, whose tensors are on the CPU. See :mod:`simcoll.torch.devices`.
+
+    Returns
+    -------
+    RunResult
+        With ``time``, ``returns``, ``records``, ``trace_hash`` and ``peak_bytes``.
+
+    Raises
+    ------
+    RuntimeError
+        While another run is active in this process.
+    ConfigError
+        For a topology, protocol or algorithm that does not exist or is too small.
+    Exception
+        The error of the first rank that failed; a note says which.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import torch.distributed as dist
+    >>> import simcoll.torch
+    >>> def program(rank, world_size):
+    ...     dist.init_process_group("simcoll")
+    ...     x = torch.arange(2.0) + rank
+    ...     dist.all_reduce(x)
+    ...     return x.tolist()
+    >>> result = simcoll.torch.spawn(program, nprocs=4)
+    >>> result.returns[3], result.time
+    ([6.0, 10.0], 2.00032e-06)
+    """
+    costs, filters = read_costs(compute, gpu), warnings.filters
+    if isinstance(own_modules, OwnModules) or own_modules is False:
+        modules = own_modules or None
+    else:
+        modules = OwnModules(None if own_modules is True else own_modules)
+    with prepared(modules, cuda=_gpu_name(gpu, topology) if cuda_is_cpu else None) as ranks:
+
+        def body(rank: int, world_size: int) -> Any:
+            thread = ranks.start(rank, _environment(rank, world_size))
+            job = functools.partial(program, rank, world_size, *args, **(kwargs or {}))
+            try:
+                value = _watched(thread, job, costs)
+            except Exception:
+                end_threads(thread.process, failed=True)
+                raise
+            end_threads(thread.process, failed=False)
+            warnings.filters = filters  # findings are warnings of the run, not of a rank
+            return value
+
+        watching = contextlib.nullcontext() if costs is None or not costs.modules else modules_watched()
+        with watching:
+            return ours.spawn(
+                body,
+                nprocs,
+                topology=topology,
+                protocol=protocol,
+                algorithm=algorithm,
+                library=library,
+                init=False,
+                debug=debug,
+                alike=alike,
+                trace=trace,
+                record=record,
+                events=events,
+                policy=policy,
+            )
+
+
+def _gpu_name(gpu: str | Path | None, topology: str | Path | Topology | None) -> str:
+    """The GPU that a program sees: the one given, else the one in the topology's name, else an H100."""
+    if gpu is not None:
+        return str(gpu)
+    name = str(getattr(topology, "name", topology))
+    return next((each for each in shipped_gpus() if each.partition("-")[0] in name), "h100")
+
+
+def _watched(thread: RankThread, job: Callable[[], Any], costs: Costs | None) -> Any:
+    """Run a program with its operators intercepted, and wait until its streams are idle."""
+    process, me = thread.process, current_rank()
+    process.device = device = None if costs is None else Device(me)
+    process.watched = Watched(device, costs)
+    me.memory = process.watched.memory
+    value = thread.serve(functools.partial(watched_program, job, process.watched))
+    if costs is None or device is None:
+        return value
+    wait_until(device.tail())
+    for name, count in costs.unknown.items():
+        me.world.history.findings.append(f"operator {name} has no rule: its {count} calls were timed by their bytes")
+    costs.unknown.clear()
+    return value
+
+
+def _environment(rank: int, world_size: int) -> dict[str, str]:
+    """The variables that torchrun would set for a rank, with each node of the topology as a machine."""
+    box = current_rank().world.plans.topology.groups.get("box")
+    mates = [other for other in range(world_size) if box is None or box[other] == box[rank]]
+    variables = {
+        "RANK": rank,
+        "WORLD_SIZE": world_size,
+        "LOCAL_RANK": mates.index(rank),
+        "LOCAL_WORLD_SIZE": len(mates),
+        "GROUP_RANK": 0
+        if box is None
+        else sorted({int(box[other]) for other in range(world_size)}).index(int(box[rank])),
+        "GROUP_WORLD_SIZE": 1 if box is None else len({int(box[other]) for other in range(world_size)}),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": world_size,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": 29500,
+        "TORCHELASTIC_RUN_ID": "simcoll",
+        "TORCHELASTIC_RESTART_COUNT": 0,
+        "TORCHELASTIC_MAX_RESTARTS": 0,
+    }
+    return {name: str(value) for name, value in variables.items()}
+
+
+def compute(seconds: float | str, name: str = "compute") -> None:
+    """Model computation on this rank: a number of seconds, or text such as ``"20 us"``; ``name`` is for the timeline.
+
+    Raises
+    ------
+    ConfigError
+        For a time that is negative or not finite.
+    RuntimeError
+        Outside rank programs.
+    """
+    current_thread().call(ours.compute, seconds, name)
+
+
+def emulated_time() -> float:
+    """Seconds on the simulated clock."""
+    time: float = current_thread().call(ours.emulated_time)
+    return time

@@ -1,0 +1,155 @@
+"""Computation of a stage's chunk in each kind of pass, and its synchronised parameters."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from simcoll.training.layers import ELEMENT, Ends, Layer, Pass, ends_of, in_fs, layer_of
+from simcoll.training.memory import layer_parameters, stage_parameters
+from simcoll.training.parallel import layers_of_chunks
+from simcoll.workload.workload import Inside
+
+if TYPE_CHECKING:
+    from simcoll.training.design import Design
+
+__all__ = ["Costs", "Work", "merged"]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The computation of some layers in one direction, not yet placed in a workload.
+
+    Attributes
+    ----------
+    time_fs, flops, inside, pieces, least_fs
+        As in :class:`~simcoll.workload.workload.Compute`.
+    """
+
+    time_fs: int
+    flops: float
+    inside: tuple[Inside, ...]
+    pieces: int
+    least_fs: int
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Costs of all chunks of a design, memoised."""
+
+    design: Design
+
+    @cached_property
+    def chunks(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """Layers by stage and chunk."""
+        return layers_of_chunks(self.design.model, self.design.parallel)
+
+    @cached_property
+    def _layers(self) -> dict[bool, Layer]:
+        kinds = {self.design.model.is_moe(layer) for layer in range(self.design.model.layers)}
+        return {moe: layer_of(self.design, moe=moe) for moe in sorted(kinds)}
+
+    @cached_property
+    def _ends(self) -> Ends:
+        return ends_of(self.design)
+
+    @cached_property
+    def parameters(self) -> list[tuple[int, int]]:
+        """Parameters on one GPU of each stage: dense ones and experts'."""
+        return [stage_parameters(self.design, stage) for stage in range(self.design.parallel.pp)]
+
+    def layer_parameters(self, layer: int) -> tuple[int, int]:
+        """Parameters of a layer on one GPU: dense ones and experts'."""
+        return layer_parameters(self.design.model, self.design.parallel, moe=self.design.model.is_moe(layer))
+
+    def is_first(self, stage: int, chunk: int) -> bool:
+        """Whether the chunk has the embedding."""
+        return stage == 0 and chunk == 0
+
+    def is_last(self, stage: int, chunk: int) -> bool:
+        """Whether the chunk has the output head."""
+        return stage == self.design.parallel.pp - 1 and chunk == self.design.parallel.virtual - 1
+
+    @cached_property
+    def turn(self) -> Callable[..., Work]:
+        """A turn of a chunk, or of some of its layers: ``"F"``, ``"B"``, ``"W"``, or ``"BW"`` for both backward parts."""
+        return cache(self._turn)
+
+    def _turn(self, kind: str, stage: int, chunk: int, layers: tuple[int, ...] | None = None) -> Work:
+        which = self.chunks[stage][chunk] if layers is None else layers
+        whole = self.chunks[stage][chunk]
+        passes = [part for layer in which for part in self._of_layer(kind, layer)]
+        first = self.is_first(stage, chunk) and (not whole or whole[0] in which)
+        last = self.is_last(stage, chunk) and (not whole or whole[-1] in which)
+        for here, (forward, backward) in ((first, self._ends.embedding), (last, self._ends.head)):
+            if here and kind != "W":
+                passes.append(forward if kind == "F" else backward)
+        if kind in {"F", "B", "BW"} and not (self.is_first if kind == "F" else self.is_last)(stage, chunk):
+            passes += self._arrival(which == whole[:1] if kind == "F" else which == whole[-1:], whole=which == whole)
+        inside = merged([inner for part in passes for inner in part.inside])
+        return Work(
+            in_fs(sum(part.seconds for part in passes)),
+            sum(part.flops for part in passes),
+            inside,
+            max(1, len(which)),
+            in_fs(self._launches(kind) * sum(self._host_us(layer) for layer in which) * 1e-6),
+        )
+
+    def _arrival(self, at_end: bool, *, whole: bool) -> list[Pass]:
+        """Gather activations that arrive in pieces from another stage, before the first layer that uses them."""
+        design, parallel = self.design, self.design.parallel
+        if not parallel.scatter_gather or parallel.sequence_parallel or parallel.tp == 1 or not (at_end or whole):
+            return []
+        size = ELEMENT * parallel.micro_batch * (design.sequence // parallel.cp) * design.model.hidden
+        return [Pass(0.0, 0.0, (Inside("all_gather", "tp", size),))]
+
+    def _of_layer(self, kind: str, number: int) -> tuple[Pass, ...]:
+        layer = self._layers[self.design.model.is_moe(number)]
+        return {
+            "F": (layer.forward,),
+            "B": (layer.again, layer.to_input),
+            "W": (layer.to_weights,),
+            "BW": (layer.again, layer.to_input, layer.to_weights),
+        }[kind]
+
+    def _host_us(self, layer: int) -> float:
+        """Host time to launch the kernels of a layer's forward pass, without CUDA graphs."""
+        design, host = self.design, self.design.calibration
+        if design.parallel.graphs == "step":
+            return 0.0
+        usual = host.host_layer_us + (host.host_tp_us if design.parallel.tp > 1 else 0.0)
+        experts = design.model.experts // design.parallel.ep if design.model.is_moe(layer) else 0
+        return (0.0 if design.parallel.graphs == "layer" else usual) + host.host_expert_us * experts
+
+    def _launches(self, kind: str) -> int:
+        """Kernel launches relative to a forward pass: a backward pass has two products for each one."""
+        again = 1 if self.design.parallel.recompute in {"operators", "full"} else 0
+        return {"F": 1, "B": 1 + again, "W": 1, "BW": 2 + again}[kind]
+
+    def flops(self) -> tuple[float, float]:
+        """FLOPs of a step on all GPUs: those that the model needs, and those performed with recomputation."""
+        design = self.design
+        each = design.micro_batches * design.mesh.nranks / design.parallel.pp
+        needed = done = 0.0
+        for layer in range(design.model.layers):
+            of = self._layers[design.model.is_moe(layer)]
+            core = of.forward.flops - of.to_weights.flops  # attention: its backward pass has twice the products
+            if design.parallel.attention == "plain":
+                core /= 2  # what a causal model needs
+            needed += 3 * (of.to_weights.flops + core)
+            done += of.forward.flops + of.to_input.flops + of.to_weights.flops + of.again.flops
+        head = sum(part.flops for part in self._ends.head)
+        return each * (needed + head), each * (done + head)
+
+
+def merged(inside: Sequence[Inside]) -> tuple[Inside, ...]:
+    """Merge equal collectives into entries with counts."""
+    counts: Counter[Inside] = Counter()
+    for inner in inside:
+        counts[replace(inner, count=1)] += inner.count
+    return tuple(replace(one, count=count) for one, count in counts.items())

@@ -1,0 +1,369 @@
+"""Designs: one model, one cluster and one parallelisation, read from a TOML file."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from simcoll.errors import ConfigError, blamed_on, nearest, shown
+from simcoll.files.paths import is_file
+from simcoll.files.reader_arguments import FilePath, path_of
+from simcoll.files.strict import convert_table, read_file
+from simcoll.files.text import parse_toml
+from simcoll.libraries.calibration import Calibration as NetworkCalibration
+from simcoll.libraries.calibration import load_calibration as load_network
+from simcoll.libraries.prediction_cache import topology_digest
+from simcoll.topology import Topology, load_topology
+from simcoll.topology.file_layers import beside
+from simcoll.training.gpu import Gpu, load_gpu, shipped_gpus
+from simcoll.training.hugging_face import model_from_hf
+from simcoll.training.measured_kernels import Measured, load_measured
+from simcoll.training.parallel import Parallel, layers_of_chunks
+from simcoll.training.step_calibration import UNCALIBRATED, Calibration, load_calibration, shipped_calibration
+from simcoll.training.transformer import Model, shipped_model
+from simcoll.units import parse_size
+from simcoll.workload.mesh import Mesh, mesh_of
+
+__all__ = ["PLANNING_TABLES", "Cluster", "Design", "design_from", "load_cluster", "load_design"]
+
+MAX_FILE_BYTES = 2**20
+PLANNING_TABLES = ("variants", "objective", "cost", "failures")
+"""Tables of a design file that ask for more than one step."""
+
+
+class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """``[topology]``: the machine of a design.
+
+    Attributes
+    ----------
+    name, nodes
+        A shipped topology or a file, and its number of nodes.
+    gpus
+        Number of GPUs to use, from the first on.
+    set
+        Overrides of the topology file, by path: ``{"network.oversubscription" = 2}``.
+    degraded
+        Remaining share of capacity, by link.
+    slow
+        Slow-down factors of computation, by rank: ``{"37" = 1.1}``.
+    calibration
+        A file that ``simcoll calibrate`` wrote from logs of NCCL on this machine.
+    """
+
+    name: str
+    nodes: int | None = None
+    gpus: int | None = None
+    set: dict[str, Any] = {}
+    degraded: dict[str, str | int | float] = {}
+    slow: dict[str, float] = {}
+    calibration: str = ""
+
+
+class _GpuTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    name: str = ""
+    calibration: str = ""
+    measured: str = ""
+
+
+class _Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    memory: str = ""
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    title: str = ""
+    model: dict[str, Any]
+    topology: Cluster
+    gpu: _GpuTable = _GpuTable()
+    parallel: Parallel = Parallel()
+    limits: _Limits = _Limits()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Design:
+    """A training step to be timed.
+
+    Attributes
+    ----------
+    title
+        For tables and pictures.
+    model, sequence, global_batch, dtype
+        The model, tokens per sequence, sequences per step, and the dtype of matrix products.
+    gpu, calibration
+        The GPU and its calibration.
+    cluster, topology
+        The ``[topology]`` table, and the loaded topology.
+    parallel, mesh
+        The parallelisation, and the mesh of ranks.
+    memory_limit
+        Usable bytes of a GPU.
+    measured
+        Measured times of operators, which replace the roofline.
+    network
+        The calibration of collectives.
+    """
+
+    title: str
+    model: Model
+    sequence: int
+    global_batch: int
+    dtype: str
+    gpu: Gpu
+    calibration: Calibration
+    cluster: Cluster
+    topology: Topology
+    parallel: Parallel
+    mesh: Mesh
+    memory_limit: int
+    measured: Measured | None = None
+    network: NetworkCalibration | None = None
+
+    @property
+    def micro_batches(self) -> int:
+        """Number of micro-batches per pipeline and step."""
+        return self.global_batch // (self.mesh.size("dp") * self.parallel.micro_batch)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step."""
+        return self.global_batch * self.sequence
+
+    @property
+    def slow(self) -> dict[int, float]:
+        """Slow ranks, with their factors."""
+        return {int(rank): factor for rank, factor in self.cluster.slow.items()}
+
+    @property
+    def calibrations(self) -> str:
+        """The state of the calibration, and the hash of that of collectives if there is one."""
+        return self.calibration.state + (f"; collectives: calibration {self.network.hash}" if self.network else "")
+
+    @property
+    def hash(self) -> str:
+        """Hash of everything that determines the result."""
+        parts: tuple[object, ...] = (
+            self.model, self.sequence, self.global_batch, self.dtype, sorted(self.gpu.values.items()), self.calibration.hash,
+            topology_digest(self.topology), sorted(self.cluster.slow.items()), self.parallel, self.mesh.axes, self.memory_limit,
+        )  # fmt: skip
+        if self.measured is not None:
+            parts = (*parts, sorted(self.measured.times.items()))
+        if self.network is not None:
+            parts = (*parts, self.network.hash)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def load_design(path: FilePath) -> Design:
+    """Load a design; its paths are relative to the file. Tables of plan files are ignored.
+
+    Raises
+    ------
+    ConfigError
+        With the file, the place in it, and the nearest valid choice.
+    """
+    path = path_of(path, "load_design")
+    return design_from(parse_toml(read_file(path, MAX_FILE_BYTES), path), file=path)
+
+
+def design_from(document: Mapping[str, Any], *, file: str = "design") -> Design:
+    """Make a design from the tables of its file.
+
+    Raises
+    ------
+    ConfigError
+        As :func:`load_design`.
+
+    Examples
+    --------
+    >>> made = design_from({
+    ...     "model": {"name": "llama-3.1-8b", "sequence": 8192, "global_batch": 16, "dtype": "bf16"},
+    ...     "topology": {"name": "dgx-h100"}, "gpu": {"name": "h100"}, "parallel": {"tp": 2, "shard": "optimizer"},
+    ... })
+    >>> made.mesh.axes, made.micro_batches
+    ((('tp', 2), ('cp', 1), ('dp', 4), ('pp', 1)), 4)
+    """
+    tables = {key: value for key, value in document.items() if key not in PLANNING_TABLES}
+    with blamed_on(file):
+        _refuse_lists(tables.get("parallel"))
+        read = convert_table(tables, _File)
+        folder = Path(file).parent
+        topology = load_cluster(read.topology, folder)
+        return _checked(read, topology, folder, Path(file).stem)
+
+
+def _refuse_lists(parallel: object) -> None:
+    """Refuse lists, which define a space of designs."""
+    for key, value in parallel.items() if isinstance(parallel, dict) else ():
+        if isinstance(value, list) and key not in {"split", "offload"}:
+            raise ConfigError(
+                "a list is a space of designs, for simcoll plan; a step needs one value", path=f"$.parallel.{key}"
+            )
+
+
+def load_cluster(cluster: Cluster, folder: Path) -> Topology:
+    """Load the topology of a ``[topology]`` table; paths are relative to a folder.
+
+    Raises
+    ------
+    ConfigError
+        As :func:`load_design`.
+    """
+    try:
+        asked = msgspec.msgpack.encode(cluster)
+    except OverflowError as error:
+        raise ConfigError(f"a number is too large: {error}", path="$.topology") from None
+    return _loaded(asked, str(folder))
+
+
+@lru_cache(maxsize=64)
+def _loaded(cluster: bytes, folder: str) -> Topology:
+    """Load the topology of a cluster, cached for all designs on it."""
+    asked = msgspec.msgpack.decode(cluster, type=Cluster)
+    overrides = {place.replace(".", "__"): value for place, value in asked.set.items()}
+    found = load_topology(beside(Path(folder), asked.name), nodes=asked.nodes, **overrides)
+    for link, share in asked.degraded.items():
+        found = found.degrade(link, share)
+    if asked.gpus is not None:
+        found = found.take(asked.gpus)
+    for rank, factor in asked.slow.items():
+        if not (rank.isascii() and rank.isdecimal() and len(rank) < 12) or int(rank) >= found.nranks:
+            raise ConfigError(
+                f"slow: {shown(rank)} is not a rank; expected 0 to {found.nranks - 1}", path="$.topology.slow"
+            )
+        if not 0.1 <= factor <= 100:
+            raise ConfigError(
+                f"slow: rank {rank}: expected a factor of 0.1 to 100, got {factor}", path="$.topology.slow"
+            )
+    return found
+
+
+def _checked(read: _File, topology: Topology, folder: Path, stem: str) -> Design:
+    """Assemble a design after checking that its parts fit together."""
+    model, asked = _model(dict(read.model), folder)
+    gpu = _gpu(read.gpu.name, topology, folder)
+    gpu.peak(asked.dtype)
+    if read.parallel.offload:
+        gpu.number("host.bandwidth")
+    calibration = UNCALIBRATED
+    if read.gpu.calibration:
+        beside = folder / read.gpu.calibration
+        calibration = load_calibration(beside) if is_file(beside) else shipped_calibration(read.gpu.calibration)
+    measured = load_measured(folder / read.gpu.measured) if read.gpu.measured else None
+    network = load_network(folder / read.topology.calibration) if read.topology.calibration else None
+    limit = gpu.memory_bytes
+    if read.limits.memory:
+        limit = min(limit, parse_size(read.limits.memory, what="memory", path="$.limits.memory"))
+    parallel = read.parallel
+    inner = parallel.tp * parallel.cp * parallel.pp
+    dp = parallel.dp or max(1, topology.nranks // inner)
+    mesh = mesh_of(parallel.order, {"tp": parallel.tp, "cp": parallel.cp, "dp": dp, "pp": parallel.pp}, topology.nranks)
+    layers_of_chunks(model, parallel)
+    _divides(model, asked, parallel, dp)
+    return Design(
+        read.title or stem, model, asked.sequence, asked.global_batch, asked.dtype, gpu, calibration, read.topology, topology,
+        parallel, mesh, limit, measured, network,
+    )  # fmt: skip
+
+
+class _Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """The keys of ``[model]`` besides the model's sizes."""
+
+    sequence: int
+    global_batch: int
+    dtype: str = "bf16"
+
+
+def _model(table: dict[str, Any], folder: Path) -> tuple[Model, _Asked]:
+    """Read the model (by name, from a Hugging Face file, or by its sizes) and its training parameters."""
+    own = {key: table.pop(key) for key in ("sequence", "global_batch", "dtype") if key in table}
+    try:
+        asked = convert_table(own, _Asked)
+    except ConfigError as error:
+        raise ConfigError(error.message, path=f"$.model{(error.path or '$')[1:]}") from None
+    for name in ("sequence", "global_batch"):
+        if getattr(asked, name) < 1:
+            raise ConfigError(f"expected at least 1, got {getattr(asked, name)}", path=f"$.model.{name}")
+    if "hf" in table:
+        path = table.pop("hf")
+        if table or not isinstance(path, str):
+            raise ConfigError(
+                f"expected hf = 'config.json' and no sizes beside it, got {path!r} and {sorted(table)}",
+                path="$.model.hf",
+            )
+        return model_from_hf(folder / path), asked
+    if "layers" in table:
+        try:
+            return convert_table(table, Model), asked
+        except ConfigError as error:
+            raise ConfigError(error.message, path=f"$.model{(error.path or '$')[1:]}") from None
+    name = table.pop("name", None)
+    if not isinstance(name, str):
+        raise ConfigError("missing; expected name, hf, or the sizes from layers on", path="$.model.name")
+    for key in table:
+        if key not in Model.__struct_fields__:
+            raise ConfigError(
+                f"unknown key; {nearest(key, [*Model.__struct_fields__, 'hf', 'sequence', 'global_batch', 'dtype'])}",
+                path=f"$.model.{key}",
+            )
+    found = shipped_model(name)
+    return (convert_table({**msgspec.structs.asdict(found), **table}, Model) if table else found), asked
+
+
+def _gpu(name: str, topology: Topology, folder: Path) -> Gpu:
+    """Load the GPU by name; by default the topology's."""
+    if name:
+        beside = folder / name
+        return load_gpu(beside if is_file(beside) else name)
+    trait = topology.traits.get("gpu", "").lower()
+    if trait not in shipped_gpus():
+        said = f"topology {topology.name!r} names {trait!r}" if trait else f"topology {topology.name!r} names none"
+        raise ConfigError(f"missing; {said}; {nearest(trait, shipped_gpus())}", path="$.gpu.name")
+    return load_gpu(trait)
+
+
+def _divides(model: Model, asked: _Asked, parallel: Parallel, dp: int) -> None:
+    """Refuse sizes that do not divide evenly: batch, sequence, heads, matrices and experts."""
+    share = dp * parallel.micro_batch
+    if asked.global_batch % share:
+        lower = asked.global_batch // share * share
+        near = share if lower == 0 else min((lower, lower + share), key=lambda batch: abs(batch - asked.global_batch))
+        raise ConfigError(
+            f"global_batch {asked.global_batch} does not divide over {dp} data-parallel ranks with micro-batches of "
+            f"{parallel.micro_batch}; the nearest that does is {near}",
+            path="$.model.global_batch",
+        )
+    if parallel.virtual > 1 and (asked.global_batch // share) % parallel.pp:
+        count = asked.global_batch // share
+        raise ConfigError(
+            f"interleaving needs micro-batches in multiples of pp {parallel.pp}; there are {count}",
+            path="$.parallel.virtual",
+        )
+    heads = parallel.tp * (parallel.cp if parallel.context == "ulysses" else 1)
+    divisions = [
+        ("heads", model.heads, heads, "tp" if heads == parallel.tp else "tp x cp"),
+        ("inner width of the MLP", model.inner, parallel.tp, "tp"),
+        (
+            "sequence",
+            asked.sequence,
+            parallel.cp * (parallel.tp if parallel.sequence_parallel else 1),
+            "cp (x tp with sequence_parallel)",
+        ),
+        ("ranks for experts (tp x cp x dp)", parallel.tp * parallel.cp * dp, parallel.ep, "ep"),
+        ("ranks of a shard (dp x cp)", dp * parallel.cp, parallel.shard_group or 1, "shard_group"),
+    ]
+    if parallel.ep > 1:
+        if not model.experts:
+            raise ConfigError(f"ep {parallel.ep}: the model has no experts", path="$.parallel.ep")
+        if parallel.imbalance > parallel.ep:
+            raise ConfigError(
+                f"imbalance {parallel.imbalance}: one of {parallel.ep} ranks has at most {parallel.ep} times the mean",
+                path="$.parallel.imbalance",
+            )
+        divisions.append(("experts", model.experts, parallel.ep, "ep"))
+    for what, whole, parts, name in divisions:
+        if whole % parts:
+            raise ConfigError(f"{what} {whole}: not divisible by {name} = {parts}", path="$.parallel")

@@ -1,0 +1,208 @@
+"""GPUs: peaks, measured ceilings, memory and power from files, each number with its source.
+
+A roofline of these numbers times the operators of a model; a table of measured operators can replace it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from simcoll.errors import ConfigError, nearest, shown
+from simcoll.files.paths import shipped_files
+from simcoll.files.reader_arguments import Content, content_of
+from simcoll.files.sourced import FactSchema
+from simcoll.files.strict import read_file
+from simcoll.files.text import parse_toml
+from simcoll.units import UBPS_PER_BPS, parse_rate, parse_size
+
+__all__ = ["DTYPE_BYTES", "Gpu", "load_gpu", "shipped_gpus"]
+
+MAX_FILE_BYTES = 2**20
+DTYPE_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "fp4": 0.5}
+"""Bytes of an element, by data type."""
+
+
+def _flops(value: Any, what: str) -> float:
+    return _with_unit(value, what, _FLOPS, "'989 TFLOPS'")
+
+
+def _watts(value: Any, what: str) -> float:
+    return _with_unit(value, what, _WATTS, "'700 W'")
+
+
+def _with_unit(value: Any, what: str, pattern: re.Pattern[str], example: str) -> float:
+    match = pattern.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise ConfigError(f"{what}: expected text with a unit such as {example}, got {shown(value)}")
+    return float(match[1]) * _PREFIXES[match[2]]
+
+
+def _bytes(value: Any, what: str) -> int:
+    return parse_size(value, what=what)
+
+
+def _rate(value: Any, what: str) -> float:
+    return parse_rate(value, what=what) / UBPS_PER_BPS
+
+
+def _number(value: Any, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e9:
+        raise ConfigError(f"{what}: expected a number above 0, got {shown(value)}")
+    return float(value)
+
+
+_FLOPS = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([GTP])FLOPS\s*")
+_WATTS = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(k?)W\s*")
+_PREFIXES = {"": 1.0, "k": 1e3, "G": 1e9, "T": 1e12, "P": 1e15}
+_FACTS = FactSchema(
+    {
+        **{f"{table}.{dtype}": _flops for table in ("peak", "gemm") for dtype in DTYPE_BYTES},
+        "attention.*": _flops,
+        "sustained.*": _number,
+        "memory.size": _bytes,
+        "memory.bandwidth": _rate,
+        "memory.measured": _rate,
+        "host.*": _rate,
+        "units.*": _number,
+        "power.*": _watts,
+        "price.*": _number,
+    },
+    others=("description",),
+    nouns={"peak": "data type", "gemm": "data type"},
+)
+_UNITS: dict[object, tuple[float, str]] = {
+    _flops: (1e12, " TFLOPS"), _bytes: (1e9, " GB"), _rate: (1e9, " GB/s"), _watts: (1, " W"), _number: (1, ""),
+}  # fmt: skip
+"""Scale and unit in which numbers of a kind are printed."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gpu:
+    """One accelerator: FLOP/s, bytes and bytes per second, by path in its file.
+
+    Attributes
+    ----------
+    name, description
+        Such as ``"h100"``.
+    values
+        Numbers by path: ``peak.bf16`` and ``gemm.bf16`` (the highest measured rate of a dense matrix product) in FLOP/s,
+        ``attention.forward`` and ``attention.backward`` (fused attention) in FLOP/s, ``memory.size`` in bytes, ``memory.bandwidth`` and
+        ``memory.measured`` in bytes per second, ``host.bandwidth`` (from and to the host's memory, each)
+        in bytes per second, ``units.count`` (streaming multiprocessors), ``power.watts``, ``price.usd_per_hour``, and ``sustained.share``:
+        the share of the rates of single kernels that products reach in training, where the power limit lowers the clock.
+    sources
+        Source of each number.
+    """
+
+    name: str
+    description: str
+    values: Mapping[str, float]
+    sources: Mapping[str, str]
+
+    def number(self, place: str, default: float | None = None) -> float:
+        """One number.
+
+        Raises
+        ------
+        ConfigError
+            When the file has none and there is no default.
+        """
+        found = self.values.get(place, default)
+        if found is None:
+            raise ConfigError(f"GPU {self.name!r} has no number {place!r}; {nearest(place, self.values)}")
+        return found
+
+    def peak(self, dtype: str) -> float:
+        """The vendor's FLOP/s of dense matrix products of a dtype.
+
+        Raises
+        ------
+        ConfigError
+            When the file has no number for this type.
+        """
+        if f"peak.{dtype}" not in self.values:
+            known = [place.partition(".")[2] for place in self.values if place.startswith("peak.")]
+            raise ConfigError(f"GPU {self.name!r} has no peak for dtype {dtype!r}; it has one for {', '.join(known)}")
+        return self.values[f"peak.{dtype}"]
+
+    def gemm(self, dtype: str) -> float:
+        """FLOP/s of large dense matrix products: the best measured, or four fifths of the peak without a measurement."""
+        return self.values.get(f"gemm.{dtype}", 0.8 * self.peak(dtype)) * self.sustained
+
+    @property
+    def sustained(self) -> float:
+        """Share of the single-kernel rate that products sustain in training."""
+        return self.number("sustained.share", 1.0)
+
+    def told(self, place: str) -> str:
+        """One number with its unit.
+
+        >>> gpu = load_gpu("h100")
+        >>> [gpu.told(place) for place in ("peak.bf16", "memory.size", "memory.bandwidth", "power.watts", "units.count")]
+        ['989.4 TFLOPS', '80 GB', '3,350 GB/s', '700 W', '132']
+        """
+        scale, unit = _UNITS[_FACTS.kind(place)]
+        return f"{self.number(place) / scale:,.6g}{unit}"
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of memory."""
+        return int(self.number("memory.size"))
+
+
+def load_gpu(name: str | Path) -> Gpu:
+    """Load a shipped GPU by name, or a file.
+
+    Raises
+    ------
+    ConfigError
+        With the file, the place in it, and the nearest valid choice.
+
+    Examples
+    --------
+    >>> gpu = load_gpu("h100")
+    >>> round(gpu.gemm("bf16") / gpu.peak("bf16"), 3), gpu.sources["gemm.bf16"][:20]
+    (0.642, 'stas00/ml-engineerin')
+    """
+    text = str(name)
+    shipped = shipped_files("gpus")
+    if text in shipped:
+        return _load(shipped[text])
+    if text.endswith(".toml") or "/" in text or "\\" in text:
+        return parse_gpu(read_file(text, MAX_FILE_BYTES), text)
+    raise ConfigError(f"unknown GPU {text!r}; {nearest(text, shipped)}; or give the path of a .toml file")
+
+
+def shipped_gpus() -> dict[str, str]:
+    """Names of the shipped GPUs, each with its one-line description."""
+    return {name: _load(path).description for name, path in shipped_files("gpus").items()}
+
+
+@cache
+def _load(path: Path) -> Gpu:
+    return parse_gpu(path.read_bytes(), path.name)
+
+
+def parse_gpu(content: Content, file: str) -> Gpu:
+    """A GPU from the text of its file.
+
+    Raises
+    ------
+    ConfigError
+        With the place in the file.
+    """
+    content = content_of(content, "parse_gpu")
+    document = parse_toml(content, file)
+    description = document.get("description", "")
+    if not isinstance(description, str):
+        raise ConfigError(f"expected text, got {shown(description)}", file=file, path="$.description")
+    values, sources = _FACTS.read(document, file)
+    for needed in ("memory.size", "memory.bandwidth"):
+        if needed not in values:
+            raise ConfigError("missing", file=file, path=f"$.{needed}")
+    return Gpu(Path(file).stem, description, values, sources)

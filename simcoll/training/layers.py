@@ -1,0 +1,331 @@
+"""Computation and communication of one transformer layer on one GPU, forward and backward."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.training.gpu import DTYPE_BYTES
+from simcoll.training.operators import SMALLEST_WAVE, Roofline
+from simcoll.training.transformer import Linear, linears
+from simcoll.units import FS_PER_SECOND
+from simcoll.workload.workload import Inside
+
+if TYPE_CHECKING:
+    from simcoll.training.design import Design
+
+__all__ = ["Ends", "Layer", "Pass", "ends_of", "in_fs", "layer_of", "optimizer_seconds"]
+
+ELEMENT = 2
+"""Bytes of an activation."""
+BIAS_FORWARD = 4 + (2 + 4 + 4) + (4 + 4) + (4 + 2)
+"""Bytes for each element of an expert's output with a bias: scaled in 32 bits, added, joined, cast (`TEGroupedMLP` in Megatron-LM)."""
+BIAS_BACKWARD = (2 + 4) + (4 + 2) + (2 + 2) + 2 * (4 + 4 + 4)
+"""Bytes for each element of its gradient: cast to 32 bits and back, joined, and two products with their sums, for bias and scale."""
+
+
+def in_fs(seconds: float) -> int:
+    """Femtoseconds of a time in seconds."""
+    return round(seconds * FS_PER_SECOND)
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One direction of a layer on one GPU for one micro-batch.
+
+    Attributes
+    ----------
+    seconds
+        Computation.
+    flops
+        FLOPs of matrix products.
+    inside
+        Collectives that it waits for.
+    """
+
+    seconds: float
+    flops: float
+    inside: tuple[Inside, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A layer on one GPU: forward, input gradient, weight gradient, and recomputation."""
+
+    forward: Pass
+    to_input: Pass
+    to_weights: Pass
+    again: Pass
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Embedding, and output head with the loss: forward and backward of each."""
+
+    embedding: tuple[Pass, Pass]
+    head: tuple[Pass, Pass]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """Sizes of a micro-batch on one GPU: rows of activations, and the number of ranks that split norms and residuals."""
+
+    rows: int
+    hidden: int
+    split: int
+
+
+def _sizes(design: Design) -> _Sizes:
+    parallel = design.parallel
+    rows = parallel.micro_batch * (design.sequence // parallel.cp)
+    return _Sizes(rows, design.model.hidden, parallel.tp if parallel.sequence_parallel else 1)
+
+
+def roofline_of(design: Design) -> Roofline:
+    """The roofline of a design."""
+    return Roofline(design.gpu, design.calibration, design.dtype, design.measured)
+
+
+def layer_of(design: Design, *, moe: bool) -> Layer:
+    """One layer of a design."""
+    roof = roofline_of(design)
+    forward, to_input, to_weights, flops = 0.0, 0.0, 0.0, 0.0
+    for linear in linears(design.model, moe=moe):
+        times, done = _linear(design, roof, linear)
+        forward, to_input, to_weights = forward + times[0], to_input + times[1], to_weights + times[2]
+        flops += done
+    core = _attention(design, roof)
+    seconds = _elementwise(design, roof, moe=moe)
+    inside = _collectives(design, (forward, to_input), core[0].seconds, moe=moe)
+    done_forward = Pass(forward + core[0].seconds + seconds[0], flops + core[0].flops, inside[0])
+    done_input = Pass(to_input + core[1].seconds + seconds[1], flops + core[1].flops, inside[1])
+    gathers = tuple(inner for inner in inside[0] if inner.kind == "all_gather")
+    again = {
+        "none": Pass(0.0, 0.0),
+        "selective": core[0],
+        "operators": Pass(forward / 2 + seconds[0], flops / 2, gathers),  # outputs of other collectives are kept
+        "full": done_forward,
+    }[design.parallel.recompute]
+    if design.parallel.attention == "fused" and design.parallel.recompute == "selective":
+        again = Pass(0.0, 0.0)  # fused attention does so by itself
+    return Layer(done_forward, done_input, Pass(to_weights, flops), again)
+
+
+def _linear(design: Design, roof: Roofline, linear: Linear) -> tuple[tuple[float, float, float], float]:
+    """Seconds on the busiest rank of the forward and both backward products of a weight matrix, and the FLOPs of one on the mean rank."""
+    parallel, sizes = design.parallel, _sizes(design)
+    rows, batch, busiest = float(sizes.rows), 1, 1.0
+    inputs, outputs = linear.inputs, linear.outputs
+    if linear.part == "expert":
+        busiest = parallel.imbalance
+        batch = design.model.experts // parallel.ep
+        rows = sizes.rows / sizes.split * design.model.top_k * parallel.ep * busiest / design.model.experts
+        if parallel.ep == 1 and sizes.split == 1:
+            rows /= parallel.tp  # every rank has the experts, and computes a part of the tokens
+    elif linear.split == "outputs":
+        outputs //= parallel.tp
+    elif linear.split == "inputs":
+        inputs //= parallel.tp
+    if linear.part == "router":
+        rows /= sizes.split
+    cast = _casts(design, roof, linear, batch * rows * inputs, batch * rows * outputs, batch * inputs * outputs)
+    times = (
+        roof.gemm(rows, outputs, inputs, batch=batch) + cast[0],
+        roof.gemm(rows, inputs, outputs, batch=batch) + cast[1],
+        roof.gemm(inputs, outputs, rows, batch=batch) + _accumulation(design, roof, batch * inputs * outputs),
+    )
+    return times, 2.0 * batch * rows / busiest * inputs * outputs
+
+
+def _casts(
+    design: Design, roof: Roofline, linear: Linear, inputs: float, outputs: float, weights: float
+) -> tuple[float, float]:
+    """Casts to 8 bits for a product's forward and backward pass: each reads 16 bits and writes two copies, one transposed.
+
+    Norms write their output in 8 bits themselves. Weights are cast for every micro-batch, unless they are stored in 8 bits.
+    """
+    if DTYPE_BYTES[design.dtype] > 1:
+        return 0.0, 0.0
+    kept = design.parallel.gathered == "fp8"
+    forward = (0 if linear.split == "outputs" else inputs) + (0 if kept else weights)
+    return roof.elementwise(2 * ELEMENT * forward), roof.elementwise(2 * ELEMENT * outputs)
+
+
+def _accumulation(design: Design, roof: Roofline, parameters: float) -> float:
+    """Gradient accumulation over micro-batches: 6 bytes per parameter, besides the product's output.
+
+    For 16-bit gradients, both are read and the sum is written; for 32 bits, the product itself reads and writes the sum.
+    """
+    return roof.elementwise(6 * parameters) if design.micro_batches > 1 else 0.0
+
+
+def _attention(design: Design, roof: Roofline) -> tuple[Pass, Pass]:
+    """The attention core, forward and backward."""
+    model, parallel = design.model, design.parallel
+    heads, b = model.heads / parallel.tp, parallel.micro_batch
+    s, every = design.sequence // parallel.cp, design.sequence
+    if parallel.attention == "fused":  # causal: half of the products
+        share = model.attended(every)
+        flops = share * b * heads * s * every * (model.key_width + model.value_width)
+        shape = (b, heads, s, every, model.key_width, model.value_width) if share == 1 else ()
+        return (
+            Pass(roof.attention(flops, shape), flops),
+            Pass(roof.attention(2.5 * flops, shape, backward=True), 2.5 * flops),
+        )
+    batch = max(1, round(b * heads))
+    flops = 2.0 * batch * s * every * (model.key_width + model.value_width)
+    products = roof.gemm(s, every, model.key_width, batch=batch, wide=True)
+    products += roof.gemm(s, model.value_width, every, batch=batch, wide=True)
+    back = 2 * roof.gemm(s, every, model.value_width, batch=batch, wide=True)
+    back += 2 * roof.gemm(s, model.key_width, every, batch=batch, wide=True)
+    scores = batch * s * every
+    masks = (2 * ELEMENT + 1) if model.dropout else 0
+    return (
+        Pass(products + roof.elementwise(scores * (2 * ELEMENT + masks)), flops),
+        Pass(back + roof.elementwise(scores * (3 * ELEMENT + masks)), 2 * flops),
+    )
+
+
+def _elementwise(design: Design, roof: Roofline, *, moe: bool) -> tuple[float, float]:
+    """Norms, dropout with residual, activation function, and transposing heads: forward and backward.
+
+    Each counts the tensors that its fused kernel reads and writes.
+    """
+    model, parallel, sizes = design.model, design.parallel, _sizes(design)
+    x = sizes.rows * sizes.hidden / sizes.split
+    mask = 1 if model.dropout else 0
+    heads = sizes.rows * (model.heads * model.key_width + 2 * model.groups * model.key_width) / parallel.tp
+    wide = (3, 5) if model.gated else (2, 3)
+    inner = sizes.rows * model.inner / parallel.tp
+    biased = 0.0
+    if moe:
+        routed = sizes.rows / sizes.split * model.top_k * parallel.imbalance
+        inner = sizes.rows * model.shared_experts * model.expert_inner / parallel.tp + routed * model.expert_inner
+        x += routed * sizes.hidden / 2  # tokens are put in the order of experts, and back
+        biased = routed * sizes.hidden if model.expert_bias else 0.0
+    forward = 2 * (2 * ELEMENT) * x + 2 * (3 * ELEMENT + mask) * x + wide[0] * ELEMENT * inner + 2 * ELEMENT * heads
+    backward = 2 * (3 * ELEMENT) * x + 2 * (5 * ELEMENT + mask) * x + wide[1] * ELEMENT * inner + 2 * ELEMENT * heads
+    more = design.calibration.unfused
+    return (
+        roof.elementwise(more * forward + BIAS_FORWARD * biased),
+        roof.elementwise(more * backward + BIAS_BACKWARD * biased),
+    )
+
+
+def _collectives(
+    design: Design, products: tuple[float, float], attention: float, *, moe: bool
+) -> tuple[tuple[Inside, ...], tuple[Inside, ...]]:
+    """The collectives that a layer's forward and backward pass wait for."""
+    forward, backward = _tensor(design, products)
+    for there, back in (_context(design, attention), _experts(design, products[0] + attention) if moe else ((), ())):
+        forward, backward = (*forward, *there), (*backward, *back)
+    return forward, backward
+
+
+def _tensor(design: Design, products: tuple[float, float]) -> tuple[tuple[Inside, ...], tuple[Inside, ...]]:
+    """Collectives of tensor parallelism; with overlap, each runs beside the product of the parts that have arrived."""
+    parallel, sizes = design.parallel, _sizes(design)
+    if parallel.tp == 1:
+        return (), ()
+    size = sizes.rows * sizes.hidden * ELEMENT
+    if not parallel.sequence_parallel:
+        both = (Inside("all_reduce", "tp", size, 2),)
+        return both, both
+    share = (
+        (1 - 1 / parallel.tp) / 4 if parallel.overlap_tp else 0.0
+    )  # of the products, beside each of four collectives
+    forward, backward = (
+        (Inside("all_gather", "tp", size, 2, 1.0, hidden), Inside("reduce_scatter", "tp", size, 2, 1.0, hidden))
+        for hidden in (in_fs(share * seconds) for seconds in products)
+    )
+    return forward, backward
+
+
+def _context(design: Design, attention: float) -> tuple[tuple[Inside, ...], tuple[Inside, ...]]:
+    """Exchange of keys and values between context-parallel ranks; in a ring it overlaps the attention to the previous ones."""
+    model, parallel = design.model, design.parallel
+    if parallel.cp == 1:
+        return (), ()
+    tokens = parallel.micro_batch * design.sequence
+    both = tokens * model.groups * (model.key_width + model.value_width) * ELEMENT // parallel.tp
+    if parallel.context == "ulysses":
+        each = both + tokens * model.heads * (model.key_width + model.value_width) * ELEMENT // parallel.tp
+        exchange = Inside("all_to_all", "cp", each // parallel.cp // 4, 4)
+        return (exchange,), (exchange,)
+    hidden = in_fs(attention) if parallel.context == "ring" else 0
+    forward = Inside("all_gather", "cp", both, 1, 1.0, hidden)
+    again = Inside("all_gather", "cp", both, 1, 1.0, 2 * hidden)
+    back = Inside("reduce_scatter", "cp", both, 1, 1.0, hidden // 2)
+    return (forward,), (again, back)
+
+
+def _experts(design: Design, computed: float) -> tuple[tuple[Inside, ...], tuple[Inside, ...]]:
+    """Dispatch of tokens to the ranks of their experts, and combine."""
+    model, parallel, sizes = design.model, design.parallel, _sizes(design)
+    if parallel.ep == 1:
+        return (), ()
+    tokens = sizes.rows // sizes.split
+    copies = _sent_once(design) if parallel.dispatch == "once" else model.top_k
+    size = round(tokens * copies * model.hidden * ELEMENT)
+    hidden, share = 0, 0.0
+    if parallel.overlap_ep:
+        hidden = in_fs(computed) // 2
+        share = parallel.exchange_units / design.gpu.number("units.count", SMALLEST_WAVE)
+    both = (Inside("all_to_all", "ep", size, 2, parallel.imbalance, hidden, share),)
+    return both, both
+
+
+def _sent_once(design: Design) -> float:
+    """Expected number of nodes (ranks, on a single node) with any of a token's experts, which are equally likely.
+
+    Sent once to each, a token crosses the network that many times, minus the share that stays local, which equals that of its copies.
+    """
+    model, parallel = design.model, design.parallel
+    ranks = design.mesh.blocks(("tp", "cp", "dp"), parallel.ep)[0][0]
+    node = design.topology.groups.get("box", np.zeros(design.topology.nranks, np.int64))
+    places = len(set(node[ranks].tolist()))
+    places = parallel.ep if places == 1 else places
+    others = model.experts - model.experts // places
+    none = math.prod((others - each) / (model.experts - each) for each in range(model.top_k))
+    return places * (1 - none)
+
+
+def ends_of(design: Design) -> Ends:
+    """Embedding and output head of a design."""
+    model, parallel, sizes = design.model, design.parallel, _sizes(design)
+    roof = roofline_of(design)
+    x, columns = sizes.rows * sizes.hidden, model.vocabulary / parallel.tp
+    look = roof.elementwise(2 * ELEMENT * x + (3 * ELEMENT * x if model.positions else 0))
+    spread = roof.elementwise(3 * ELEMENT * x)
+    flops = 2.0 * x * columns
+    logits = sizes.rows * columns
+    loss = roof.elementwise(
+        30 * logits + 2 * ELEMENT * x / sizes.split
+    )  # in 32 bits: cast, maximum, difference, exponential, sum
+    back = roof.elementwise(14 * logits + 3 * ELEMENT * x / sizes.split)
+    forward = roof.gemm(sizes.rows, columns, sizes.hidden, wide=True)
+    both = roof.gemm(sizes.rows, sizes.hidden, columns, wide=True)
+    both += roof.gemm(sizes.hidden, columns, sizes.rows, wide=True) + _accumulation(
+        design, roof, sizes.hidden * columns
+    )
+    shared: tuple[Inside, ...] = ()
+    if parallel.tp > 1:
+        kind = "reduce_scatter" if parallel.sequence_parallel else "all_reduce"
+        shared = (Inside(kind, "tp", round(x * ELEMENT)),)
+    return Ends(
+        (Pass(look, 0.0, shared), Pass(spread + _accumulation(design, roof, sizes.hidden * columns), 0.0)),
+        (Pass(forward + loss, flops), Pass(both + back, 2 * flops, shared)),
+    )
+
+
+def optimizer_seconds(design: Design, parameters: int) -> float:
+    """Time of the optimizer's update: Adam on 32-bit state, the gradient norm, and the scaling of 16-bit gradients.
+
+    Reads gradient, weight and two moments, and writes the latter three and the 16-bit weight: 30 bytes; the norm reads gradients again.
+    """
+    gradient = DTYPE_BYTES[design.parallel.gradients]
+    nbytes = 4 * 3 * 2 + 2 + 2 * gradient + (8 if gradient < 4 else 0)
+    return roofline_of(design).elementwise(nbytes * parameters)

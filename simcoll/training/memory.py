@@ -1,0 +1,241 @@
+"""Memory of a training step on the GPUs of each stage, by part.
+
+Activations generalise Korthikanti et al., *Reducing activation recomputation in large transformer models* (2022): for their model the
+parts add up to their formulas.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil
+from typing import TYPE_CHECKING
+
+from simcoll.training.gpu import DTYPE_BYTES
+from simcoll.training.parallel import Parallel, layers_of_chunks
+from simcoll.training.transformer import Model, linears
+
+if TYPE_CHECKING:
+    from simcoll.training.design import Design
+
+__all__ = [
+    "Memory", "activation_bytes", "chunks_in_flight", "layer_parameters", "memory_by_stage", "offloaded_bytes", "stage_parameters",
+]  # fmt: skip
+
+ACTIVATION_BYTES = 2
+OPTIMIZER_BYTES = 12
+"""Adam: master weight and two moments, 4 bytes each."""
+WEIGHT_BYTES = 2
+"""Weights are stored in 16 bits, even with 8-bit matrix products."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes on one GPU of a stage.
+
+    Attributes
+    ----------
+    weights, gradients, optimizer
+        Of this GPU's share of the parameters.
+    activations
+        Stored by the forward passes in flight for their backward passes.
+    buffers
+        Gathered parameters of two layers under ZeRO-3, the activations of one layer during recomputation, and messages between stages.
+    host
+        Bytes offloaded to host memory; not part of the total.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    buffers: int
+    host: int = 0
+
+    @property
+    def total(self) -> int:
+        """All parts on the GPU."""
+        return self.weights + self.gradients + self.optimizer + self.activations + self.buffers
+
+
+def stage_parameters(design: Design, stage: int) -> tuple[int, int]:
+    """Parameters on one GPU of a stage before sharding: dense ones, replicated over data-parallel ranks, and experts'."""
+    return _stage_parameters(design.model, design.parallel, stage)
+
+
+@lru_cache(maxsize=4096)
+def layer_parameters(model: Model, parallel: Parallel, *, moe: bool) -> tuple[int, int]:
+    """Parameters of a layer on one GPU: dense ones and experts'."""
+    dense, experts = 2 * model.hidden, 0
+    for linear in linears(model, moe=moe):
+        count = linear.inputs * linear.outputs
+        if linear.part == "expert":
+            experts += count * model.experts // parallel.ep
+        else:
+            dense += count // (parallel.tp if linear.split else 1)
+    return dense, experts
+
+
+@lru_cache(maxsize=4096)
+def _stage_parameters(model: Model, parallel: Parallel, stage: int) -> tuple[int, int]:
+    dense = experts = 0
+    for chunk in layers_of_chunks(model, parallel)[stage]:
+        for layer in chunk:
+            ordinary, of_experts = layer_parameters(model, parallel, moe=model.is_moe(layer))
+            dense += ordinary
+            experts += of_experts
+    last = stage == parallel.pp - 1
+    if stage == 0 or (model.tied and last):
+        dense += model.vocabulary * model.hidden // parallel.tp
+    if stage == 0:
+        dense += model.positions * model.hidden
+    if last:
+        dense += model.head_parameters // parallel.tp + model.hidden
+    return dense, experts
+
+
+def activation_bytes(design: Design, *, moe: bool, recompute: str | None = None) -> int:
+    """Bytes that the forward pass of one layer stores on one GPU for one micro-batch.
+
+    Parameters
+    ----------
+    recompute
+        Recomputation. Default: the design's.
+    """
+    model, parallel = design.model, design.parallel
+    how = parallel.recompute if recompute is None else recompute
+    t, b, s = parallel.tp, parallel.micro_batch, design.sequence // parallel.cp
+    rows = b * s
+    whole = t if parallel.sequence_parallel else 1  # what tensor parallelism alone repeats on every rank
+    x = rows * model.hidden
+    if how == "full":
+        return ACTIVATION_BYTES * x // whole
+    two = ACTIVATION_BYTES
+    repeated = 2 * two * x + two * x + two * x  # inputs of both norms, of the projections, of the MLP
+    if model.dropout:
+        repeated += 2 * x  # masks of the two residuals, a byte an element
+    queries, keys = rows * model.heads * model.key_width, rows * model.groups * model.key_width
+    values, context = rows * model.groups * model.value_width, rows * model.heads * model.value_width
+    inner = _inner_elements(design, rows, moe=moe)
+    if (
+        how == "operators"
+    ):  # input, attention, and half of the outputs of products: two of hidden size, queries to values, inner ones
+        ways = 3 if model.gated else 2
+        kept = (queries + keys + values + inner * (ways - 1) // ways) // 2 + context
+        return 2 * two * x // whole + (two * kept + 4 * rows * model.heads) // t
+    split = two * (queries + keys + values + context)
+    if parallel.attention == "plain" and how == "none":
+        scores = b * model.heads * s * design.sequence
+        split += scores * (two + (1 + two if model.dropout else 0))
+    elif parallel.attention == "fused":
+        split += 4 * rows * model.heads  # the logarithms of the sums of each row
+    return repeated // whole + (split + two * inner) // t
+
+
+def _inner_elements(design: Design, rows: int, *, moe: bool) -> int:
+    """Elements inside the MLP or the experts over all tensor-parallel ranks: input and output of the activation function."""
+    model, parallel = design.model, design.parallel
+    ways = 3 if model.gated else 2
+    if not moe:
+        return rows * ways * model.inner
+    routed = ceil(rows * model.top_k * parallel.imbalance)  # tokens of the experts of one rank
+    return rows * ways * model.shared_experts * model.expert_inner + routed * (ways * model.expert_inner + model.hidden)
+
+
+def chunks_in_flight(design: Design, stage: int) -> int:
+    """The maximum number of a stage's chunks in flight, between forward and backward pass."""
+    parallel, m = design.parallel, design.micro_batches
+    p, v = parallel.pp, parallel.virtual
+    if v > 1:
+        return min((p - stage - 1) * 2 + (v - 1) * p + 1, m * v)
+    return min(m, p if parallel.schedule == "zero-bubble" else p - stage)
+
+
+def memory_by_stage(design: Design) -> tuple[Memory, ...]:
+    """Memory of one GPU of each stage, in order."""
+    return tuple(_stage(design, stage) for stage in range(design.parallel.pp))
+
+
+def _stage(design: Design, stage: int) -> Memory:
+    parallel, model = design.parallel, design.model
+    dense, experts = stage_parameters(design, stage)
+    copies = design.mesh.size("dp") * design.mesh.size("cp")
+    shard = parallel.shard_group or copies
+    across = max(1, parallel.tp * copies // parallel.ep)  # ranks with the same experts
+
+    def kept(count: int, what: str) -> int:
+        levels = ("none", "optimizer", "gradients", "parameters")
+        if levels.index(parallel.shard) < levels.index(what):
+            return dense * count + experts * count
+        return ceil(dense * count / shard) + ceil(experts * count / min(shard, across))
+
+    weights, optimizer = kept(WEIGHT_BYTES, "parameters"), kept(OPTIMIZER_BYTES, "optimizer")
+    gradients = kept(int(DTYPE_BYTES[parallel.gradients]), "gradients")
+    chunks = layers_of_chunks(model, parallel)[stage]
+    each = {moe: activation_bytes(design, moe=moe) for moe in (False, True)}
+    per_chunk = max(sum(each[model.is_moe(layer)] for layer in chunk) for chunk in chunks)
+    activations = per_chunk * chunks_in_flight(design, stage)
+    activations += _ends(design, stage)
+    buffers = _buffers(design, stage, dense, experts)
+    moved = {"optimizer": optimizer} if "optimizer" in parallel.offload else {}
+    if "activations" in parallel.offload:  # all but the chunk that is computed
+        moved["activations"] = per_chunk * (chunks_in_flight(design, stage) - 1)
+    if "weights" in parallel.offload:
+        moved["weights"] = _all_but_two(weights, chunks)
+    return Memory(
+        weights - moved.get("weights", 0), gradients, optimizer - moved.get("optimizer", 0),
+        activations - moved.get("activations", 0), buffers, sum(moved.values()),
+    )  # fmt: skip
+
+
+def _all_but_two(weights: int, chunks: tuple[tuple[int, ...], ...]) -> int:
+    """Weights of a stage except two layers, which are on the GPU."""
+    layers = max(1, sum(len(chunk) for chunk in chunks))
+    return max(0, weights - 2 * weights // layers)
+
+
+def offloaded_bytes(design: Design, stage: int, chunk: int) -> tuple[int, int]:
+    """Bytes of a chunk's weights, and of its activations per micro-batch, that move to and from host memory."""
+    parallel, model = design.parallel, design.model
+    chunks = layers_of_chunks(model, parallel)[stage]
+    weights = activations = 0
+    if "weights" in parallel.offload:
+        dense, experts = stage_parameters(design, stage)
+        count = dense + experts
+        if parallel.shard == "parameters":
+            count = ceil(count / (parallel.shard_group or design.mesh.size("dp") * design.mesh.size("cp")))
+        weights = _all_but_two(WEIGHT_BYTES * count, chunks) // len(chunks)
+    if "activations" in parallel.offload:
+        activations = sum(activation_bytes(design, moe=model.is_moe(layer)) for layer in chunks[chunk])
+    return weights, activations
+
+
+def _ends(design: Design, stage: int) -> int:
+    """Activations of embedding and head: dropout masks of all micro-batches in flight; input and logits of the loss."""
+    model, parallel = design.model, design.parallel
+    rows = parallel.micro_batch * (design.sequence // parallel.cp)
+    split = parallel.tp if parallel.sequence_parallel else 1
+    found = 0
+    if stage == 0 and model.dropout:
+        found += rows * model.hidden * min(design.micro_batches, parallel.pp) // split
+    if stage == parallel.pp - 1:
+        found += 2 * ACTIVATION_BYTES * rows * model.hidden // split  # input of the last norm and of the head
+        found += 4 * rows * model.vocabulary // parallel.tp
+    return found
+
+
+def _buffers(design: Design, stage: int, dense: int, experts: int) -> int:
+    """Parameters gathered under ZeRO-3, a layer being recomputed, messages between stages."""
+    parallel, model = design.parallel, design.model
+    chunks = layers_of_chunks(model, parallel)[stage]
+    layers = max(1, sum(len(chunk) for chunk in chunks))
+    found = 0
+    if parallel.shard == "parameters":
+        found += 2 * WEIGHT_BYTES * (dense + experts) // layers
+    if parallel.recompute != "none":
+        moe = any(model.is_moe(layer) for chunk in chunks for layer in chunk)
+        found += activation_bytes(design, moe=moe, recompute="none") - activation_bytes(design, moe=moe)
+    if parallel.pp > 1:
+        rows = parallel.micro_batch * (design.sequence // parallel.cp)
+        found += 4 * ACTIVATION_BYTES * rows * model.hidden // (parallel.tp if parallel.sequence_parallel else 1)
+    return found

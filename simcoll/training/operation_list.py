@@ -1,0 +1,379 @@
+"""Lists of operations in TOML as workloads: work, collectives on the axes of a mesh, and messages along them.
+
+Ranks whose coordinates differ only along axes that no operation distinguishes form a class.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from simcoll.errors import ConfigError, blamed_on, nearest, shown
+from simcoll.files.paths import is_file
+from simcoll.files.reader_arguments import FilePath, path_of
+from simcoll.files.strict import convert_table, read_file
+from simcoll.files.text import parse_toml
+from simcoll.topology import Topology
+from simcoll.training.design import Cluster, load_cluster
+from simcoll.training.gpu import Gpu, load_gpu
+from simcoll.training.measured_kernels import Measured, load_measured
+from simcoll.units import parse_size, parse_time
+from simcoll.workload.mesh import Mesh
+from simcoll.workload.stream_names import message_stream
+from simcoll.workload.workload import Call, Compute, Operation, Rules, Send, Workload
+
+__all__ = ["Listed", "load_operations", "operations_from"]
+
+MAX_FILE_BYTES = 1 << 24
+MAX_OPERATIONS = 1_000_000
+MAX_RANKS = 1 << 20
+MAX_CLASSES = 1 << 14
+_COUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kMGTP]?)\s*")
+_POWERS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+
+
+_ALWAYS = {"id", "name", "on", "stream", "after", "repeat"}
+_KEYS = {
+    "call": {"call", "axis", "bytes", "algorithm", "imbalance", "root"},
+    "send": {"send", "bytes", "shift", "wrap"},
+    "time": {"time", "flops"},
+    "operator": {"operator", "shape", "dtype"},
+    "flops": {"flops", "bytes", "dtype"},
+}
+"""The keys of each kind of entry, which is named by the first of these keys that it has."""
+
+
+class _Work(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One entry of ``[[op]]``, of any kind."""
+
+    id: str
+    time: str | None = None
+    flops: str | float | None = None
+    bytes: str | int | None = None
+    operator: str | None = None
+    shape: str = ""
+    dtype: str | None = None
+    call: str | None = None
+    axis: str | tuple[str, ...] = ()
+    send: str | None = None
+    shift: int = 1
+    wrap: bool = False
+    on: dict[str, int | tuple[int, ...]] = {}
+    stream: str | None = None
+    after: tuple[str, ...] = ()
+    repeat: int = 1
+    algorithm: str = ""
+    imbalance: float = 1.0
+    root: int = 0
+    name: str = ""
+
+
+_NOTHING = msgspec.structs.asdict(_Work(id=""))
+
+
+class _GpuTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    name: str = ""
+    dtype: str = "bf16"
+    measured: str = ""
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    op: tuple[_Work, ...]
+    mesh: dict[str, int]
+    title: str = ""
+    topology: Cluster | None = None
+    gpu: _GpuTable = _GpuTable()
+    rules: Rules | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Listed:
+    """A file's workload, and its topology, if given.
+
+    Attributes
+    ----------
+    workload, topology
+        The operations, and the topology that the file names.
+    slow
+        Slow-down factors by rank.
+    """
+
+    workload: Workload
+    topology: Topology | None
+    slow: Mapping[int, float]
+
+
+def load_operations(path: FilePath) -> Listed:
+    """Load the workload of a file; its paths are relative to it.
+
+    Raises
+    ------
+    ConfigError
+        With the file, the place in it, and the nearest valid choice.
+    """
+    path = path_of(path, "load_operations")
+    return operations_from(parse_toml(read_file(path, MAX_FILE_BYTES), path), file=path)
+
+
+def operations_from(document: Mapping[str, Any], *, file: str = "operations") -> Listed:
+    """Make a workload from the tables of its file.
+
+    Raises
+    ------
+    ConfigError
+        As :func:`load_operations`.
+
+    Examples
+    --------
+    >>> listed = operations_from({"mesh": {"dp": 4}, "op": [
+    ...     {"id": "backward", "time": "1 ms"},
+    ...     {"id": "gradients", "call": "all_reduce", "axis": "dp", "bytes": "64M", "after": ["backward"]},
+    ... ]})
+    >>> listed.workload.nranks, [operation.id for operation in listed.workload.operations]
+    (4, ['backward', 'gradients'])
+    """
+    with blamed_on(file):
+        read = convert_table(dict(document), _File)
+        folder = Path(file).parent
+        if read.topology is not None and read.topology.calibration:
+            raise ConfigError("is for designs, whose collectives are NCCL's", path="$.topology.calibration")
+        topology = None if read.topology is None else load_cluster(read.topology, folder)
+        slow = {} if read.topology is None else {int(rank): factor for rank, factor in read.topology.slow.items()}
+        return Listed(_List(read, folder, topology, Path(file).stem).workload(), topology, slow)
+
+
+@dataclass(eq=False)
+class _List:
+    """Builds the operations of a file in order."""
+
+    read: _File
+    folder: Path
+    topology: Topology | None
+    stem: str
+    mesh: Mesh = field(init=False)
+    told: tuple[str, ...] = ()
+    made: list[Operation] = field(default_factory=list)
+    ids: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    classes_of: dict[str, set[str]] = field(default_factory=dict)
+    groups: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Determine the mesh, the classes and the GPU."""
+        self.mesh = Mesh(tuple(self.read.mesh.items()))
+        axes = dict.fromkeys(axis for work in self.read.op for axis in (*work.on, *([work.send] if work.send else ())))
+        for axis in axes:
+            if axis not in self.read.mesh:
+                raise ConfigError(f"no axis {axis!r}; {nearest(axis, self.read.mesh)}", path="$.op")
+        self.told = tuple(axis for axis in self.read.mesh if axis in axes)
+        if self.mesh.nranks > MAX_RANKS or prod(map(self.mesh.size, self.told)) > MAX_CLASSES:
+            raise ConfigError(
+                f"the mesh has more than {MAX_RANKS:,} ranks, or operations tell more than {MAX_CLASSES:,} classes apart",
+                path="$.mesh",
+            )
+        self.points = [
+            dict(zip(self.told, at, strict=True))
+            for at in product(*(range(self.mesh.size(axis)) for axis in self.told))
+        ]
+        self.classes = dict(zip(map(_named, self.points), self._classes(), strict=True))
+        self.gpu: Gpu | None = None
+        name = self.read.gpu.name or ("" if self.topology is None else self.topology.traits.get("gpu", "").lower())
+        if name:
+            beside = self.folder / name
+            self.gpu = load_gpu(beside if is_file(beside) else name)
+        self.measured: Measured | None = None
+        if self.read.gpu.measured:
+            self.measured = load_measured(self.folder / self.read.gpu.measured)
+
+    def _classes(self) -> np.ndarray[Any, Any]:
+        """The ranks of each class in ascending order: ``[classes, ranks]``."""
+        number = np.zeros(self.mesh.nranks, np.int64)
+        for axis in self.told:
+            number = number * self.mesh.size(axis) + self.mesh.coordinate(axis)
+        return np.argsort(number, kind="stable").reshape(len(self.points), -1)
+
+    def workload(self) -> Workload:
+        for number, work in enumerate(self.read.op):
+            path = f"$.op[{number}]"
+            try:
+                self._add(work)
+            except ConfigError as error:
+                inside = (error.path or "$").removeprefix("$")
+                raise ConfigError(error.message, path=f"{path}{inside}") from None
+        return Workload(
+            self.mesh.nranks, self.classes, self.groups, tuple(self.made), self.read.title or self.stem, rules=self.read.rules,
+        )  # fmt: skip
+
+    def _add(self, work: _Work) -> None:
+        _check_keys(work)
+        if not work.repeat >= 1 or work.repeat + len(self.made) > MAX_OPERATIONS:
+            raise ConfigError(f"expected 1 to {MAX_OPERATIONS:,} operations in all, got {work.repeat}", path="$.repeat")
+        if work.id in self.ids:
+            raise ConfigError(f"{work.id!r} is a duplicate", path="$.id")
+        points = self._points(work.on)
+        after = tuple(each for name in work.after for each in self._known(name))
+        make = self._calls if work.call is not None else self._sends if work.send is not None else self._works
+        for turn in range(work.repeat):
+            first = len(self.made)
+            self.made += make(work, points, f"{work.id} {turn + 1}" if work.repeat > 1 else work.id, after)
+            self.ids[work.id] = tuple(operation.id for operation in self.made[first:])
+            self.classes_of[work.id] = {name for made in self.made[first:] for name in self._involved(made)}
+        for name in work.after:
+            if not self.classes_of[name] & self.classes_of[work.id]:
+                raise ConfigError(
+                    f"no rank takes part in both {name!r} and {work.id!r}; only a send or a collective makes ranks wait for others",
+                    path="$.after",
+                )
+
+    def _involved(self, made: Operation) -> Iterable[str]:
+        if isinstance(made, Compute):
+            return (made.on,)
+        return (made.source, made.target) if isinstance(made, Send) else made.on or self.classes
+
+    def _known(self, name: str) -> tuple[str, ...]:
+        if name in self.ids:
+            return self.ids[name]
+        later = [number for number, work in enumerate(self.read.op) if work.id == name]
+        if later:
+            raise ConfigError(
+                f"operation {name!r} is $.op[{later[0]}], not before this one; put it first, or break the cycle",
+                path="$.after",
+            )
+        raise ConfigError(f"unknown operation {name!r}; {nearest(name, self.ids)}", path="$.after")
+
+    def _points(self, on: Mapping[str, int | tuple[int, ...]]) -> list[dict[str, int]]:
+        for axis, wanted in on.items():
+            size = self.mesh.size(axis)
+            for place in (wanted,) if isinstance(wanted, int) else wanted:
+                if not 0 <= place < size:
+                    raise ConfigError(f"{axis} = {place}: expected 0 to {size - 1}", path="$.on")
+        found = [
+            point
+            for point in self.points
+            if all(point[axis] in ((wanted,) if isinstance(wanted, int) else wanted) for axis, wanted in on.items())
+        ]
+        if not found:
+            raise ConfigError("no rank takes part: an empty list", path="$.on")
+        return found
+
+    def _works(
+        self, work: _Work, points: list[dict[str, int]], name: str, after: tuple[str, ...]
+    ) -> Iterable[Operation]:
+        time_fs, flops = self._time(work)
+        for point in points:
+            own = name if len(points) == 1 else f"{name} [{_named(point)}]"
+            yield Compute(
+                id=own, on=_named(point), time_fs=time_fs, stream=work.stream or "compute", after=after, name=work.name or work.id,
+                flops=flops,
+            )  # fmt: skip
+
+    def _time(self, work: _Work) -> tuple[int, float]:
+        """Femtoseconds and FLOPs of work."""
+        dtype = work.dtype or self.read.gpu.dtype
+        flops = _count(work.flops, "flops")
+        if work.time is not None:
+            return parse_time(work.time, what="time", path="$.time"), flops
+        if work.operator is not None:
+            if self.measured is None:
+                raise ConfigError("an operator needs a table: [gpu] measured = 'operators.csv'", path="$.operator")
+            return self.measured.time_fs(work.operator, work.shape, dtype), flops
+        if self.gpu is None:
+            raise ConfigError("flops and bytes need a GPU: [gpu] name = 'h100'", path="$.gpu.name")
+        moved = 0 if work.bytes is None else parse_size(work.bytes, what="bytes", path="$.bytes")
+        bandwidth = self.gpu.number("memory.measured", self.gpu.number("memory.bandwidth"))
+        return round(max(flops / self.gpu.gemm(dtype) if flops else 0.0, moved / bandwidth) * 1e15), flops
+
+    def _calls(
+        self, work: _Work, points: list[dict[str, int]], name: str, after: tuple[str, ...]
+    ) -> Iterable[Operation]:
+        axes = (work.axis,) if isinstance(work.axis, str) else work.axis
+        if not axes:
+            raise ConfigError("missing; expected an axis of the mesh, or several", path="$.axis")
+        group = "-".join(axes)
+        if group not in self.groups:
+            self.groups[group] = self.mesh.groups(*axes)
+        size = 0 if work.call == "barrier" else _size(work)
+        members = prod(map(self.mesh.size, axes))
+        if work.imbalance != 1 and (work.call != "all_to_all" or work.imbalance > members):
+            raise ConfigError(
+                f"expected a load over the mean of an all_to_all, at most {members} for {members} ranks, got {work.imbalance}",
+                path="$.imbalance",
+            )
+        on = () if len(points) == len(self.points) else tuple(map(_named, points))
+        barrier = work.call == "barrier"
+        yield Call(
+            id=name, kind=work.call or "", group=group, size_bytes=size, on=on, stream=work.stream or group, after=after,
+            algorithm=work.algorithm, imbalance=work.imbalance, name=work.name or work.id, root=work.root, sizes=((0,),) if barrier else (),
+        )  # fmt: skip
+
+    def _sends(
+        self, work: _Work, points: list[dict[str, int]], name: str, after: tuple[str, ...]
+    ) -> Iterable[Operation]:
+        axis = work.send or ""
+        length = self.mesh.size(axis)
+        size = _size(work)
+        if not work.shift or abs(work.shift) >= length:
+            raise ConfigError(f"expected 1 to {length - 1}, or negative, got {work.shift}", path="$.shift")
+        found = defaultdict(list)
+        for point in points:
+            place = point[axis] + work.shift
+            if work.wrap or 0 <= place < length:
+                found[point[axis]].append((point, {**point, axis: place % length}))
+        if not found:
+            raise ConfigError(
+                "no rank sends: all targets are outside the mesh; set wrap = true to go around", path="$.shift"
+            )
+        several = sum(map(len, found.values())) > 1
+        for pairs in found.values():
+            for source, target in pairs:
+                lane = message_stream(source[axis], target[axis])
+                yield Send(
+                    id=f"{name} [{_named(source)}]" if several else name, source=_named(source), target=_named(target), size_bytes=size,
+                    stream=f"{work.stream or axis} {lane}", after=after, group=axis, name=work.name or work.id,
+                )  # fmt: skip
+
+
+def _check_keys(work: _Work) -> None:
+    """Refuse entries of no kind or of several, and keys that mean nothing beside those of the kind."""
+    given = {name for name in work.__struct_fields__ if getattr(work, name) != _NOTHING.get(name)}
+    kinds = [name for name in ("call", "send", "time", "operator") if name in given]
+    if len(kinds) > 1 or not (kinds or given & {"flops", "bytes"}):
+        raise ConfigError(
+            "expected call, send, or work: time, flops and bytes, or operator and shape; exactly one of these"
+        )
+    kind = kinds[0] if kinds else "flops"
+    for name in work.__struct_fields__:
+        if name in given - _ALWAYS - _KEYS[kind]:
+            raise ConfigError(f"means nothing beside {kind!r}; leave it out", path=f"$.{name}")
+
+
+def _size(work: _Work) -> int:
+    """The bytes of a call or a message, which may be 0 but not left out."""
+    if work.bytes is None:
+        raise ConfigError("missing; expected a size such as '64M'; with '0', it only orders", path="$.bytes")
+    return parse_size(work.bytes, what="bytes", path="$.bytes")
+
+
+def _named(point: Mapping[str, int]) -> str:
+    return ", ".join(f"{axis} {place}" for axis, place in point.items()) or "all"
+
+
+def _count(given: str | float | None, what: str) -> float:
+    """Parse a number with a decimal prefix: ``"2.1T"``."""
+    if given is None:
+        return 0.0
+    match = _COUNT.fullmatch(given) if isinstance(given, str) else None
+    value = given if isinstance(given, (int, float)) and not isinstance(given, bool) else None
+    if match is not None:
+        value = float(match[1]) * _POWERS[match[2]]
+    if value is None or not 0 <= value < 1e30:
+        raise ConfigError(f"expected a number such as '2.1T', got {shown(given)}", path=f"$.{what}")
+    return float(value)

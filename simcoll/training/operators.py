@@ -1,0 +1,119 @@
+"""Roofline times of a transformer's kernels on one GPU: matrix products, fused attention, element-wise kernels.
+
+A matrix product is computed in tiles, one wave of tiles on all multiprocessors at a time: a partly empty last wave or row of tiles takes
+as long as a full one (NVIDIA, *Matrix multiplication background*). Small tiles reach a smaller share of the peak, because they load
+more per product. All rates are the GPU file's, times the calibration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import TYPE_CHECKING
+
+from simcoll.training.gpu import DTYPE_BYTES, Gpu
+from simcoll.training.step_calibration import Calibration
+from simcoll.units import FS_PER_SECOND
+
+if TYPE_CHECKING:
+    from simcoll.training.measured_kernels import Measured
+
+__all__ = ["SMALLEST_WAVE", "Roofline"]
+
+TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
+"""Rows and columns of cuBLAS' output tiles."""
+_LOAD = 16
+"""Cost of loading a row or column of a tile, in products."""
+SMALLEST_WAVE = 108
+"""Multiprocessors of a GPU whose file lacks the number: an A100's."""
+PLAIN_SHARE = 0.6
+"""Share of the peak for fused attention without a measured rate: that of FlashAttention-2 on A100 and 3 on H100."""
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """Times of kernels on a GPU, in seconds.
+
+    Attributes
+    ----------
+    gpu, calibration
+        The GPU and its calibration.
+    dtype
+        Type of matrix products; with an 8-bit type, attention and everything else use 16 bits.
+    measured
+        Measured times, which take precedence over the rates.
+    """
+
+    gpu: Gpu
+    calibration: Calibration
+    dtype: str
+    measured: Measured | None = None
+
+    @property
+    def memory_rate(self) -> float:
+        """Bytes per second of an element-wise kernel."""
+        ceiling = self.gpu.number("memory.measured", self.gpu.number("memory.bandwidth"))
+        return ceiling * self.calibration.hbm
+
+    @property
+    def wide(self) -> str:
+        """The 16-bit type that accompanies the type of matrix products."""
+        if DTYPE_BYTES[self.dtype] >= 2:
+            return self.dtype
+        return "bf16" if "peak.bf16" in self.gpu.values else "fp16"
+
+    def elementwise(self, nbytes: float) -> float:
+        """Time of a kernel that reads and writes ``nbytes`` in total."""
+        return nbytes / self.memory_rate
+
+    def gemm(self, rows: float, columns: float, depth: float, *, batch: int = 1, wide: bool = False) -> float:
+        """Time of a batch of matrix products ``[rows, depth] x [depth, columns]``.
+
+        Examples
+        --------
+        >>> from simcoll.training.step_calibration import UNCALIBRATED
+        >>> from simcoll.training.gpu import load_gpu
+        >>> a100 = Roofline(load_gpu("a100-80"), UNCALIBRATED, "bf16")
+        >>> round(2 * 8192**3 / a100.gemm(8192, 8192, 8192) / 1e12)  # TFLOP/s, of 271 in the best case
+        271
+        """
+        if min(rows, columns, depth, batch) <= 0:
+            return 0.0
+        dtype = self.wide if wide else self.dtype
+        known = self._known("gemm", (*((batch,) if batch > 1 else ()), rows, columns, depth), dtype)
+        if known is not None:
+            return known
+        units = self.gpu.number("units.count", SMALLEST_WAVE)
+        rate = self.gpu.gemm(dtype) * self.calibration.rate
+        best = min(
+            ceil(ceil(rows / a) * ceil(columns / b) * batch / units)
+            * units
+            * 2
+            * a
+            * b
+            * depth
+            / (rate * _relative(a, b))
+            for a, b in TILES
+        )
+        moved = batch * (DTYPE_BYTES[dtype] * (rows * depth + depth * columns) + 2 * rows * columns)
+        return max(best, self.elementwise(moved))
+
+    def _known(self, operator: str, shape: tuple[float, ...], dtype: str) -> float | None:
+        """The measured time of an operator in seconds, if any."""
+        found = None if self.measured is None else self.measured.known(operator, shape, dtype)
+        return None if found is None else found / FS_PER_SECOND
+
+    def attention(self, flops: float, shape: tuple[float, ...] = (), *, backward: bool = False) -> float:
+        """Time of fused attention; ``shape``: sequences, heads, queries, keys, widths of keys and of values."""
+        known = self._known("attention backward" if backward else "attention", shape, self.wide)
+        if known is not None:
+            return known
+        place = "attention.backward" if backward else "attention.forward"
+        rate = self.gpu.number(place, PLAIN_SHARE * self.gpu.peak(self.wide))
+        return flops / (rate * self.gpu.sustained * self.calibration.rate * self.calibration.attention)
+
+
+def _relative(a: int, b: int) -> float:
+    """Rate of a tile relative to the largest tile's."""
+    most = 1 + _LOAD * (1 / 256 + 1 / 128)
+    return most / (1 + _LOAD * (1 / a + 1 / b))

@@ -1,0 +1,69 @@
+"""Results of training steps: time, breakdown, memory, utilisation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from simcoll.workload.playing import WorkloadResult
+
+if TYPE_CHECKING:
+    from simcoll.training.memory import Memory
+
+__all__ = ["StepResult"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult(WorkloadResult):
+    """The time of a step and its parts: those of its workload, and what the design adds.
+
+    Attributes
+    ----------
+    design_hash, calibration
+        Hash of the design, and the state of the calibration.
+    tokens
+        Tokens of the step.
+    bubble_fs
+        Pipeline bubble of the busiest class: its idle time when no axis moves bytes.
+    memory, memory_limit
+        Memory of one GPU of each stage, and the limit, in bytes.
+    model_flops, hardware_flops, peak_flops
+        FLOPs of matrix products in the step on all GPUs: needed by the model, and performed with recomputation; and the GPUs' peak per
+        second.
+    flops_formula
+        The formula of ``model_flops``, in words.
+    notes
+        Caveats on the result.
+    """
+
+    design_hash: str
+    calibration: str
+    tokens: int
+    bubble_fs: int
+    memory: tuple[Memory, ...]
+    memory_limit: int
+    model_flops: float
+    hardware_flops: float
+    peak_flops: float
+    flops_formula: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens per second over all GPUs."""
+        return self.tokens / self.seconds
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs utilisation: FLOPs needed by the model over the GPUs' peak."""
+        return self.model_flops / self.seconds / self.peak_flops
+
+    @property
+    def hfu(self) -> float:
+        """Hardware FLOPs utilisation: FLOPs performed, with recomputation, over the GPUs' peak."""
+        return self.hardware_flops / self.seconds / self.peak_flops
+
+    @property
+    def fits(self) -> bool:
+        """Whether every stage has enough memory."""
+        return max(each.total for each in self.memory) <= self.memory_limit

@@ -1,0 +1,234 @@
+"""Build the workload of one training step from a design.
+
+The step begins with the first forward pass and ends when all parameters are updated (and gathered, unless the next step does that
+during its computation).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from simcoll.arrays import Ints
+from simcoll.training.chunks import Costs
+from simcoll.training.gpu import DTYPE_BYTES
+from simcoll.training.layers import in_fs, optimizer_seconds
+from simcoll.training.memory import OPTIMIZER_BYTES, WEIGHT_BYTES, offloaded_bytes
+from simcoll.training.script import BESIDE_LAYERS, EVERY, Row, Script, Slot, script_of, shape_of
+from simcoll.workload.mesh import Mesh
+from simcoll.workload.workload import Call, Compute, Operation, Send, Workload
+
+if TYPE_CHECKING:
+    from simcoll.training.design import Design
+
+__all__ = ["FLOPS_FORMULA", "Parts"]
+
+FLOPS_FORMULA = (
+    "6 for each token and each parameter of a matrix that it meets, the head included, and of attention "
+    "3 x layers x heads x (key width + value width) x sequence for each token: the causal half, less what windows leave out"
+)
+_NAMES = {"F": "forward", "B": "backward", "W": "weights", "BW": "backward"}
+
+
+class Parts:
+    """A design, its script, and the operation of every slot.
+
+    Attributes
+    ----------
+    design, script, costs
+        The design, its operations, and their costs.
+
+    Examples
+    --------
+    >>> from simcoll.training.design import design_from
+    >>> made = Parts(design_from({
+    ...     "model": {"name": "llama-3.1-8b", "sequence": 8192, "global_batch": 8},
+    ...     "topology": {"name": "dgx-h100"}, "parallel": {"tp": 4, "pp": 2},
+    ... })).workload()
+    >>> sorted(made.classes), sorted(made.groups)
+    (['stage0', 'stage1'], ['tp'])
+    """
+
+    def __init__(self, design: Design) -> None:
+        self.design = design
+        self.script: Script = script_of(shape_of(design))
+        self.costs = Costs(design)
+        parallel = design.parallel
+        self.groups = process_groups(design.mesh, parallel.ep, parallel.shard_group)
+
+    def workload(self, more: Mapping[int, int] | None = None) -> Workload:
+        """Build the workload of the script; ``more``: additional time of single rows' computations."""
+        longer = more or {}
+        slots = [self.operation(slot) for slot in self.script.slots]
+        ids = [_identity(self.script.slots[row.slot], row, number) for number, row in enumerate(self.script.rows)]
+        operations: list[Operation] = []
+        for number, row in enumerate(self.script.rows):
+            given = slots[row.slot]
+            after = tuple(ids[other] for other in row.after)
+            operations.append(_placed(given, ids[number], after, longer.get(number, 0)))
+        used = {name for operation in slots for name in _groups_in(operation)}
+        needed, done = self.costs.flops()
+        return Workload(
+            self.design.mesh.nranks,
+            stages_of(self.design.mesh),
+            {name: found for name, found in self.groups.items() if name in used},
+            tuple(operations),
+            self.design.title,
+            self.design.tokens,
+            needed,
+            done,
+        )
+
+    def ground(self) -> Workload:
+        """Classes and groups of the workload, without operations."""
+        return Workload(self.design.mesh.nranks, stages_of(self.design.mesh), self.groups, ())
+
+    def operation(self, slot: Slot) -> Operation:
+        """The operation of a slot, without its ID and dependencies."""
+        if slot.does == "turn":
+            return self._computation(slot)
+        if slot.does == "update":
+            return self._update(slot)
+        if slot.does == "offload":
+            return self._offload(slot)
+        return self._send(slot) if slot.does == "send" else self._collective(slot)
+
+    def _computation(self, slot: Slot) -> Compute:
+        work = self.costs.turn(slot.work, slot.stage, slot.chunk, None if slot.layer == EVERY else (slot.layer,))
+        return Compute(
+            id="", on=f"stage{slot.stage}", time_fs=work.time_fs, inside=work.inside, pieces=work.pieces,
+            least_fs=work.least_fs, name=_NAMES[slot.work], flops=work.flops,
+        )  # fmt: skip
+
+    def _update(self, slot: Slot) -> Compute:
+        dense, experts = self.costs.parameters[slot.stage]
+        if self.design.parallel.shard != "none":
+            over = self.groups["shard" if "shard" in self.groups else "dp"].shape[1]
+            dense = -(-dense // over)
+            experts = -(-experts // (self.groups["edp"].shape[1] if "edp" in self.groups else over))
+        fixed = self.design.calibration.step_ms * 1e-3
+        seconds = optimizer_seconds(self.design, dense + experts)
+        if (
+            "optimizer" in self.design.parallel.offload
+        ):  # its state comes and goes at once, part by part beside the update
+            seconds = max(seconds, OPTIMIZER_BYTES * (dense + experts) / self.design.gpu.number("host.bandwidth"))
+        time_fs = in_fs(seconds + fixed)
+        return Compute(id="", on=f"stage{slot.stage}", time_fs=time_fs, name="optimizer")
+
+    def _offload(self, slot: Slot) -> Compute:
+        """Movement of weights or activations from or to host memory: time on a separate stream."""
+        weights, activations = offloaded_bytes(self.design, slot.stage, slot.chunk)
+        outwards, alone = slot.stream == "offload out", slot.work == "weights"
+        size = (0 if outwards else weights) + (0 if alone else activations)
+        time_fs = in_fs(size / self.design.gpu.number("host.bandwidth"))
+        return Compute(id="", on=f"stage{slot.stage}", time_fs=time_fs, stream=slot.stream, name=slot.stream)
+
+    def _send(self, slot: Slot) -> Send:
+        design, parallel = self.design, self.design.parallel
+        rows = parallel.micro_batch * (design.sequence // parallel.cp)
+        size = (
+            2
+            * rows
+            * design.model.hidden
+            // (parallel.tp if parallel.sequence_parallel or parallel.scatter_gather else 1)
+        )
+        name = "activations" if slot.work == "F" else "gradients of activations"
+        return Send(
+            id="",
+            source=f"stage{slot.stage}",
+            target=f"stage{slot.chunk}",
+            size_bytes=size,
+            stream=slot.stream,
+            name=name,
+        )
+
+    def _collective(self, slot: Slot) -> Call:
+        group, on = slot.work, tuple(f"stage{stage}" for stage in self.script.stages_of(slot))
+        size, n = round(self._bytes(slot)), self.groups[group].shape[1]
+        if group == "replica":
+            size //= self.groups["shard"].shape[1]
+        return Call(
+            id="", kind=slot.does, group=group, size_bytes=max(1, size - size % n), on=on, stream=slot.stream, name=f"{slot.does} {group}"
+        )  # fmt: skip
+
+    def _bytes(self, slot: Slot) -> float:
+        """Bytes of the gradients that a collective reduces, or of the parameters that it gathers (embedding and head in 16 bits)."""
+        parallel, model = self.design.parallel, self.design.model
+        reduces = slot.stream == "reduce"
+        width = DTYPE_BYTES[parallel.gradients if reduces else parallel.gathered]
+        if slot.work == "embedding":
+            return width * (model.vocabulary * model.hidden // parallel.tp)
+        layers, ends, experts = self._counts(slot)
+        if slot.work == "edp":
+            return width * experts
+        whole = layers if "edp" in self.groups else layers + experts
+        return width * whole + ends * (width if reduces else max(width, WEIGHT_BYTES))
+
+    def _counts(self, slot: Slot) -> tuple[int, int, int]:
+        """Parameters of a collective for a layer, chunk or stage: of layers, of embedding or head, and of experts."""
+        each = self.costs.layer_parameters
+        if slot.layer >= 0:
+            dense, experts = each(slot.layer)
+            return dense, 0, experts
+        chunks = self.costs.chunks[slot.stage]
+        total = self.costs.parameters[slot.stage][0]
+        ends = total - sum(each(layer)[0] for chunk in chunks for layer in chunk)
+        if slot.layer == BESIDE_LAYERS:
+            return 0, ends, 0
+        here = [
+            each(layer)
+            for chunk in (chunks if slot.chunk < 0 else chunks[slot.chunk : slot.chunk + 1])
+            for layer in chunk
+        ]
+        if (
+            slot.chunk >= 0
+            and not self.costs.is_first(slot.stage, slot.chunk)
+            and not self.costs.is_last(slot.stage, slot.chunk)
+        ):
+            ends = 0
+        return sum(dense for dense, _ in here), ends, sum(experts for _, experts in here)
+
+
+def _identity(slot: Slot, row: Row, number: int) -> str:
+    """An ID for messages and timelines, unique in a step."""
+    layer = {EVERY: "", BESIDE_LAYERS: " beside layers"}.get(slot.layer, f" layer {slot.layer}")
+    micro = f" of micro-batch {row.micro}" if row.micro >= 0 else ""
+    if slot.does == "turn":
+        return f"{number}: {slot.work} of stage {slot.stage} chunk {slot.chunk}{layer}{micro}"
+    if slot.does == "send":
+        return f"{number}: {slot.work} from stage {slot.stage} to {slot.chunk}{micro}"
+    return f"{number}: {slot.does} {slot.work} of stage {slot.stage}{layer}{micro}"
+
+
+def _placed(given: Operation, name: str, after: tuple[str, ...], more_fs: int) -> Operation:
+    if isinstance(given, Compute):
+        later = {"time_fs": given.time_fs + more_fs, "least_fs": given.least_fs + more_fs}
+        return structs.replace(given, id=name, after=after, **later)
+    return structs.replace(given, id=name, after=after)
+
+
+def _groups_in(operation: Operation) -> tuple[str, ...]:
+    if isinstance(operation, Compute):
+        return tuple(inner.group for inner in operation.inside)
+    return (operation.group,) if isinstance(operation, Call) else ()
+
+
+@lru_cache(maxsize=256)
+def stages_of(mesh: Mesh) -> dict[str, Ints]:
+    """Ranks of each stage, in the same order of the other axes."""
+    return {f"stage{place}": ranks for place, ranks in enumerate(mesh.groups("tp", "cp", "dp"))}
+
+
+@lru_cache(maxsize=256)
+def process_groups(mesh: Mesh, ep: int, shard_group: int) -> dict[str, Ints]:
+    """The process groups of each axis: tp, cp, dp (with cp, whose ranks hold the same parameters), ep and edp, shard and replica."""
+    found = {"tp": mesh.groups("tp"), "cp": mesh.groups("cp"), "dp": mesh.groups("cp", "dp")}
+    if ep > 1:
+        found["ep"], found["edp"] = mesh.blocks(("tp", "cp", "dp"), ep)
+    if 0 < shard_group < found["dp"].shape[1]:
+        found["shard"], found["replica"] = mesh.blocks(("cp", "dp"), shard_group)
+    found["embedding"] = mesh.groups("pp")[:, [0, -1]] if mesh.size("pp") > 1 else mesh.groups("pp")
+    return found

@@ -1,0 +1,206 @@
+"""Time one training step: tier 2 emulates everything together, tier 1 times collectives once each and plays the pipeline.
+
+The exposed time of an axis is found by playing again without its bytes: an operation without bytes takes no time and only orders.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import replace
+from fractions import Fraction
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from simcoll.training.memory import memory_by_stage
+from simcoll.training.script_clock import play_script, slowed_rows
+from simcoll.training.step_calibration import UNCALIBRATED
+from simcoll.training.step_result import StepResult
+from simcoll.training.step_workload import FLOPS_FORMULA, Parts
+from simcoll.workload.accounting import Counted, axes_of, breakdown, without_axes
+from simcoll.workload.class_clock import Clock, operation_fs
+from simcoll.workload.playing import Played, alone_on, play_workload, slowed
+from simcoll.workload.timing import Alone, WorkloadTimes
+from simcoll.workload.workload import Workload
+
+if TYPE_CHECKING:
+    from simcoll.training.design import Design
+
+__all__ = ["Step", "step"]
+
+NEARLY_FULL = 0.85
+"""Share of memory above which allocators start to defragment, so that steps take longer than predicted."""
+
+
+def step(design: Design, *, tier: int = 2, exposed: bool = True) -> StepResult:
+    """Time one training step.
+
+    Parameters
+    ----------
+    tier
+        1: collectives are timed once each, with all groups of the axis, and the pipeline is played with these times. 2: everything is
+        emulated together, so that operations that share links slow each other down.
+    exposed
+        Whether to find the exposed time of each axis, by playing again without it, and link utilisation. Without them, the bound
+        covers computation only.
+
+    Raises
+    ------
+    ConfigError
+        For an unknown tier.
+    """
+    return Step(design).result(tier=tier, exposed=exposed)
+
+
+class Step:
+    """A design with its workload and cached times.
+
+    Attributes
+    ----------
+    design, parts, alone
+        The design, its slots with their operations, and the times of isolated collectives.
+    """
+
+    def __init__(self, design: Design) -> None:
+        self.design = design
+        self.parts = Parts(design)
+        self.alone: Alone = alone_on(design.topology, alike=not design.cluster.degraded, calibration=design.network)
+        self.slots = tuple(self.parts.operation(slot) for slot in self.parts.script.slots)
+
+    @cached_property
+    def workload(self) -> Workload:
+        """The workload of the step."""
+        return self._workload()
+
+    def _workload(self, without: Collection[str] = ()) -> Workload:
+        """The workload; ``without``: axes whose bytes are removed."""
+        overlap = self._overlap
+        slowed_fs = slowed_rows(self.parts.script, self._takes(without), overlap) if overlap else None
+        workload = self.parts.workload(slowed_fs)
+        operations = tuple(without_axes(operation, without) for operation in workload.operations)
+        return replace(workload, operations=operations) if without else workload
+
+    @cached_property
+    def _ground(self) -> Workload:
+        """Classes and groups of the workload, without its operations."""
+        return self.parts.ground()
+
+    @cached_property
+    def _counted(self) -> Counted:
+        rows = Counter(row.slot for row in self.parts.script.rows)
+        return tuple((operation, rows[number]) for number, operation in enumerate(self.slots))
+
+    @cached_property
+    def _times(self) -> WorkloadTimes:
+        return WorkloadTimes(self._ground, self.alone)
+
+    def clock(self, *, tier: int, without: Collection[str] = (), spans: bool = True) -> Played:
+        """Play the step, with its spans; ``without``: axes whose bytes are removed."""
+        workload = self._workload(without) if without else self.workload
+        return play_workload(workload, self.alone, tier=tier, slow=self.design.slow, spans=spans)
+
+    def time_fs(self, *, tier: int, without: Collection[str] = ()) -> int:
+        """The time of the step; ``without``: axes whose bytes are removed."""
+        if tier != 1:
+            return self.clock(tier=tier, without=without, spans=False).clock.time_fs
+        takes = self._takes(without)
+        return play_script(self.parts.script, takes, self._overlap)
+
+    def _takes(self, without: Collection[str] = ()) -> list[int]:
+        """The time of each slot."""
+        made = (slowed(self._ground, without_axes(operation, without), self.design.slow) for operation in self.slots)
+        return [operation_fs(operation, self._times) for operation in made]
+
+    @cached_property
+    def _overlap(self) -> Fraction:
+        """The slow-down of passes by overlapping collectives."""
+        return Fraction(str(self.design.calibration.overlap))
+
+    def _played(self, tier: int) -> Played:
+        if tier != 1:
+            return self.clock(tier=tier, spans=False)
+        takes = self._takes()
+        made = hashlib.sha256(repr(takes).encode()).hexdigest()[:16]
+        return Played(Clock(play_script(self.parts.script, takes, self._overlap), ()), trace_hash=made)
+
+    def result(self, *, tier: int = 2, exposed: bool = True) -> StepResult:
+        """The result of the step."""
+        design = self.design
+        played = self._played(tier)
+        time_fs = played.clock.time_fs
+        axes = axes_of(self._counted)
+        free = self.time_fs(tier=1, without=axes)
+        parts = breakdown(
+            self._counted,
+            self._times,
+            exposed_fs={axis: time_fs - self.time_fs(tier=tier, without=(axis,)) if exposed else 0 for axis in axes},
+            free_fs=free,
+            time_fs=time_fs if exposed else None,
+            order="the pipeline",
+        )
+        model_flops, hardware_flops = self.parts.costs.flops()
+        return StepResult(
+            title=design.title,
+            nranks=design.mesh.nranks,
+            topology=design.topology.name,
+            tier=tier,
+            time_fs=time_fs,
+            clock=played.clock,
+            path=played.path,
+            trace_hash=played.trace_hash,
+            classes=played.classes,
+            design_hash=design.hash,
+            calibration=design.calibrations,
+            tokens=design.tokens,
+            bubble_fs=max(0, free - parts["compute_fs"]),
+            memory=memory_by_stage(design),
+            memory_limit=design.memory_limit,
+            model_flops=model_flops,
+            hardware_flops=hardware_flops,
+            peak_flops=design.gpu.peak(design.dtype) * design.mesh.nranks,
+            flops_formula=FLOPS_FORMULA,
+            notes=_notes(design, tier),
+            **parts,
+        )
+
+
+def _notes(design: Design, tier: int) -> tuple[str, ...]:
+    """Caveats on the result."""
+    found = []
+    memory = memory_by_stage(design)
+    worst = max(range(len(memory)), key=lambda stage: memory[stage].total)
+    share = memory[worst].total / design.memory_limit
+    if share > 1:
+        found.append(
+            f"does not fit: stage {worst} needs {memory[worst].total / 2**30:.1f} GiB of {design.memory_limit / 2**30:.1f}"
+        )
+    elif share > NEARLY_FULL:
+        found.append(
+            f"stage {worst} fills {100 * share:.0f} % of its memory: allocators slow such steps down, which is not modelled"
+        )
+    if design.calibration.hash == UNCALIBRATED.hash:
+        found.append(
+            "uncalibrated: assumes fused kernels and the fastest attention that was measured; for eager PyTorch and Megatron, see "
+            "simcoll list calibrations"
+        )
+    theirs = design.topology.traits.get("gpu", "").lower().replace(" ", "-")
+    if theirs and not design.gpu.name.startswith(theirs):
+        found.append(
+            f"computation is that of {design.gpu.name}, and topology {design.topology.name} is one of {theirs}"
+        )
+    if not design.gpu.name.startswith(design.calibration.gpu):
+        found.append(f"the calibration is of {design.calibration.gpu}, not of {design.gpu.name}")
+    if design.measured is not None:
+        found.append(design.measured.note())
+    if design.network is not None and design.network.corrections:
+        found.append(
+            "the calibration of collectives is used without its correction by size, which is not of single messages"
+        )
+    if design.slow and tier == 1:
+        found.append("tier 1 slows all ranks of a stage down as much as the slowest of them")
+    if design.calibration.overlap == 0 and design.parallel.overlap_dp:
+        found.append(
+            "computation is as fast beside collectives as without; measured is 19 to 40 % slower on H100 and A100 (arXiv 2507.03114)"
+        )
+    return tuple(found)

@@ -1,0 +1,588 @@
+"""Training steps: schedules against closed forms, tiers against each other, exposure, stragglers, the command."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from dataclasses import astuple, replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from simcoll.cli import main
+from simcoll.emulator.programs import emulate_program
+from simcoll.errors import ConfigError
+from simcoll.topology import crossbar, load_topology
+from simcoll.training.design import design_from
+from simcoll.training.gpu import load_gpu
+from simcoll.training.layers import layer_of
+from simcoll.training.memory import memory_by_stage, offloaded_bytes
+from simcoll.training.operators import Roofline
+from simcoll.training.pipeline import stage_order
+from simcoll.training.script_clock import _stretched
+from simcoll.training.step_calibration import UNCALIBRATED, Calibration, shipped_calibration
+from simcoll.training.step_workload import Parts
+from simcoll.training.steps import Step, step
+from simcoll.workload.class_clock import play_classes
+from simcoll.workload.lower import lower
+from simcoll.workload.playing import alone_on, play_workload
+from simcoll.workload.workload import Call, Compute, Inside, Send, Workload
+
+MS = 10**12
+SMALL = {"layers": 8, "hidden": 2048, "heads": 16, "vocabulary": 32000, "sequence": 2048, "global_batch": 32}
+
+
+def design(nodes=1, model=None, topology=None, **parallel):
+    return design_from(
+        {
+            "model": {**SMALL, **(model or {})},
+            "topology": {"name": "dgx-h100", "nodes": nodes, **(topology or {})},
+            "gpu": {"name": "h100"},
+            "parallel": parallel,
+        }
+    )
+
+
+class Free:
+    """Everything said takes no time."""
+
+    def call(self, _call):
+        return 0
+
+    def inside(self, _operation, _inner):
+        return 0
+
+    def send(self, _send):
+        return 0
+
+
+def pipeline(p, v, m, forward, backward, weights, schedule):
+    """A pipeline of equal turns, without communication."""
+    orders = [stage_order(p, v, m, stage, schedule) for stage in range(p)]
+    takes = {"F": forward, "B": backward, "W": weights}
+    done, free, places = {}, [0] * p, [0] * p
+    while any(places[s] < len(orders[s]) for s in range(p)):
+        moved = False
+        for s in range(p):
+            while places[s] < len(orders[s]):
+                kind, micro, chunk = orders[s][places[s]]
+                part = chunk * p + s
+                needs = {"F": ("F", micro, part - 1), "B": ("B", micro, part + 1), "W": ("B", micro, part)}[kind]
+                if kind == "B" and part == p * v - 1:
+                    needs = ("F", micro, part)
+                if needs[2] >= 0 and needs not in done:
+                    break
+                free[s] = max(free[s], done.get(needs, 0)) + takes[kind]
+                done[kind, micro, part] = free[s]
+                places[s], moved = places[s] + 1, True
+        assert moved, "the schedule deadlocks"
+    return max(free)
+
+
+@pytest.mark.parametrize("p", [1, 2, 4, 8])
+@pytest.mark.parametrize("rounds", [1, 2, 4])
+def test_bubbles_are_those_of_the_papers(p, rounds):
+    # Narayanan et al. 2021: (p - 1)(F + B) for 1F1B, a v-th of it interleaved; Qi et al. 2023, table 1: (p - 1)(F + B - W) for ZB-H1,
+    # where B is the part towards the input, with enough micro-batches.
+    m = p * rounds
+    assert pipeline(p, 1, m, 10, 20, 0, "1f1b") == m * 30 + (p - 1) * 30
+    for v in (2, 4):
+        if p > 1:
+            assert pipeline(p, v, m, 10, 20, 0, "1f1b") == v * m * 30 + (p - 1) * 30
+    if rounds > 1:
+        assert pipeline(p, 1, m, 10, 10, 10, "zero-bubble") == m * 30 + (p - 1) * 10
+
+
+def test_every_turn_comes_once():
+    for p, v, m, schedule in ((4, 1, 3, "1f1b"), (4, 2, 8, "1f1b"), (4, 1, 2, "zero-bubble"), (3, 1, 7, "zero-bubble")):
+        for stage in range(p):
+            turns = stage_order(p, v, m, stage, schedule)
+            kinds = "FBW" if schedule == "zero-bubble" else "FB"
+            assert sorted(turns) == sorted((kind, k, c) for kind in kinds for k in range(m) for c in range(v))
+
+
+def test_matrix_products_are_quantised_in_waves():
+    # Exactly one wave of 256 x 128 tiles on 132 multiprocessors, and one tile more: a second wave, of smaller tiles at best.
+    h100 = Roofline(load_gpu("h100"), UNCALIBRATED, "bf16")
+    full = h100.gemm(12 * 256, 11 * 128, 8192)
+    assert full == pytest.approx(2 * 132 * 256 * 128 * 8192 / (0.8 * 794.5e12))  # a share of 0.8 is sustained
+    assert h100.gemm(12 * 256 + 1, 11 * 128, 8192) > 1.2 * full
+    assert h100.gemm(12 * 256, 11 * 128, 1) > 2 * 132 * 256 * 128 / 3.35e12  # memory counts
+    slower = Roofline(load_gpu("h100"), Calibration(rate=0.5), "bf16")
+    assert slower.gemm(12 * 256, 11 * 128, 8192) == pytest.approx(2 * full)
+
+
+def test_operations_of_a_step_are_counted_by_hand():
+    # 6 operations a token and parameter of a matrix, and causal attention: 6 L h s^2 / 2 x 2 products a sequence.
+    made = Parts(design(tp=2, pp=2, shard="optimizer")).workload()
+    h, layers, s, batch, v = 2048, 8, 2048, 32, 32000
+    matrices = layers * 16 * h * h + v * h  # attention 4, gated MLP of 4 h: 12
+    assert made.model_flops == pytest.approx(batch * s * (6 * matrices + 6 * layers * h * s))
+    assert made.hardware_flops == pytest.approx(batch * s * (6 * matrices + 7 * layers * h * s))  # scores again
+    half = Parts(design(tp=2, pp=2, recompute="operators")).workload()  # every second product
+    assert half.hardware_flops == pytest.approx(batch * s * (6 * matrices + layers * 16 * h * h + 7 * layers * h * s))
+    full = Parts(design(tp=2, pp=2, recompute="full")).workload()
+    assert full.hardware_flops == pytest.approx(
+        batch * s * (6 * matrices + 2 * layers * 16 * h * h + 9 * layers * h * s)
+    )
+    # Two of sixteen experts of 3 h x 1024, and the router; how tokens are spread over the experts changes no count.
+    matrices = layers * (4 * h * h + 2 * 3 * h * 1024 + 16 * h) + v * h
+    for imbalance in (1.0, 1.3):
+        experts = Parts(
+            design(ep=8, imbalance=imbalance, model={"experts": 16, "top_k": 2, "expert_ffn": 1024})
+        ).workload()
+        assert experts.model_flops == pytest.approx(batch * s * (6 * matrices + 6 * layers * h * s))
+
+
+def test_a_layer_says_what_megatron_says():
+    # 2 all_reduces of b s h elements in each direction; with sequence parallelism each is a reduce_scatter and an all_gather.
+    plain = layer_of(design(tp=8), moe=False)
+    assert plain.forward.inside == (Inside("all_reduce", "tp", 2048 * 2048 * 2, 2),) == plain.to_input.inside
+    split = layer_of(design(tp=8, sequence_parallel=True), moe=False)
+    assert {(inner.kind, inner.count) for inner in split.forward.inside} == {("all_gather", 2), ("reduce_scatter", 2)}
+    assert split.forward.seconds < plain.forward.seconds
+
+
+CASES = {
+    "tp": {"tp": 8, "sequence_parallel": True},
+    "pipeline of nodes": {"nodes": 2, "tp": 8, "pp": 2},
+    "interleaved": {"nodes": 2, "tp": 8, "pp": 2, "virtual": 2},
+    "zero bubble": {"nodes": 2, "tp": 8, "pp": 2, "schedule": "zero-bubble"},
+    "data parallel": {"nodes": 2, "tp": 8},
+    "optimizer sharded": {"nodes": 2, "tp": 8, "shard": "optimizer"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_tiers_agree_where_links_are_disjoint(name):
+    asked = Step(design(**CASES[name]))
+    one, two = (asked.clock(tier=tier) for tier in (1, 2))
+    assert asked.time_fs(tier=1) == one.clock.time_fs == two.clock.time_fs
+    assert sorted(map(astuple, one.clock.spans)) == sorted(map(astuple, two.clock.spans))
+
+
+SHARED = {
+    "fsdp": {"nodes": 2, "shard": "parameters"},
+    "hybrid": {"nodes": 2, "shard": "parameters", "shard_group": 8},
+    "experts": {
+        "nodes": 2,
+        "ep": 16,
+        "imbalance": 1.3,
+        "model": {"experts": 16, "top_k": 2, "expert_ffn": 1024, "global_batch": 16},
+    },
+    "context ring": {"nodes": 2, "tp": 4, "cp": 4},
+    "context gathered": {"nodes": 2, "tp": 4, "cp": 4, "context": "all_gather"},
+    "ulysses": {"nodes": 2, "cp": 4, "tp": 2, "context": "ulysses"},
+    "overlapped": {"nodes": 2, "tp": 4, "pp": 2, "shard": "optimizer", "overlap_dp": True},
+    "chunks overlapped": {
+        "nodes": 2,
+        "tp": 4,
+        "pp": 2,
+        "shard": "optimizer",
+        "overlap_dp": True,
+        "buckets": "aligned",
+    },
+    "experts overlapped": {
+        "nodes": 2,
+        "ep": 8,
+        "overlap_ep": True,
+        "model": {"experts": 8, "top_k": 2, "global_batch": 16},
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHARED)
+def test_every_parallelism_is_played(name):
+    made = design(**{**SHARED[name], "model": {"layers": 2, **SHARED[name].get("model", {})}})
+    result = step(made)
+    free = {axis: each for axis, each in result.axes.items() if each.exposed_fs < 0}
+    assert free == {}
+    assert result.bound_fs <= result.time_fs
+    assert result.time_fs <= result.compute_fs + result.bubble_fs + 3 * sum(
+        axis.total_fs for axis in result.axes.values()
+    )
+    assert 0 < result.mfu <= result.hfu < 1
+
+
+@pytest.mark.slow
+def test_engines_agree_on_a_step():
+    asked = Step(
+        design(nodes=2, tp=4, pp=2, shard="optimizer", overlap_dp=True, model={"layers": 2, "global_batch": 8})
+    )
+    program, _ = lower(asked.workload, asked.alone.plans)
+    found = {
+        emulate_program(program, asked.design.topology, data="none", engine=engine, quotient=quotient).time_fs
+        for engine, quotient in (("simpy", False), ("fast", False), ("auto", True))
+    }
+    assert len(found) == 1
+
+
+def test_axes_that_share_a_nic_slow_each_other_down():
+    """Both axes cross one link: together they need the sum, as formulas of a maximum do not see."""
+    topology = crossbar(2, "10 GB/s")
+    both = {"all": np.arange(2)}
+    group = np.array([[0, 1]])
+    size = 10**8
+    operations = (
+        Call(id="a", kind="all_to_all", group="ep", size_bytes=size, stream="a"),
+        Call(id="b", kind="all_to_all", group="dp", size_bytes=size, stream="b"),
+    )
+    workload = Workload(2, both, {"ep": group, "dp": group}, operations)
+    alone = alone_on(topology, alike=False)
+    one, two = (play_workload(workload, alone, tier=tier).clock.time_fs for tier in (1, 2))
+    assert one == size // 2 * 10**5  # half of it leaves each rank: 5 ms
+    assert two == 2 * one
+
+
+def test_what_runs_beside_computation_is_hidden():
+    topology = crossbar(2, "10 GB/s")
+    size = 10**8  # an all_to_all takes 5 ms
+    # With a quarter of the multiprocessors taken, 5 ms beside a computation cost 1.25 ms of its work, unless it waits longer anyway.
+    for hidden, share, expected in (
+        (0, 0, 15), (3, 0, 12), (5, 0, 10), (9, 0, 10), (9, 0.25, 11.25), (4, 0.25, 11.25), (3, 0.25, 12), (0, 0.25, 15),
+    ):  # fmt: skip
+        inner = Inside("all_to_all", "ep", size, 1, 1.0, hidden * MS, share)
+        work = Compute(id="c", on="all", time_fs=10 * MS, inside=(inner,))
+        beside = Call(
+            id="other", kind="all_to_all", group="dp", size_bytes=2, stream="x"
+        )  # shares the link: nothing is memoised
+        workload = Workload(
+            2, {"all": np.arange(2)}, {"ep": np.array([[0, 1]]), "dp": np.array([[0, 1]])}, (beside, work)
+        )
+        for tier in (1, 2):
+            found = play_workload(workload, alone_on(topology, alike=False), tier=tier).clock.time_fs
+            assert found == pytest.approx(expected * MS, rel=1e-4)
+
+
+@pytest.mark.parametrize("buckets", ["chunk", "aligned"])
+def test_whole_chunks_are_reduced_at_once(buckets):
+    """Aligned, stage s, which is s turns ahead of the first, reduces s turns later; the same bytes move as layer by layer."""
+    model = {"layers": 24, "global_batch": 24}
+    asked = {
+        "nodes": 6,
+        "tp": 4,
+        "pp": 3,
+        "virtual": 4,
+        "dp": 4,
+        "shard": "optimizer",
+        "overlap_dp": True,
+        "model": model,
+    }
+    moved = []
+    for each, count in (("layer", 24 + 2), (buckets, 3 * 4)):
+        made = Step(design(**asked, buckets=each))
+        calls = [o for o in made.workload.operations if isinstance(o, Call) and o.kind == "reduce_scatter"]
+        assert len(calls) == count
+        moved.append([sum(o.size_bytes for o in calls if o.on == (f"stage{stage}",)) for stage in range(3)])
+    assert moved[0] == moved[1]
+    script = made.parts.script
+    for stage in range(3):
+        slots = [(script.slots[row.slot], row) for row in script.rows]
+        turns = [n for n, (slot, _) in enumerate(slots) if (slot.does, slot.stage, slot.work) == ("turn", stage, "BW")]
+        final = {
+            slots[n][0].chunk: place
+            for place, n in enumerate(turns)
+            if slots[n][1].micro == made.design.micro_batches - 1
+        }
+        late = {
+            slot.chunk: turns.index(row.after[0]) - final[slot.chunk]
+            for slot, row in slots
+            if (slot.does, slot.stage) == ("reduce_scatter", stage)
+        }
+        turns_later = stage if buckets == "aligned" else 0
+        assert late == {3: turns_later, 2: turns_later, 1: turns_later, 0: 0}  # after the last chunk no turns are left
+
+
+def test_interleaved_sends_overlap_while_passes_alternate():
+    """Megatron-LM fills with (p - s - 1) * 2 + (v - 1) * p forward passes on stage s and waits for their sends, as when it drains."""
+    asked = {"nodes": 2, "tp": 8, "pp": 2, "virtual": 2, "model": {"layers": 4, "global_batch": 8}}
+    # Stage 0 fills with 4 passes and drains with 5, of which the middle two send; stage 1 fills with 2 and drains with 3, the last of which
+    # nothing waits for.
+    alternating = {("F", 0): 4, ("F", 1): 2, ("B", 0): 2, ("B", 1): 2}
+    # 16 passes a stage each way; the last chunk sends nothing forward, the first nothing backward.
+    never = {("F", 0): 16, ("F", 1): 8, ("B", 0): 8, ("B", 1): 15}
+    times = []
+    for overlap, expected in (({"overlap_pp": True}, {}), ({}, alternating), ({"overlap_pp": False}, never)):
+        made = Step(design(**asked, **overlap))
+        slots = [(made.parts.script.slots[row.slot], row) for row in made.parts.script.rows]
+        waited = Counter(
+            (slots[at][0].work, slot.stage)
+            for slot, row in slots
+            if slot.does == "turn"
+            for at in row.after
+            if (slots[at][0].does, slots[at][0].stage) == ("send", slot.stage)
+        )
+        assert waited == expected
+        times.append(made.time_fs(tier=1))
+    assert times[0] < times[1] < times[2]
+
+
+def test_what_an_axis_exposes_is_what_is_saved_without_it():
+    result = step(design(nodes=2, tp=8, pp=2, shard="optimizer"), tier=1)
+    assert set(result.axes) == {"tp", "pp"}
+    rest = result.time_fs - sum(axis.exposed_fs for axis in result.axes.values())
+    assert rest <= result.compute_fs + result.bubble_fs  # together they save at least as much
+    assert result.axes["tp"].exposed_fs >= result.axes["tp"].total_fs  # nothing hides it, and the bubble has it, too
+
+
+def test_a_slow_rank_slows_its_group():
+    usual, slow = (
+        step(design(nodes=2, tp=8, topology={"slow": ranks}), tier=2, exposed=False).time_fs
+        for ranks in ({}, {"3": 1.1})
+    )
+    work = step(design(nodes=2, tp=8), tier=1, exposed=False).compute_fs
+    assert slow - usual == pytest.approx(work * 0.1, rel=0.01)
+    assert step(design(nodes=2, tp=8, topology={"slow": {"3": 1.1}}), tier=1, exposed=False).time_fs == pytest.approx(
+        slow, rel=0.01
+    )
+
+
+def test_one_fast_rank_speeds_no_group_up():
+    for tier in (1, 2):
+        usual, fast = (step(design(tp=8, topology={"slow": ranks}), tier=tier) for ranks in ({}, {"3": 0.5}))
+        assert usual.time_fs == fast.time_fs
+        assert usual.bound_fs == fast.bound_fs
+
+
+def test_a_gpu_in_the_machine_of_another_is_said():
+    mixed = step(design(topology={"name": "dgx-a100"}), tier=1, exposed=False)
+    assert "computation is that of h100, and topology dgx-a100 is one of a100" in mixed.notes
+    assert not any("computation is that of" in note for note in step(design(), tier=1, exposed=False).notes)
+
+
+@pytest.mark.parametrize("shard", ["optimizer", "gradients", "parameters"])
+def test_shards_of_one_rank_are_replicas_alone(shard):
+    first, second = (step(design(tp=2, shard=shard, shard_group=1), tier=tier, exposed=False) for tier in (1, 2))
+    assert second.time_fs == pytest.approx(first.time_fs, rel=0.01)  # gathering beside computation, they share links
+    assert first.axes["replica"].total_fs > 0 == first.axes["shard"].total_fs
+
+
+def test_a_calibration_of_another_gpu_is_said():
+    said = "the calibration is of a100, not of h100"
+    notes = {
+        name: step(replace(design(), calibration=shipped_calibration(name)), tier=1, exposed=False).notes
+        for name in ("megatron-a100", "fsdp-h100", "megatron-experts")
+    }
+    assert [name for name, told in notes.items() if said in told] == ["megatron-a100"]
+
+
+@pytest.mark.slow
+def test_degraded_links_count():
+    usual = step(design(nodes=2), tier=1, exposed=False).time_fs
+    nic = load_topology("dgx-h100", nodes=2).path(0, 8)[0]
+    slow = step(design(nodes=2, topology={"degraded": {nic: 0.1}}), tier=1, exposed=False).time_fs
+    assert slow > usual
+
+
+def test_a_design_that_does_not_fit_is_said_not_to():
+    result = step(
+        design(model={"global_batch": 512, "layers": 96, "hidden": 8192, "heads": 64}, micro_batch=64),
+        tier=1,
+        exposed=False,
+    )
+    assert not result.fits
+    assert any(note.startswith("does not fit: stage 0 needs") for note in result.notes)
+
+
+def test_host_time_is_a_floor():
+    base = design()
+    launches = replace(base, calibration=Calibration(host_layer_us=10_000))
+    # 32 / 8 micro-batches of 8 layers: 10 ms forward, 20 ms backward.
+    found = step(launches, tier=1, exposed=False).time_fs - step(base, tier=1, exposed=False).time_fs
+    assert 4 * 8 * 25 * MS < found < 4 * 8 * 30 * MS
+
+
+def test_the_host_launches_what_no_graph_does():
+    model = {"experts": 16, "top_k": 2, "global_batch": 16}
+    host = Calibration(host_layer_us=10_000, host_expert_us=5_000)
+    for graphs, floor in (("none", 10 + 8 * 5), ("layer", 8 * 5), ("step", 0)):
+        base = design(ep=2, graphs=graphs, model=model)
+        found = Parts(replace(base, calibration=host)).costs.turn("F", 0, 0).least_fs
+        assert found == floor * base.model.layers * MS, graphs
+    dense = Parts(replace(design(), calibration=host)).costs.turn("F", 0, 0)
+    assert dense.least_fs == 10 * design().model.layers * MS
+
+
+def test_overlapped_exchanges_take_multiprocessors_from_the_computation():
+    model = {"experts": 8, "top_k": 2, "global_batch": 16}
+    units = {units: design(ep=8, overlap_ep=True, exchange_units=units, model=model) for units in (0, 33)}
+    inner = {name: Parts(each).costs.turn("F", 0, 0).inside for name, each in units.items()}
+    assert [each.share for each in inner[33]] == [0.25]
+    assert [each.share for each in inner[0]] == [0]
+    assert Step(units[33]).time_fs(tier=1) > Step(units[0]).time_fs(tier=1)
+
+
+def test_work_is_slower_while_a_collective_is_under_way():
+    # Half as fast: ten units of work from 0 on, beside a collective from 4 to 8, do 4, then 2 of the next 4, then the last 4.
+    assert _stretched(0, 10, [(4, 8)], Fraction(1)) == 12
+    assert _stretched(0, 10, [(4, 8), (9, 30)], Fraction(1)) == 15
+    assert _stretched(5, 10, [(0, 5), (20, 25)], Fraction(1)) == 10
+    assert _stretched(0, 10, [(0, 100)], Fraction("0.35")) == 13
+
+
+@pytest.mark.slow
+def test_collectives_beside_computation_slow_it_in_both_tiers():
+    base = design(nodes=2, tp=8, shard="optimizer", overlap_dp=True)
+    usual = Step(base).time_fs(tier=1)
+    slowed = Step(replace(base, calibration=Calibration(overlap=0.5)))
+    found = slowed.time_fs(tier=1)
+    assert found == slowed.time_fs(tier=2) == slowed.clock(tier=1).clock.time_fs
+    hidden = step(base, tier=1).axes["dp"]
+    # Of what is hidden, a third is lost: at half the speed more, 1.5 units of time do the work of one.
+    assert 0 < found - usual <= (hidden.total_fs - hidden.exposed_fs) // 3
+    assert slowed.time_fs(tier=1, without=("dp",)) == Step(base).time_fs(tier=1, without=("dp",))
+
+
+@pytest.mark.parametrize("moved", ["activations", "weights", "optimizer"])
+def test_what_is_offloaded_takes_its_time(moved):
+    def timed(rate, *offload):
+        made = design(nodes=2, tp=8, pp=2, offload=offload)
+        gpu = replace(made.gpu, values={**made.gpu.values, "host.bandwidth": rate})
+        return Step(replace(made, gpu=gpu))
+
+    usual = timed(1.0).time_fs(tier=1)
+    assert timed(1e18, moved).time_fs(tier=1) == pytest.approx(
+        usual, rel=1e-8
+    )  # a host that is fast enough costs nothing
+    slow = timed(1e8, moved)
+    found = slow.time_fs(tier=1)
+    assert found == slow.clock(tier=2, spans=False).clock.time_fs
+    weights, activations = offloaded_bytes(slow.design, 0, 0)
+    state = memory_by_stage(slow.design)[0].host if moved == "optimizer" else 0
+    # 32 micro-batches: the first stage moves all activations but those of the last, which it uses at once, out and then in, and weights
+    # in twice for each; the link is busy nearly all the time.
+    bytes_of = {"activations": 31 * activations, "weights": 64 * weights, "optimizer": state}[moved]
+    assert bytes_of > 0
+    assert 0.99 * bytes_of / 1e8 < found / 1e15 < 1.1 * (bytes_of / 1e8 + usual / 1e15)
+
+
+def test_play_classes_keeps_streams_in_order():
+    operations = (
+        Compute(id="a", on="x", time_fs=5),
+        Compute(id="b", on="y", time_fs=7),
+        Send(id="s", source="x", target="y", size_bytes=0, after=("a", "b")),
+        Compute(id="c", on="x", time_fs=1, stream="other"),
+        Compute(id="d", on="x", time_fs=1, after=("s", "c")),
+    )
+    workload = Workload(2, {"x": np.array([0]), "y": np.array([1])}, {}, operations)
+    clock = play_classes(workload, Free())
+    assert [(span.operation, span.begin_fs, span.end_fs) for span in clock.spans] == [
+        (0, 0, 5), (1, 0, 7), (2, 7, 7), (2, 7, 7), (3, 0, 1), (4, 7, 8),
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match="tier 3"):
+        play_workload(workload, alone_on(crossbar(2, "1 GB/s"), alike=False), tier=3)
+
+
+@pytest.mark.slow
+def test_the_command(tmp_path, capsys):
+    path = tmp_path / "small.toml"
+    path.write_text(
+        "[model]\nlayers = 2\nhidden = 1024\nheads = 8\nvocabulary = 1024\nsequence = 512\nglobal_batch = 8\n"
+        "[topology]\nname = 'dgx-h100'\n[parallel]\ntp = 4\n"
+    )
+    folder = tmp_path / "out"
+    assert main(["step", str(path), "-o", str(folder), "--tier", "1"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"\n{name}" in text for name in ("step ", "MFU, HFU", "tp ", "dp ", "bound", "memory", "# played"))
+    found = json.loads((folder / "step.json").read_text())
+    assert found["time_fs"] > found["compute_fs"] > 0
+    events = json.loads(gzip.decompress((folder / "trace.json.gz").read_bytes()))["traceEvents"]
+    assert {event["args"]["name"] for event in events if event["name"] == "thread_name"} == {"compute", "reduce"}
+    ends = [event["ts"] + event["dur"] for event in events if event["ph"] == "X"]
+    assert max(ends) == pytest.approx(found["time_fs"] / 1e9)
+    assert (folder / "step.svg").read_bytes().startswith(b"<?xml")
+    first = {file.name: file.read_bytes() for file in folder.iterdir()}
+    assert main(["step", str(path), "-o", str(folder), "--tier", "1"]) == 0
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == first
+    path.write_text(path.read_text() + "pp = 3\n")
+    assert main(["step", str(path)]) == 2
+    assert "small.toml" in capsys.readouterr().err
+
+
+def test_casts_to_8_bits_are_counted_by_hand():
+    # Attention out and the second matrix of the MLP cast their input; all four cast weights and the gradients of their output:
+    # 2 bytes read, and 1 written twice. A norm writes 8 bits by itself.
+    rows, h, inner = 2048, 2048, 4 * 2048
+    rate = 0.8 * 3.35e12
+    weights = 4 * h * h + 3 * h * inner
+    made = {
+        gathered: layer_of(design(model={"dtype": "fp8"}, gathered=gathered), moe=False) for gathered in ("bf16", "fp8")
+    }
+    cast = made["bf16"].forward.seconds - made["fp8"].forward.seconds
+    assert cast == pytest.approx(4 * weights / rate)
+    assert made["bf16"].to_input == made["fp8"].to_input
+    asked = design(model={"dtype": "fp8"}, gathered="fp8")
+    roof = Roofline(asked.gpu, UNCALIBRATED, "fp8")
+    matrices = [(h, 3 * h), (h, h), (h, 2 * inner), (inner, h)]
+    products = sum(roof.gemm(rows, outputs, inputs) for inputs, outputs in matrices)
+    back = sum(roof.gemm(rows, inputs, outputs) for inputs, outputs in matrices)
+    # The same layer in 16 bits has no casts: what is left of both, beside products, differs by them alone.
+    plain = layer_of(design(), moe=False)
+    wide = Roofline(asked.gpu, UNCALIBRATED, "bf16")
+    left = plain.forward.seconds - sum(wide.gemm(rows, outputs, inputs) for inputs, outputs in matrices)
+    assert made["fp8"].forward.seconds - products - left == pytest.approx(4 * rows * (h + inner) / rate)
+    left = plain.to_input.seconds - sum(wide.gemm(rows, inputs, outputs) for inputs, outputs in matrices)
+    assert made["fp8"].to_input.seconds - back - left == pytest.approx(4 * rows * (3 * h + h + 2 * inner + h) / rate)
+
+
+def test_tensor_parallelism_beside_products_in_both_tiers():
+    apart, beside = (Step(design(tp=8, sequence_parallel=True, overlap_tp=each)) for each in (False, True))
+    layer = layer_of(beside.design, moe=False)
+    # Seven eighths of a fourth of the products hide each of four collectives: the part that a rank has is there at once.
+    roof = Roofline(load_gpu("h100"), UNCALIBRATED, "bf16")
+    matrices = [(2048, 3 * 256), (256, 2048), (2048, 2 * 1024), (1024, 2048)]
+    products = sum(roof.gemm(2048, outputs, inputs) for inputs, outputs in matrices)
+    assert [inner.hidden_fs for inner in layer.forward.inside] == [pytest.approx(products * 1e15 * 7 / 32)] * 2
+    for made in (apart, beside):
+        assert made.time_fs(tier=1) == made.time_fs(tier=2)
+    free = beside.time_fs(tier=1, without=("tp",))
+    assert free <= beside.time_fs(tier=1) < apart.time_fs(tier=1)
+    with pytest.raises(ConfigError, match="overlap_tp needs sequence_parallel"):
+        design(tp=4, overlap_tp=True)
+
+
+def test_biases_of_experts_are_added_by_separate_kernels():
+    """TEGroupedMLP._apply_bias of Megatron-LM: 28 bytes of an element of the experts' outputs, 40 of its gradient."""
+    experts = {"experts": 8, "top_k": 2}
+    plain, biased = (
+        layer_of(design(model={**experts, "expert_bias": each}, micro_batch=2), moe=True) for each in (False, True)
+    )
+    outputs = 2 * SMALL["sequence"] * 2 * SMALL["hidden"]
+    for way, nbytes in (("forward", 28), ("to_input", 40)):
+        more = getattr(biased, way).seconds - getattr(plain, way).seconds
+        assert more == pytest.approx(outputs * nbytes / (0.8 * 3.35e12))
+
+
+def test_eager_kernels_and_older_attention_are_constants():
+    fused = layer_of(design(), moe=False).forward.seconds
+    roof = Roofline(load_gpu("h100"), UNCALIBRATED, "bf16")
+    flops = 16 * 2048**2 * 2 * 128
+    slow = layer_of(replace(design(), calibration=Calibration(attention=0.5)), moe=False).forward.seconds
+    assert slow - fused == pytest.approx(roof.attention(flops))
+    # Norms 2 x 4, residuals 2 x 6 and heads 12 bytes a row and width, and 3 x 2 of the gated MLP, which is four times as wide.
+    moved = 2048 * 2048 * (8 + 12 + 12 + 4 * 6)
+    eager = layer_of(replace(design(), calibration=Calibration(unfused=2.0)), moe=False).forward.seconds
+    assert eager - fused == pytest.approx(moved / (0.8 * 3.35e12))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ep", "copies"),
+    [
+        (4, 32, 4 * (1 - Fraction(24 * 23, 32 * 31))),  # 8 of 32 experts a node: neither of two is there
+        (2, 8, 8 * (1 - Fraction(28 * 27, 32 * 31))),  # one node, 4 experts a rank
+        (1, 4, 4 * (1 - Fraction(24 * 23, 32 * 31))),
+    ],
+)
+def test_tokens_go_once_to_every_node_of_their_experts(nodes, ep, copies):
+    experts = {"experts": 32, "top_k": 2, "expert_ffn": 512, "global_batch": 64}
+    sizes = [
+        inner.size_bytes
+        for each in ("copies", "once")
+        for inner in layer_of(design(nodes, experts, ep=ep, dispatch=each), moe=True).forward.inside
+        if inner.kind == "all_to_all"
+    ]
+    assert sizes == [2048 * 2048 * 2 * 2, round(2048 * 2048 * 2 * copies)]
