@@ -52,9 +52,7 @@ def calibrate_logs(
     """
     from simcoll.files.output import refuse_places
     from simcoll.libraries.calibration import write_calibration
-    from simcoll.planning.calibrating import fitted, gathered
     from simcoll.planning.measured.calibrating import fitted, gathered
-    from simcoll.units import printable
 
     if not logs:
         raise ConfigError("calibrate needs a log; expected output of nccl-tests, rccl-tests or realcoll perf")

@@ -67,13 +67,10 @@ def compare_log(
         settings_for,
         told_of,
     )
-    from simcoll.planning.hypotheses import hypotheses
-    from simcoll.planning.library_table import doubts
-    from simcoll.terminal import printable
     from simcoll.planning.measured.comparison_chart import comparison_svg
     from simcoll.planning.measured.hypotheses import hypotheses
     from simcoll.planning.measured.library_table import doubts
-    from simcoll.units import printable
+    from simcoll.terminal import printable
 
     refuse_places([svg], [log, topology, library, calibration])
     check_request(topology, env)
@@ -118,7 +115,9 @@ def compare_log(
             raise ConfigError(
                 f"{len(tables)} tables are too many for one picture; the most is {MAX_PANELS}", file=str(log)
             )
-        write_file(svg, comparison_svg(f"{printable(log.name)} beside predictions for {settings[0].topology.name}", tables))
+        write_file(
+            svg, comparison_svg(f"{printable(log.name)} beside predictions for {settings[0].topology.name}", tables)
+        )
         say(f"# wrote {svg}")
 
 

@@ -23,9 +23,7 @@ def read_flight(*files: Path) -> int:
     """
     from simcoll.files.strict import read_start
     from simcoll.formats.recognise import TITLES, recognise
-    from simcoll.formats.strict import read_start
     from simcoll.units import counted
-    from simcoll.units import counted, printable
 
     if not files:
         raise ConfigError("expected the flight records of some ranks, such as record_0 record_1, or a report of RAS")

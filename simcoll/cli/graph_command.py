@@ -75,10 +75,7 @@ def _checked(file: Path, machine: Topology) -> Iterator[Channels]:
     from simcoll.formats.logs.nccl_graph import MAX_BYTES, parse_nccl_graphs
     from simcoll.formats.logs.nccl_log import load_nccl_log
     from simcoll.formats.recognise import TITLES, recognise
-    from simcoll.formats.strict import read_file, read_start
-    from simcoll.planning.nccl_graphs import channels_of_graph, channels_of_log, connection_lines, fit_lines
     from simcoll.planning.tuners.nccl_graphs import channels_of_graph, channels_of_log, connection_lines, fit_lines
-    from simcoll.units import printable
 
     kind = recognise(read_start(file))
     if kind not in {"nccl-log", "nccl-tests"}:

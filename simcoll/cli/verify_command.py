@@ -47,9 +47,7 @@ def verify_file(
     """
     from simcoll.algorithms.imported import is_file_name
     from simcoll.cli.progress import Progress
-    from simcoll.formats.output import refuse_places
     from simcoll.files.output import refuse_places
-    from simcoll.units import printable
 
     refuse_places([certificate], [file])
     with Progress() as progress:
@@ -75,9 +73,7 @@ def _certified(found: Any, proof: Any, path: str) -> tuple[str, str]:
     from shlex import quote
 
     from simcoll.core.device_program import DeviceProgram
-    from simcoll.formats.certificate import write_certificate
     from simcoll.formats.schedules.certificate import write_certificate
-    from simcoll.units import printable
 
     write_certificate(found, proof, path)
     instead = ""

@@ -27,9 +27,8 @@ from simcoll.distributed.runtime.objects import ObjectEncodingError, encode
 from simcoll.distributed.start.results import RunResult, collected, memory_of, table_of
 from simcoll.distributed.start.spawning import spawn
 from simcoll.errors import ConfigError, nearest
-from simcoll.limits.paths import is_file
-from simcoll.terminal import printable, printable_lines
 from simcoll.files.paths import is_file
+from simcoll.terminal import printable, printable_lines
 from simcoll.topology import load_topology
 from simcoll.units import counted, format_time
 

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from simcoll.errors import ConfigError, expect, nearest
-from simcoll.limits.paths import is_file, shipped_files
-from simcoll.limits.text import parse_toml
-from simcoll.terminal import printable
 from simcoll.files.paths import is_file, shipped_files
 from simcoll.files.text import parse_toml
+from simcoll.terminal import printable
 
 __all__ = [
     "ASTRA_NETWORK",

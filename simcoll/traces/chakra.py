@@ -18,15 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from simcoll.core.order import lowest_first
 from simcoll.errors import ConfigError, blamed_on, nearest, shown
-from simcoll.formats.chakra_nodes import Node, Value, parse_nodes
-from simcoll.formats.strict import read_file
-from simcoll.limits.given import FilePath, path_of
-from simcoll.limits.paths import is_file
-from simcoll.terminal import printable
 from simcoll.files.paths import is_file
 from simcoll.files.reader_arguments import FilePath, path_of
 from simcoll.files.strict import read_file
 from simcoll.formats.chakra.nodes import Node, Value, parse_nodes
+from simcoll.terminal import printable
 from simcoll.traces.gathering import gathered
 from simcoll.traces.rank_traces import Step, Together, Traces
 from simcoll.units import MAX_TIME_FS

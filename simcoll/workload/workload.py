@@ -18,9 +18,6 @@ from numpy.typing import NDArray
 from simcoll.core.collective import KINDS
 from simcoll.core.reduction import parse_dtype
 from simcoll.errors import ConfigError, blamed_on, nearest
-from simcoll.formats.strict import decode_json
-from simcoll.limits.given import Content, content_of
-from simcoll.errors import ConfigError, nearest
 from simcoll.files.reader_arguments import Content, content_of
 from simcoll.files.strict import decode_json
 

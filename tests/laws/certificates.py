@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import simcoll_check
 from simcoll.algorithms import ALGORITHMS
 from simcoll.binding import bind
-from simcoll.formats.certificate import MAX_MOVES, certificate_bytes
+from simcoll.formats.schedules.certificate import MAX_MOVES, certificate_bytes
 from simcoll.proving import check_lowering, lower, verify
 from tests.support.certificate_judge import judge
 from tests.support.certificate_mutants import mutated, proved, stock

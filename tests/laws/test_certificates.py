@@ -13,7 +13,8 @@ import pytest
 import simcoll
 import simcoll_check
 from simcoll.algorithms import ALGORITHMS
-from simcoll.formats import certificate, certificate_bytes, dump_mscclpp_plan, load_algorithm, parse_mscclpp_plan
+from simcoll.formats import certificate_bytes, dump_mscclpp_plan, load_algorithm, parse_mscclpp_plan
+from simcoll.formats.schedules import certificate
 from simcoll.proving import verify, verify_device_program, verify_program
 from simcoll.proving.symmetry import verify_by_symmetry
 from tests.laws.certificates import check_algorithm, checked, mutant, play

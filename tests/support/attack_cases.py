@@ -11,7 +11,7 @@ import numpy as np
 
 import simcoll
 from simcoll.errors import ConfigError, ScheduleError
-from simcoll.formats.certificate import certificate_bytes
+from simcoll.formats.schedules.certificate import certificate_bytes
 from simcoll.proving import check_lowering, lower, verify_device_program, verify_program
 from tests.support.attack_certificates import certificate, checker_words, has_checker, program_certificate
 from tests.support.exact_player import LEVELS, Verdict, WrongError, verdict_on

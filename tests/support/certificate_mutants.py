@@ -18,11 +18,11 @@ from simcoll.core.collective import Collective
 from simcoll.core.rank_program import Instruction, Lane, RankProgram
 from simcoll.core.schedule import OP_NAMES, Layout, Repeat, Schedule, transfers
 from simcoll.formats import load_algorithm
-from simcoll.formats.certificate import certificate_bytes
-from simcoll.formats.msccl_writer import dump_msccl_xml
-from simcoll.formats.schedule_files import parse_algorithm
+from simcoll.formats.schedules.certificate import certificate_bytes
+from simcoll.formats.schedules.msccl_writer import dump_msccl_xml
+from simcoll.formats.schedules.schedule_files import parse_algorithm
 from simcoll.proving import check_lowering, lower, verify, verify_program
-from simcoll.proving.program import ProgramProof
+from simcoll.proving.program_proof import ProgramProof
 from simcoll.proving.symmetry import verify_by_symmetry
 from tests.support.certificate_judge import Wrong, columns, unrolled
 from tests.support.mutants import originals

@@ -10,20 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from simcoll.formats.log_lines import Skipped, log_lines
-from simcoll.formats.measured import ITEMSIZES, Log, Measured, Run, Table, dotted, finished
-from simcoll.formats.nccl_tests_json import MAX_JSON, tables_of_json
-from simcoll.formats.nccl_tuning import TuningReader
-from simcoll.formats.osu import OsuReader
-from simcoll.limits.given import FilePath, path_of
-from simcoll.terminal import printable
 from simcoll.files.reader_arguments import FilePath, path_of
 from simcoll.formats.logs.log_lines import Skipped, log_lines
 from simcoll.formats.logs.measured import ITEMSIZES, Log, Measured, Run, Table, dotted, finished
 from simcoll.formats.logs.nccl_tests_json import MAX_JSON, tables_of_json
 from simcoll.formats.logs.nccl_tuning import TuningReader
 from simcoll.formats.logs.osu import OsuReader
-from simcoll.units import printable
+from simcoll.terminal import printable
 
 __all__ = ["load_log"]
 

@@ -9,14 +9,10 @@ from typing import Any
 import msgspec
 
 from simcoll.errors import ConfigError, shown
-from simcoll.formats.log_lines import Skipped
-from simcoll.formats.measured import Measured, Run, Table, dotted, finished
-from simcoll.formats.strict import in_words, read_file
-from simcoll.terminal import printable
 from simcoll.files.strict import in_words, read_file
 from simcoll.formats.logs.log_lines import Skipped
 from simcoll.formats.logs.measured import Measured, Run, Table, dotted, finished
-from simcoll.units import printable
+from simcoll.terminal import printable
 
 __all__ = ["MAX_JSON", "tables_of_json"]
 

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import re
 
-from simcoll.formats.log_lines import Skipped
-from simcoll.formats.measured import ITEMSIZES, Measured, Run, Table, finished
-from simcoll.terminal import printable
 from simcoll.formats.logs.log_lines import Skipped
 from simcoll.formats.logs.measured import ITEMSIZES, Measured, Run, Table, finished
-from simcoll.units import printable
+from simcoll.terminal import printable
 
 __all__ = ["OsuReader"]
 

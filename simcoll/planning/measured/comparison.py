@@ -17,16 +17,12 @@ from simcoll.libraries.environment import Environment, from_settings, parse_envi
 from simcoll.libraries.fitting import WARM_UP, Predictor, formula
 from simcoll.libraries.library import Library
 from simcoll.libraries.prediction import COLLECTIVES, Prediction, predict
-from simcoll.planning.library_table import library_for
-from simcoll.planning.table import Column, microseconds, table_line, titles
-from simcoll.terminal import printable
-from simcoll.topology import Topology, load_topology, topology_of_job
-from simcoll.topology.layers import layers_of
-from simcoll.units import format_size
 from simcoll.planning.measured.library_table import library_for
 from simcoll.planning.sweeps.nccl_tests_table import Column, microseconds, table_line, titles
+from simcoll.terminal import printable
+from simcoll.topology import Topology, load_topology, topology_of_job
 from simcoll.topology.file_layers import layers_of
-from simcoll.units import format_size, printable
+from simcoll.units import format_size
 
 __all__ = [
     "BANDS",

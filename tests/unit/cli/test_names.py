@@ -14,7 +14,7 @@ import pytest
 import realcoll.__main__
 import simcoll.distributed.launch
 import simcoll.distributed.run
-from realcoll.errors import FaultError, MissingError
+from realcoll.process_errors import FaultError, MissingError
 from simcoll.cli import app, main
 from simcoll.errors import ConfigError, InternalError, ScheduleError
 from simcoll.terminal import say, say_text
