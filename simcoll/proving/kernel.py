@@ -47,7 +47,7 @@ from simcoll.core.layout import Layout
 from simcoll.core.memory_limits import check_room
 from simcoll.core.proof import Proof
 from simcoll.core.schedule import COPY, REDUCE, SWITCH_REDUCE, SYNC, Schedule, Step, transfer_text
-from simcoll.core.step import distinct, expanded, overlaps
+from simcoll.core.step import expanded, overlaps
 from simcoll.proving import explain
 from simcoll.proving.field import PRIME, add, column_sums, multiply, random_words, run_sums
 
@@ -431,7 +431,7 @@ class Memory:
 
     def _write(self, number: int, step: Step, dst: Ints, contents: Contents) -> None:
         """Reduce and write the contents that transfers have read."""
-        ops = distinct(step.op)
+        ops = np.flatnonzero(np.bincount(step.op))
         of_chunk = expanded(step).op if len(ops) > 1 else step.op
         for op in ops.tolist():
             chosen: Ints | slice = slice(None)

@@ -102,7 +102,7 @@ def narrow_fields(rng, quick):
             Lane(
                 0,
                 (
-                    Instruction("copy", kind(src), kind(dst), kind(count)),
+                    Instruction("copy", kind(src), kind(dst) if dst <= limit_of(kind) else dst, kind(count)),
                     *more,
                     Instruction("send", big, -1, big, send_to=1),
                 ),
@@ -143,6 +143,11 @@ def narrow_fields(rng, quick):
                 program(0, 300, 300), 1, 0, 0, Instruction("recv", -1, big, big, recv_from=x)
             ),
         )
+
+
+def limit_of(kind) -> float:
+    """The largest number of a type."""
+    return float("inf") if kind is int else np.iinfo(kind).max
 
 
 def program_of_thirds(kind, big, collective):
