@@ -33,7 +33,7 @@ MESSAGE = (WIDTH + WIDTH // 128 * 4 + 16, 2 * WIDTH)
 """Bytes of a token: 8-bit values with a scale for every 128 and a header; 16-bit values."""
 
 
-def exchange_us(gpus: int, which: int, *, balanced: bool = False) -> float:
+def exchange_us(gpus: int, phase: int, *, balanced: bool = False) -> float:
     """Microseconds of DeepEP's dispatch (0) or combine (1): the time of the most loaded NIC, plus network latency.
 
     Its kernels use the NIC for all traffic, including a GPU's to itself. Tokens choose experts at random (mean of a few draws);
@@ -41,7 +41,7 @@ def exchange_us(gpus: int, which: int, *, balanced: bool = False) -> float:
     """
     draws = _draws(gpus, balanced=balanced)
     loads = [max(int(rows.sum(axis=0).max()), int(rows.sum(axis=1).max())) for rows in draws]
-    return LATENCY_US + float(np.mean(loads)) * MESSAGE[which] / (1000 * NIC_GBPS)
+    return LATENCY_US + float(np.mean(loads)) * MESSAGE[phase] / (1000 * NIC_GBPS)
 
 
 def _draws(gpus: int, *, balanced: bool) -> list[Tokens]:
@@ -54,7 +54,7 @@ def _routed(gpus: int, seed: int) -> Tokens:
     """Tokens from each GPU to each."""
     random = np.random.default_rng(seed)
     chosen = np.argsort(random.random((gpus, TOKENS, EXPERTS)), axis=2)[:, :, :CHOSEN] // (EXPERTS // gpus)
-    return np.stack([np.bincount(each.ravel(), minlength=gpus) for each in chosen])
+    return np.stack([np.bincount(experts.ravel(), minlength=gpus) for experts in chosen])
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +80,8 @@ LAYERS = 8
 
 def contention(case: Contention) -> tuple[float, float, float]:
     """Milliseconds of a case: maximum of the two streams, their sum, and emulated."""
-    apart = {part: _layers(case, part) for part in ("ce", "r", "c", "e")}
-    return max(apart["ce"], apart["r"]), apart["c"] + apart["e"] + apart["r"], _layers(case, "cer")
+    parts = {part: _layers(case, part) for part in ("ce", "r", "c", "e")}
+    return max(parts["ce"], parts["r"]), parts["c"] + parts["e"] + parts["r"], _layers(case, "cer")
 
 
 def _layers(case: Contention, parts: str) -> float:
@@ -134,8 +134,8 @@ def placed(oversubscription: int, order: str, *, sends: bool = True, data: bool 
     )
     sizes = {"tp": 8, "dp": 8, "pp": STAGES, "cp": 1}
     mesh = Mesh(tuple((axis, sizes[axis]) for axis in order.split("-")))
-    made = _Placed(list(mesh.groups("tp", "dp")), mesh.groups("dp"), sends=sends, data=data)
-    return emulate_program(Program(topology.nranks, made.operations()), topology, data="none").time_fs / 1e12
+    traffic = _Placed(list(mesh.groups("tp", "dp")), mesh.groups("dp"), sends=sends, data=data)
+    return emulate_program(Program(topology.nranks, traffic.operations()), topology, data="none").time_fs / 1e12
 
 
 class _Placed:
@@ -168,16 +168,16 @@ class _Placed:
 
     def turn(self, stage: int, turn: Turn) -> None:
         came = self.arrived.get((turn.kind, turn.micro, stage))
-        after = () if came is None else (came,)
+        dependencies = () if came is None else (came,)
         last = turn.kind == "B" and turn.micro == MICRO_BATCHES - 1
         parts = BUCKETS if last else 1
-        whole = FORWARD_MS if turn.kind == "F" else BACKWARD_MS
-        done = 0
+        duration_ms = FORWARD_MS if turn.kind == "F" else BACKWARD_MS
+        last_operation = 0
         for _ in range(parts):
-            done = self.add(Compute(self.stages[stage], whole * 10**12 // parts, after=after))
-            after = ()
+            last_operation = self.add(Compute(self.stages[stage], duration_ms * 10**12 // parts, after=dependencies))
+            dependencies = ()
             if last:
-                self.collective("reduce_scatter", stage, GRADIENTS // BUCKETS, (done,))
+                self.collective("reduce_scatter", stage, GRADIENTS // BUCKETS, (last_operation,))
         if last:
             self.collective("all_gather", stage, PARAMETERS)
         target = stage + (1 if turn.kind == "F" else -1)
@@ -185,10 +185,12 @@ class _Placed:
             pairs = np.stack([self.stages[stage], self.stages[target]], axis=1)
             size = ACTIVATIONS if self.sends else 2
             stream = f"send {turn.kind} {stage % 2}"  # a stream has one direction on each stage
-            self.arrived[turn.kind, turn.micro, target] = self.add(Send(pairs, size, stream, (done,), self.simple))
+            self.arrived[turn.kind, turn.micro, target] = self.add(
+                Send(pairs, size, stream, (last_operation,), self.simple)
+            )
 
-    def collective(self, kind: str, stage: int, size_bytes: int, after: tuple[int, ...] = ()) -> None:
+    def collective(self, kind: str, stage: int, size_bytes: int, dependencies: tuple[int, ...] = ()) -> None:
         groups = self.groups[stage]
-        each = size_bytes // groups.shape[1] // 2 * 2 if self.data else 2
-        plan = bind(schedule(kind, "ring", nranks=groups.shape[1]), each, "uint8", protocol=self.simple)
-        self.add(Call(plan, groups, "data", after))
+        chunk_bytes = size_bytes // groups.shape[1] // 2 * 2 if self.data else 2
+        plan = bind(schedule(kind, "ring", nranks=groups.shape[1]), chunk_bytes, "uint8", protocol=self.simple)
+        self.add(Call(plan, groups, "data", dependencies))

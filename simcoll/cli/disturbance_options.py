@@ -72,11 +72,11 @@ class Disturbed:
         """The scenario keys that the options override; ``jitter`` is the file's."""
         if self.seed is not None and (self.jitter or jitter) in {"", "0"}:
             raise ConfigError("--seed is for --jitter: nothing else is random")
-        given = {
+        values = {
             "jitter": self.jitter, "seed": self.seed, "stragglers": self.straggler or None, "background": self.background or None,
             "faults": self.fault or None, "policy": self.policy, "ranks": self.ranks,
         }  # fmt: skip
-        return {key: value for key, value in given.items() if value is not None}
+        return {key: value for key, value in values.items() if value is not None}
 
     def placed(self, machine: Topology) -> Topology:
         """The machine with the participating ranks."""

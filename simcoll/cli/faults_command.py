@@ -76,9 +76,9 @@ def play_faults(
     from simcoll.topology.values import factor
     from simcoll.units import format_size, format_time, parse_time
 
-    for each in kind:
-        if each not in KINDS:
-            raise ConfigError(f"--kind {each!r}: unknown; {nearest(each, KINDS)}")
+    for fault in kind:
+        if fault not in KINDS:
+            raise ConfigError(f"--kind {fault!r}: unknown; {nearest(fault, KINDS)}")
     if not 1 <= seeds <= MOST_SEEDS:
         raise ConfigError(f"--seeds {seeds}: expected 1 to {MOST_SEEDS}")
     for number in (first, first + seeds - 1, seed or 0):
@@ -107,36 +107,38 @@ def play_faults(
         check_flaps(seeds, plan, machine, whole_fs, chances)
     folder = output or Path("out") / f"{path.stem}-faults"
     open_folder(folder, ("faults.csv", "faults.svg"))
-    found = _all(kind, range(first, first + seeds), plan, machine, whole_fs, chances)
-    for line in report.fault_lines(found, whole_fs):
+    outcomes = _all(kind, range(first, first + seeds), plan, machine, whole_fs, chances)
+    for line in report.fault_lines(outcomes, whole_fs):
         print(line)
-    for each in found:
-        _anew(each, report.worst(found[each]).seed, plan, machine, whole_fs, chances)
-    checked = [wrong_elements(each, range(first, first + min(seeds, MOVED)), plan, machine, chances) for each in found]
+    for fault in outcomes:
+        _anew(fault, report.worst(outcomes[fault]).seed, plan, machine, whole_fs, chances)
+    checked = [
+        wrong_elements(fault, range(first, first + min(seeds, MOVED)), plan, machine, chances) for fault in outcomes
+    ]
     runs, wrong = (sum(column) for column in zip(*checked, strict=True))
     print(f"# data moved in {runs} finished runs: {wrong} wrong elements; the schedule is proved for every order")
-    name = report.results_hash(found, whole_fs)
+    name = report.results_hash(outcomes, whole_fs)
     files = {
-        "faults.csv": report.faults_csv(found, whole_fs, name),
-        "faults.svg": report.faults_svg(f"{plan.schedule.title} on {machine.name}", found, whole_fs, name),
+        "faults.csv": report.faults_csv(outcomes, whole_fs, name),
+        "faults.svg": report.faults_svg(f"{plan.schedule.title} on {machine.name}", outcomes, whole_fs, name),
     }
     write_files(folder, files)
-    given = {
+    options = {
         "-a": algorithm,
         "--size": size,
         "--policy": policy,
         "--timeout": timeout,
         "--sigma": sigma,
-        **{f"--{each}": times[each] for each in times if each != "timeout"},
+        **{f"--{option}": times[option] for option in times if option != "timeout"},
     }
     again = [
         "simcoll",
         "faults",
         scenario,
-        *(word for pair in given.items() if pair[1] and pair[1] != DEFAULTS.get(pair[0], "0") for word in pair),
+        *(word for pair in options.items() if pair[1] and pair[1] != DEFAULTS.get(pair[0], "0") for word in pair),
     ]
-    print(f"# replay one: {shlex.join(map(str, again))} --kind {next(iter(found))} --seed {first}")
-    print(f"# wrote {', '.join(str(folder / each) for each in files)}")
+    print(f"# replay one: {shlex.join(map(str, again))} --kind {next(iter(outcomes))} --seed {first}")
+    print(f"# wrote {', '.join(str(folder / filename) for filename in files)}")
 
 
 LOSSES = ("flap", "link", "nic", "stop")
@@ -176,23 +178,23 @@ def _all(
     from simcoll.cli.progress import Progress
     from simcoll.planning.reliability.faults import KINDS, outcomes
 
-    found: dict[str, list[Outcome]] = {}
-    asked = kinds or tuple(KINDS)
+    results: dict[str, list[Outcome]] = {}
+    requests = kinds or tuple(KINDS)
     with Progress() as tell:
-        for place, kind in enumerate(asked):
+        for place, kind in enumerate(requests):
             runs: list[Outcome] = []
             try:
                 for run in outcomes(kind, seeds, plan, machine, whole_fs, chances):
                     runs.append(run)
-                    tell(place * len(seeds) + len(runs), len(asked) * len(seeds), kind)
+                    tell(place * len(seeds) + len(runs), len(requests) * len(seeds), kind)
             except ConfigError as error:
                 if kinds:
                     raise
                 tell.clear()
                 print(f"# no {kind}: {error.message}")
             else:
-                found[kind] = runs
-    return found
+                results[kind] = runs
+    return results
 
 
 def _one(kind: str, seed: int, plan: Plan, machine: Topology, whole_fs: int, chances: Chances) -> None:

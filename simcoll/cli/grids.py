@@ -84,18 +84,18 @@ def play_grid(
 def _played(grid: Grid, folder: Path, pool: Pool, options: GridOptions) -> GridRun:
     from simcoll.planning.grids.grid import run_grid
 
-    with _progress() as told:
+    with _progress() as report:
         try:
-            run = run_grid(grid, folder, pool, resume=options.resume, shard=options.shard, progress=told)
+            run = run_grid(grid, folder, pool, resume=options.resume, shard=options.shard, progress=report)
         except KeyboardInterrupt:
             print(f"# stopped; finished rows are kept, and --resume continues: {folder}", flush=True)
             raise
-    kept = len(run.rows) - run.played
-    print(f"# {counted(run.played, 'point')} played" + (f", {kept:,} kept from earlier" if kept else ""))
-    alike: dict[str, list[str]] = {}
+    resumed = len(run.rows) - run.played
+    print(f"# {counted(run.played, 'point')} played" + (f", {resumed:,} kept from earlier" if resumed else ""))
+    reasons_by_pattern: dict[str, list[str]] = {}
     for reason, count in run.errors.items():
-        alike.setdefault(re.sub(r"\d+", "#", reason), []).extend([reason] * count)
-    ordered = sorted(alike.values(), key=lambda reasons: (-len(reasons), reasons[0]))
+        reasons_by_pattern.setdefault(re.sub(r"\d+", "#", reason), []).extend([reason] * count)
+    ordered = sorted(reasons_by_pattern.values(), key=lambda reasons: (-len(reasons), reasons[0]))
     for reasons in ordered[:MOST_REASONS]:
         print(f"# {counted(len(reasons), 'point')} did not run: {reasons[0]}")
     if len(ordered) > MOST_REASONS:
@@ -128,9 +128,9 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None, rate="")
 
-        def tell(done: int, total: int) -> None:
+        def tell(finished: int, total: int) -> None:
             speed = bar.tasks[task].speed
-            bar.update(task, completed=done, total=total, rate=_speed(speed) if speed else "")
+            bar.update(task, completed=finished, total=total, rate=_speed(speed) if speed else "")
 
         yield tell
 
@@ -142,17 +142,17 @@ class _Lines:
         self.begin = time.monotonic()
         self.first = self.done = self.total = -1
 
-    def tell(self, done: int, total: int) -> None:
-        self.done, self.total = done, total
+    def tell(self, finished: int, total: int) -> None:
+        self.done, self.total = finished, total
         if self.first < 0:
-            self.first = done
+            self.first = finished
 
     def say(self) -> None:
         if self.first < 0 or sys.stderr is None:
             return
         rate = (self.done - self.first) / (time.monotonic() - self.begin)
-        left = f", {(self.total - self.done) / rate / 60:.1f} min left" if rate else ""
-        print(f"# {self.done:,} of {self.total:,} points, {_speed(rate)}{left}", file=sys.stderr, flush=True)
+        remaining = f", {(self.total - self.done) / rate / 60:.1f} min left" if rate else ""
+        print(f"# {self.done:,} of {self.total:,} points, {_speed(rate)}{remaining}", file=sys.stderr, flush=True)
 
 
 def _speed(per_second: float) -> str:

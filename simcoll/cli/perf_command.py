@@ -103,55 +103,67 @@ def predict(
     machine = disturbed.placed(degraded(load_topology(topology, nodes=nodes), degrade))
     disturbance = disturbed.disturbance()
     protocols = tuple(protocol.split(",")) if protocol is not None else ()
-    asked = _Library(library, env, calibration)
+    library_options = _Library(library, env, calibration)
     machines = {"": machine}
     if group is not None and not concurrent:
         from simcoll.planning.sweeps.mesh_groups import machines_along
 
         machines = machines_along(machine, group)
-    wanted = {axis: (files or Files()).along(axis) for axis in machines}
-    for each in wanted.values():
-        each.check(asked, [topology, calibration, library, *(algorithm or "").split(",")], concurrent=concurrent)
-    named = name_choices("simcoll perf", collective, root, algorithm)
+    outputs = {axis: (files or Files()).along(axis) for axis in machines}
+    for output in outputs.values():
+        output.check(
+            library_options, [topology, calibration, library, *(algorithm or "").split(",")], concurrent=concurrent
+        )
+    request = name_choices("simcoll perf", collective, root, algorithm)
     checked = parse_size(check, what="-c")
     ladder = size_ladder(parse_size(begin, what="-b"), parse_size(end, what="-e"), factor)
-    if disturbed.asked and asked.alone:
+    if disturbed.asked and library_options.alone:
         raise ConfigError("--jitter, --straggler, --background and --fault are for algorithms, not for libraries")
-    if asked.alone and (algorithm is not None or protocol is not None):
+    if library_options.alone and (algorithm is not None or protocol is not None):
         raise ConfigError(
             "--library, --env and --calibration are for what a library chooses, -a and -p for what you choose"
         )
-    usual = algorithm is None and protocol is None and named.root in {None, 0} and not disturbed.asked
+    unrestricted = algorithm is None and protocol is None and request.root in {None, 0} and not disturbed.asked
     notes: list[str] = []
-    if not protocols and not asked.alone:
+    if not protocols and not library_options.alone:
         protocols, note = default_protocols(machine)
         notes += [note] if note else []
-    sweep = Sweep(named.collective, ladder, named.choices or (), protocols, dtype, op, named.root, checked, disturbance)
+    sweep = Sweep(
+        request.collective, ladder, request.choices or (), protocols, dtype, op, request.root, checked, disturbance
+    )
     if concurrent:
         if group is None:
             raise ConfigError("--concurrent is about the groups of a mesh; give --group, such as tp=8,dp=64")
-        if env or calibration or named.programs or checked:
+        if env or calibration or request.programs or checked:
             raise ConfigError(
                 "--concurrent is for the times of schedules, not for --env, --calibration, --check and GOAL programs"
             )
-        chosen = library or ("nccl" if usual else "")
+        chosen = library or ("nccl" if unrestricted else "")
         for note in () if chosen else notes:
             print(f"# {note}")
-        mesh_lines(sweep, machine, group, csv=wanted[""].csv, library=chosen)
+        mesh_lines(sweep, machine, group, csv=outputs[""].csv, library=chosen)
         return
     for axis, part in machines.items():
         with blamed_on(f"--group, axis {axis}" if axis else None):
             disturbance.check(part)
     for axis, part in machines.items():
         with blamed_on(f"--group, axis {axis}" if axis else None):
-            _table(axis, part, sweep, named, asked if usual or asked.alone else None, wanted[axis], notes)
+            _table(
+                axis,
+                part,
+                sweep,
+                request,
+                library_options if unrestricted or library_options.alone else None,
+                outputs[axis],
+                notes,
+            )
 
 
 def _table(
     axis: str,
     machine: Topology,
     sweep: Sweep,
-    named: Named,
+    request: Named,
     library: _Library | None,
     files: Files,
     notes: Sequence[str],
@@ -163,26 +175,26 @@ def _table(
     title = f"{sweep.collective or 'GOAL'} on {machine.name}"
     if axis:
         title = f"{title}; one group along {axis}"
-    wanted = collective_on(sweep.collective, machine.nranks, sweep.root) if sweep.collective else None
-    shown = library.show(sweep.collective, sweep.sizes, machine) if library and wanted else []
+    collective = collective_on(sweep.collective, machine.nranks, sweep.root) if sweep.collective else None
+    predictions = library.show(sweep.collective, sweep.sizes, machine) if library and collective else []
     if library and library.alone:
-        files.write_predictions(shown, machine)
+        files.write_predictions(predictions, machine)
         return
     built: list[Schedule] | None = None
     notes = list(notes)
-    if wanted and named.choices is None:
-        fitting, left_out = candidates(wanted, machine, sweep.protocols)
-        notes += [f"left out {each}" for each in left_out]
+    if collective and request.choices is None:
+        fitting, left_out = candidates(collective, machine, sweep.protocols)
+        notes += [f"left out {reason}" for reason in left_out]
         sweep = replace(sweep, choices=tuple(choice for choice, _ in fitting))
-        built = [made for _, made in fitting]
+        built = [schedule for _, schedule in fitting]
     for note in notes:
         print(f"# {note}")
     schedules = proved(sweep, machine, built) if sweep.collective else []
-    table, proofs, stopped = print_sweep(title, sweep, schedules, machine, named.programs)
-    if shown and not stopped:
+    table, proofs, stopped = print_sweep(title, sweep, schedules, machine, request.programs)
+    if predictions and not stopped:
         from simcoll.planning.measured.library_table import gain_lines
 
-        for line in gain_lines(shown, table.rows):
+        for line in gain_lines(predictions, table.rows):
             print(line)
     if table or table.programs:
         files.write(title, table, machine, proofs)
@@ -234,14 +246,14 @@ class Files:
             raise ConfigError("--concurrent writes --csv; -J, --svg and --trace hold one group of ranks: without it")
         refuse_places((self.json, self.csv, self.svg, self.trace), inputs)
 
-    def write_predictions(self, found: Sequence[Prediction], machine: Topology) -> None:
+    def write_predictions(self, predictions: Sequence[Prediction], machine: Topology) -> None:
         """Write a library's choices, if a file is requested."""
-        if self.json is None or not found:
+        if self.json is None or not predictions:
             return
         from simcoll.files.output import write_file
         from simcoll.planning.sweeps.result_files import predictions_json
 
-        write_file(self.json, predictions_json(found, machine))
+        write_file(self.json, predictions_json(predictions, machine))
         print(f"# wrote {self.json}")
 
     def write(self, title: str, table: Table, machine: Topology, proofs: Sequence[str]) -> None:
@@ -288,14 +300,14 @@ class _Library:
         overlay = None if self.calibration is None else load_calibration(self.calibration)
         try:
             library = library_for(self.name, topology)
-            found = library_predictions(collective, sizes, topology, library, environment, overlay)
+            predictions = library_predictions(collective, sizes, topology, library, environment, overlay)
         except ConfigError as error:
             if self.alone:
                 raise
             print(f"# no line of NCCL: {error.message}")
             return []
-        for line in library_lines(found, topology, library, environment):
+        for line in library_lines(predictions, topology, library, environment):
             print(line)
         if not self.alone:
             print()
-        return found
+        return predictions

@@ -68,10 +68,10 @@ def plan_designs(
     best, front = best_of(rows, space[0])
     if tight := tight_of(rows):
         print(f"# {tight}")
-    shown = list({row["key"]: row for row in (*best[:top], *firsts(best))}.values())
-    for line in _table(shown, space[0], front):
+    designs = list({row["key"]: row for row in (*best[:top], *firsts(best))}.values())
+    for line in _table(designs, space[0], front):
         print(line)
-    for note in notes_of(shown):
+    for note in notes_of(designs):
         print(f"# note: {note}")
     write_files(folder, _files(space[0], rows, best, front))
     print(f"# wrote {', '.join(str(folder / name) for name in ('rows.jsonl', *FILES))}")
@@ -105,18 +105,18 @@ def _table(best: Sequence[Row], space: Space, front: Sequence[Row]) -> Iterator[
     from simcoll.planning.designs.figures import FIGURES
 
     axes = list(dict.fromkeys(name for _, case in space.documents for name in case))
-    wanted = (space.objective.figure, *front_figures(space, best[0]["result"]), "step_s", "mfu", "memory_gib")
-    names = list(dict.fromkeys(wanted))
+    figure_names = (space.objective.figure, *front_figures(space, best[0]["result"]), "step_s", "mfu", "memory_gib")
+    names = list(dict.fromkeys(figure_names))
     on_front = {row["key"] for row in front}
     lines = [
         ["", "tier", *axes, *(f"{FIGURES[name].title} ({FIGURES[name].unit})".removesuffix(" ()") for name in names)]
     ]
     for row in best:
-        told = row["result"]
+        result = row["result"]
         values = [str(row["point"]["case"].get(name, "")) for name in axes]
-        figures = [FIGURES[name].text(told[name]) for name in names]
-        lines.append(["*" if row["key"] in on_front else "", str(told["tier"]), *values, *figures])
-    widths = [max(len(line[at]) for line in lines) for at in range(len(lines[0]))]
+        figures = [FIGURES[name].text(result[name]) for name in names]
+        lines.append(["*" if row["key"] in on_front else "", str(result["tier"]), *values, *figures])
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     for number, line in enumerate(lines):
         text = "  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
         yield f"# {text}" if number == 0 else f"  {text}"

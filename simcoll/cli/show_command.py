@@ -81,7 +81,7 @@ def show_schedule(
     else:
         machine = degraded(load_topology(topology), degrade) if topology else None
         schedule = named_schedule(algorithm, collective, nranks, machine, root, in_place=in_place)
-    if parse_choice(algorithm).algorithm not in {each.name for each in ALGORITHMS}:
+    if parse_choice(algorithm).algorithm not in {shipped.name for shipped in ALGORITHMS}:
         try:
             verify(schedule)
         except ScheduleError as error:
@@ -89,16 +89,16 @@ def show_schedule(
                 raise
             print(f"# unproved: {error.message}")
     # Files come first: a reader that closes the pipe early ends the printing.
-    written = []
+    outputs = []
     if json is not None:
         dump_schedule(schedule, json)
-        written.append(json)
+        outputs.append(json)
     if svg is not None:
         write_file(svg, schedule_svg(schedule).encode())
-        written.append(svg)
+        outputs.append(svg)
     for line in schedule_lines(schedule, limit):
         print(line)
-    for file in written:
+    for file in outputs:
         print(f"wrote {file}")
 
 

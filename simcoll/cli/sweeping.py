@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 __all__ = ["degraded", "mesh_lines", "print_sweep", "proved"]
 
 
-def degraded(machine: Topology, given: Sequence[str]) -> Topology:
+def degraded(machine: Topology, texts: Sequence[str]) -> Topology:
     """The machine with the links named by ``--degrade`` at their remaining share of capacity."""
-    for each in given:
-        link, equals, share = each.rpartition("=")
+    for text in texts:
+        link, equals, share = text.rpartition("=")
         if not equals:
-            raise ConfigError(f"--degrade {each!r}: expected a link and a share, such as 'gpu0 <-> gpu4=1/2'")
+            raise ConfigError(f"--degrade {text!r}: expected a link and a share, such as 'gpu0 <-> gpu4=1/2'")
         machine = machine.degrade(link.strip(), share.strip())
     return machine
 
@@ -62,7 +62,9 @@ def print_sweep(
     if programs:
         from simcoll.planning.sweeps.goal_programs import play_program
 
-        played += [play_program(each, name, topology, sweep.disturbed) for each in programs for name in sweep.protocols]
+        played += [
+            play_program(program, name, topology, sweep.disturbed) for program in programs for name in sweep.protocols
+        ]
     for run in played:
         print(run)
     if not sweep.choices:
@@ -105,24 +107,24 @@ def print_sweep(
 
 def _left_out(sweep: Sweep, schedules: Sequence[Schedule]) -> Iterator[str]:
     """Protocols that cannot carry some of the schedules."""
-    switched = [each for each in schedules if sweep.protocols_of(each) != sweep.protocols]
+    switched = [schedule for schedule in schedules if sweep.protocols_of(schedule) != sweep.protocols]
     if switched:
-        left = [name for name in sweep.protocols if name not in sweep.protocols_of(switched[0])]
-        names = ", ".join(dict.fromkeys(each.name for each in switched))
-        yield f"{names}: not under {' and '.join(left)}, since a reducing switch would reduce their flags too"
+        protocols = [name for name in sweep.protocols if name not in sweep.protocols_of(switched[0])]
+        names = ", ".join(dict.fromkeys(schedule.name for schedule in switched))
+        yield f"{names}: not under {' and '.join(protocols)}, since a reducing switch would reduce their flags too"
 
 
 def _summary(rows: Sequence[Row], checked: int, moved: int, wrong: int) -> str:
     from simcoll.planning.sweeps.sweep_report import sweep_hash
 
-    found = sweep_hash(rows)
+    trace_hash = sweep_hash(rows)
     cut = "".join(
-        f", {many} {kind}" for kind, many in Counter(row.result.cut.kind for row in rows if row.result.cut).items()
+        f", {count} {kind}" for kind, count in Counter(row.result.cut.kind for row in rows if row.result.cut).items()
     )
     every = f" and in {moved} runs" if moved else ""
     return (
         f"# {len(rows)} run{'s' * (len(rows) != 1)}{cut}, data checked in {checked} schedule{'s' * (checked != 1)}{every}: "
-        f"{wrong} wrong. {f'trace hash {found}' if found else 'no trace hash'}"
+        f"{wrong} wrong. {f'trace hash {trace_hash}' if trace_hash else 'no trace hash'}"
     )
 
 
@@ -142,13 +144,13 @@ def mesh_lines(sweep: Sweep, machine: Topology, mesh: str, *, csv: Path | None, 
         print(line, flush=True)
     rows: list[GroupRow] = []
     stopped = False
-    found = group_rows(sweep, machine, axes, library)
+    pending_rows = group_rows(sweep, machine, axes, library)
     steps = [f"{axis} {format_size(size)}" for axis, ranks in axes.axes for size in sweep.sizes if ranks > 1]
     try:
         with Progress() as progress:
             for step in steps:
                 progress(len(rows), len(steps), step)
-                rows.append(next(found))
+                rows.append(next(pending_rows))
                 progress.clear()
                 print(rows[-1], flush=True)
     except KeyboardInterrupt:

@@ -48,15 +48,15 @@ def verify_file(
     with Progress() as progress:
         progress(0, 1, f"the proof of {file}")
         if is_file_name(file):
-            found, proof = _file_proof(file, exact=exact, trust_relaxed=trust_relaxed)
+            algorithm, proof = _file_proof(file, exact=exact, trust_relaxed=trust_relaxed)
         else:
             from simcoll.binding import verify
             from simcoll.cli.show_command import named_schedule
             from simcoll.topology import load_topology
 
-            found = named_schedule(file, collective, nranks, load_topology(topology) if topology else None, root)
-            proof = verify(found, exact=exact)
-    print(f"{f'{file}: ' if is_file_name(file) else ''}{printable(str(found))}\n{proof}")
+            algorithm = named_schedule(file, collective, nranks, load_topology(topology) if topology else None, root)
+            proof = verify(algorithm, exact=exact)
+    print(f"{f'{file}: ' if is_file_name(file) else ''}{printable(str(algorithm))}\n{proof}")
 
 
 def _file_proof(file: str, *, exact: bool, trust_relaxed: bool) -> tuple[object, object]:
@@ -68,10 +68,10 @@ def _file_proof(file: str, *, exact: bool, trust_relaxed: bool) -> tuple[object,
     from simcoll.formats.schedules.schedule_files import load_algorithm
     from simcoll.proving import verify_device_program, verify_program
 
-    found = load_algorithm(file)
-    if isinstance(found, Goal):
-        matched = f"{found.check():,} messages match, and no operation waits for itself"
-        return found, f"unproved, data unknown: {matched}"
-    if isinstance(found, DeviceProgram):
-        return found, verify_device_program(found, trust_relaxed=trust_relaxed)
-    return found, verify(found, exact=exact) if isinstance(found, Schedule) else verify_program(found)
+    algorithm = load_algorithm(file)
+    if isinstance(algorithm, Goal):
+        matched = f"{algorithm.check():,} messages match, and no operation waits for itself"
+        return algorithm, f"unproved, data unknown: {matched}"
+    if isinstance(algorithm, DeviceProgram):
+        return algorithm, verify_device_program(algorithm, trust_relaxed=trust_relaxed)
+    return algorithm, verify(algorithm, exact=exact) if isinstance(algorithm, Schedule) else verify_program(algorithm)

@@ -25,7 +25,7 @@ def option_names() -> dict[str, tuple[str, ...]]:
     ('ideal', 'LL', 'LL128', 'Simple')
     """
     topologies = tuple(shipped_topologies())
-    algorithms = tuple(dict.fromkeys(found.name for found in ALGORITHMS))
+    algorithms = tuple(dict.fromkeys(algorithm.name for algorithm in ALGORITHMS))
     return {
         "topology": topologies, "predict": topologies, "algorithm": algorithms, "file": algorithms, "source": algorithms,
         "collective": tuple(KINDS), "protocol": PROTOCOL_NAMES, "dtype": DTYPES, "op": (*REDUCTIONS, "avg"),

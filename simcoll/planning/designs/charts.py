@@ -26,11 +26,11 @@ def parts_chart(best: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
     return _stacked(names, [_time_parts(row["result"]) for row in best], "ms", "ms of a step")
 
 
-def _time_parts(told: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
-    exposed = {f"{name} exposed": axis["exposed_fs"] for name, axis in told["axes"].items()}
-    parts = {"computation": told["compute_fs"], "bubble": told["bubble_fs"], **exposed}
-    rest = "waiting" if told["tier"] == 2 else "communication (tier 1)"
-    parts[rest] = max(0, told["time_fs"] - sum(parts.values()))
+def _time_parts(result: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
+    exposed = {f"{name} exposed": axis["exposed_fs"] for name, axis in result["axes"].items()}
+    parts = {"computation": result["compute_fs"], "bubble": result["bubble_fs"], **exposed}
+    remainder = "waiting" if result["tier"] == 2 else "communication (tier 1)"
+    parts[remainder] = max(0, result["time_fs"] - sum(parts.values()))
     return [(part, fs / 1e12) for part, fs in parts.items()]
 
 
@@ -46,8 +46,8 @@ def _stacked(
     """A stacked bar for each design."""
     values = [
         {"design": name, "part": part, "size": rounded(size), "order": order}
-        for name, each in zip(names, parts, strict=True)
-        for order, (part, size) in enumerate(each)
+        for name, sizes in zip(names, parts, strict=True)
+        for order, (part, size) in enumerate(sizes)
         if size > 0
     ]
     return {
@@ -104,10 +104,10 @@ def links_chart(best: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def timeline_text(bars: Sequence[Bar], told: Mapping[str, Any]) -> str:
+def timeline_text(bars: Sequence[Bar], result: Mapping[str, Any]) -> str:
     """The caption of the timeline."""
     end = max(bar.end_fs for bar in bars)
-    part = f" The first {end / 1e12:,.1f} of {told['time_fs'] / 1e12:,.1f} ms." if end < told["time_fs"] else ""
+    part = f" The first {end / 1e12:,.1f} of {result['time_fs'] / 1e12:,.1f} ms." if end < result["time_fs"] else ""
     return f"A line for each class of ranks and stream.{part} trace.json.gz has all of it, for Perfetto."
 
 
@@ -156,5 +156,5 @@ def _frame(height: int, values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _looked_up(key: str, field: str, names: Sequence[str]) -> dict[str, Any]:
     """Look up names by number, to keep a chart's data small."""
-    values = [{key: at, field: name} for at, name in enumerate(names)]
+    values = [{key: number, field: name} for number, name in enumerate(names)]
     return {"lookup": key, "from": {"data": {"values": values}, "key": key, "fields": [field]}}

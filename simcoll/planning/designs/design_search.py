@@ -80,8 +80,8 @@ def time_design(point: Point) -> dict[str, Any]:
     shared = {"fits": _fits(design, worst.total, point["terms"]), "memory_bytes": worst.total, "memory": parts}
     if shared["fits"] != "yes":
         return shared
-    found = step(design, tier=point["tier"], exposed=point["tier"] == 2)
-    return {**shared, **_figures(design, found, point["terms"]), **_told(design, found)}
+    result = step(design, tier=point["tier"], exposed=point["tier"] == 2)
+    return {**shared, **_figures(design, result, point["terms"]), **_told(design, result)}
 
 
 def beyond_pcie(topology: Topology) -> str:
@@ -108,34 +108,34 @@ def _power(design: Design) -> float:
 def _fits(design: Design, memory_bytes: int, terms: Mapping[str, Any]) -> str:
     """``"yes"``, or the exceeded limit."""
     limits = terms["limits"]
-    given = (
+    totals = (
         ("memory", memory_bytes / 2**30, design.memory_limit / 2**30, "GiB"),
         ("gpus", design.mesh.nranks, limits["gpus"], "GPUs"),
         ("usd_per_hour", _price(design, terms), limits["usd_per_hour"], "$ an hour"),
         ("kilowatts", _power(design), limits["kilowatts"], "kW"),
     )
     return next(
-        (f"{value:,.1f} of {limit:,.1f} {unit}" for _, value, limit, unit in given if limit and value > limit), "yes"
+        (f"{value:,.1f} of {limit:,.1f} {unit}" for _, value, limit, unit in totals if limit and value > limit), "yes"
     )
 
 
-def _figures(design: Design, found: StepResult, terms: Mapping[str, Any]) -> dict[str, float]:
+def _figures(design: Design, result: StepResult, terms: Mapping[str, Any]) -> dict[str, float]:
     """All figures that the plan file has the numbers for."""
-    rate, price = found.tokens_per_second, _price(design, terms)
+    rate, price = result.tokens_per_second, _price(design, terms)
     figures = {
         "tokens_per_second": rate,
-        "tokens_per_second_per_gpu": rate / found.nranks,
-        "step_s": found.seconds,
-        "mfu": found.mfu,
-        "memory_gib": max(stage.total for stage in found.memory) / 2**30,
-        "gpus": found.nranks,
+        "tokens_per_second_per_gpu": rate / result.nranks,
+        "step_s": result.seconds,
+        "mfu": result.mfu,
+        "memory_gib": max(stage.total for stage in result.memory) / 2**30,
+        "gpus": result.nranks,
         "kilowatts": _power(design),
     }
-    kept = rate
+    useful_rate = rate
     if terms["failures"] is not None:
-        share = _goodput(terms["failures"], found.nranks)
-        kept = rate * share
-        figures |= {"goodput": share, "goodput_tokens_per_second": kept}
+        share = _goodput(terms["failures"], result.nranks)
+        useful_rate = rate * share
+        figures |= {"goodput": share, "goodput_tokens_per_second": useful_rate}
     if price:
         figures |= {
             "usd_per_hour": price,
@@ -143,9 +143,9 @@ def _figures(design: Design, found: StepResult, terms: Mapping[str, Any]) -> dic
             "tokens_per_dollar": rate * 3600 / price,
         }
         if terms["failures"] is not None:
-            figures["goodput_tokens_per_dollar"] = kept * 3600 / price
+            figures["goodput_tokens_per_dollar"] = useful_rate * 3600 / price
     if terms["tokens"]:
-        hours = terms["tokens"] / kept / 3600
+        hours = terms["tokens"] / useful_rate / 3600
         figures["days"] = hours / 24
         if price:
             figures["usd"] = hours * price
@@ -168,25 +168,25 @@ def _goodput(failures: Mapping[str, Any], gpus: int) -> float:
     return share
 
 
-def _told(design: Design, found: StepResult) -> dict[str, Any]:
+def _told(design: Design, result: StepResult) -> dict[str, Any]:
     """The breakdown of a step for a row."""
     return {
-        "tier": found.tier,
-        "time_fs": found.time_fs,
-        "compute_fs": found.compute_fs,
-        "bubble_fs": found.bubble_fs,
+        "tier": result.tier,
+        "time_fs": result.time_fs,
+        "compute_fs": result.compute_fs,
+        "bubble_fs": result.bubble_fs,
         "axes": {
             name: {"total_fs": axis.total_fs, "exposed_fs": axis.exposed_fs, "bytes": axis.bytes}
-            for name, axis in found.axes.items()
+            for name, axis in result.axes.items()
         },
-        "hfu": found.hfu,
-        "bound_fs": found.bound_fs,
-        "limit": found.limit,
-        "link_use": dict(found.link_use),
-        "design_hash": found.design_hash,
-        "calibration": found.calibration,
-        "trace_hash": found.trace_hash,
-        "notes": [*found.notes, *filter(None, [beyond_pcie(design.topology)])],
+        "hfu": result.hfu,
+        "bound_fs": result.bound_fs,
+        "limit": result.limit,
+        "link_use": dict(result.link_use),
+        "design_hash": result.design_hash,
+        "calibration": result.calibration,
+        "trace_hash": result.trace_hash,
+        "notes": [*result.notes, *filter(None, [beyond_pcie(design.topology)])],
     }
 
 
@@ -225,16 +225,16 @@ def tight_of(rows: Sequence[Row]) -> str:
         if fits != "yes":
             units.setdefault(fits.partition(" of ")[2].partition(" ")[2], []).append(fits)
     return ", ".join(
-        f"{len(found):,} do{'es' * (len(found) == 1)} not fit, such as {found[0]}" for found in units.values()
+        f"{len(reasons):,} do{'es' * (len(reasons) == 1)} not fit, such as {reasons[0]}" for reasons in units.values()
     )
 
 
 def firsts(best: Sequence[Row]) -> list[Row]:
     """The best design of every alternative."""
-    found: dict[str, Row] = {}
+    best_of_alternative: dict[str, Row] = {}
     for row in best:
-        found.setdefault(str(row["point"]["case"].get("alternative", "")), row)
-    return list(found.values())
+        best_of_alternative.setdefault(str(row["point"]["case"].get("alternative", "")), row)
+    return list(best_of_alternative.values())
 
 
 def front_figures(space: Space, result: Mapping[str, Any]) -> tuple[str, ...]:
@@ -274,11 +274,11 @@ def notes_of(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _called(row: Row, rows: Sequence[Row], more: int) -> str:
+def _called(row: Row, rows: Sequence[Row], further: int) -> str:
     """A design by what tells it from others, and the number of further ones."""
     case = row["point"]["case"]
-    differ = [name for name in case if len({str(each["point"]["case"].get(name)) for each in rows}) > 1]
-    return ", ".join(f"{name} {case[name]}" for name in differ) + (f" and {more} more" if more else "")
+    differ = [name for name in case if len({str(rival["point"]["case"].get(name)) for rival in rows}) > 1]
+    return ", ".join(f"{name} {case[name]}" for name in differ) + (f" and {further} more" if further else "")
 
 
 def _of(row: Row) -> str:
@@ -301,9 +301,9 @@ def bars_of(workload: Workload, clock: Clock) -> list[Bar]:
             continue
         lane, name = f"{span.on} {span.stream}", workload.operations[span.operation].name or span.stream
         order[lane] = classes[span.on], span.stream
-        before = last.get(lane)
-        if before is not None and bars[before].name == name and bars[before].end_fs == span.begin_fs:
-            bars[before] = replace(bars[before], end_fs=span.end_fs)
+        previous = last.get(lane)
+        if previous is not None and bars[previous].name == name and bars[previous].end_fs == span.begin_fs:
+            bars[previous] = replace(bars[previous], end_fs=span.end_fs)
             continue
         if len(bars) == MOST_BARS:
             break
@@ -322,10 +322,10 @@ def designs_csv(rows: Sequence[Row]) -> bytes:
 
 
 def _columns(row: Row) -> dict[str, object]:
-    told = row.get("result", {})
+    result = row.get("result", {})
     tier2 = {
-        f"{name}_exposed_fs": axis["exposed_fs"] for name, axis in told.get("axes", {}).items() if told["tier"] == 2
+        f"{name}_exposed_fs": axis["exposed_fs"] for name, axis in result.get("axes", {}).items() if result["tier"] == 2
     }
-    tier = {"tier": told.get("tier", ""), "error": row.get("error", "")}
-    memory = {"memory_gib": told["memory_bytes"] / 2**30} if "memory_bytes" in told else {}
-    return {**row["point"]["case"], **memory, **told, **tier2, **tier}
+    tier = {"tier": result.get("tier", ""), "error": row.get("error", "")}
+    memory = {"memory_gib": result["memory_bytes"] / 2**30} if "memory_bytes" in result else {}
+    return {**row["point"]["case"], **memory, **result, **tier2, **tier}

@@ -69,6 +69,6 @@ def pareto_front(results: Sequence[Mapping[str, Any]], figures: Sequence[str]) -
     rated = sorted((tuple(key(result) for key in keys), place) for place, result in enumerate(results))
     front: list[tuple[tuple[float, ...], int]] = []
     for values, place in rated:  # what comes later is nowhere better in the first figure
-        if not any(all(a <= b for a, b in zip(kept, values, strict=True)) for kept, _ in front):
+        if not any(all(a <= b for a, b in zip(dominator, values, strict=True)) for dominator, _ in front):
             front.append((values, place))
     return sorted(place for _, place in front)

@@ -96,7 +96,7 @@ def page_html(page: Page) -> bytes:
         "compare": None if compared is None else {"columns": compared.columns, "rows": compared.rows},
     }
     # Inside a script element only "<" could end it.
-    told = msgspec.json.encode(data).decode().replace("<", "\\u003c")
+    script_data = msgspec.json.encode(data).decode().replace("<", "\\u003c")
     template = Environment(autoescape=True, trim_blocks=False).from_string(_asset("report.html.jinja"))
     text = template.render(
         title=page.title, summary=page.summary, footer=page.footer, version=__version__,
@@ -107,7 +107,7 @@ def page_html(page: Page) -> bytes:
             }
             for section in page.sections
         ],
-        licences=_asset("LICENSES.txt"), style=Markup(_asset("report.css")), data=Markup(told),  # noqa: S704 - our own files, and escaped above
+        licences=_asset("LICENSES.txt"), style=Markup(_asset("report.css")), data=Markup(script_data),  # noqa: S704 - our own files, and escaped above
         scripts=[Markup(_asset(name)) for name in SCRIPTS],  # noqa: S704 - our own files
     )  # fmt: skip
     return text.encode()

@@ -33,8 +33,8 @@ def step_trace(workload: Workload, clock: Clock, title: str, plans: Plans) -> by
     red = {id(span) for span in path}
     events: list[dict[str, Any]] = []
     for name, number in classes.items():
-        shown = {"name": f"{name}: {len(workload.classes[name])} ranks"}
-        events.append({"ph": "M", "name": "process_name", "pid": number, "args": shown})
+        label = {"name": f"{name}: {len(workload.classes[name])} ranks"}
+        events.append({"ph": "M", "name": "process_name", "pid": number, "args": label})
     for on, stream in dict.fromkeys((span.on, span.stream) for span in clock.spans):
         track = {"ph": "M", "name": "thread_name", "pid": classes[on], "tid": streams[stream]}
         events.append({**track, "args": {"name": stream}})
@@ -64,27 +64,29 @@ def critical_spans(workload: Workload, clock: Clock) -> list[Span]:
     class differ, the class has the times of its first and its last rank, and the path may begin late.
     """
     number = {operation.id: place for place, operation in enumerate(workload.operations)}
-    over: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
+    spans_by_end: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
     for place, span in enumerate(clock.spans):
-        over[span.on, span.end_fs].append((span.operation, place))
+        spans_by_end[span.on, span.end_fs].append((span.operation, place))
 
     def before(piece: tuple[int, int]) -> Iterator[tuple[int, int]]:
         span, operation = clock.spans[piece[1]], workload.operations[piece[0]]
-        after = {number[each] for each in operation.after if each in number}
+        dependencies = {number[candidate] for candidate in operation.after if candidate in number}
         for on in workload.involved(operation):
-            for each in over[on, span.begin_fs]:
-                if each[0] != piece[0] and (each[0] in after or clock.spans[each[1]].stream == span.stream):
-                    yield each
+            for candidate in spans_by_end[on, span.begin_fs]:
+                if candidate[0] != piece[0] and (
+                    candidate[0] in dependencies or clock.spans[candidate[1]].stream == span.stream
+                ):
+                    yield candidate
 
-    last = max(enumerate(clock.spans), key=lambda each: (each[1].end_fs, -each[1].operation), default=None)
+    last = max(enumerate(clock.spans), key=lambda entry: (entry[1].end_fs, -entry[1].operation), default=None)
     path = path_back(None if last is None else (last[1].operation, last[0]), before)
     return [span for _, place in path if (span := clock.spans[place]).end_fs > span.begin_fs]
 
 
 def _about(operation: Operation) -> dict[str, Any]:
-    found: dict[str, Any] = {"operation": operation.id}
+    details: dict[str, Any] = {"operation": operation.id}
     size = getattr(operation, "size_bytes", None)
-    return found if size is None else {**found, "bytes": size}
+    return details if size is None else {**details, "bytes": size}
 
 
 def _arrows(
@@ -92,13 +94,13 @@ def _arrows(
 ) -> Iterator[dict[str, Any]]:
     """An arrow from the source of each message to its target."""
     place = {(span.operation, span.on): span for span in clock.spans}
-    for at, operation in enumerate(workload.operations):
+    for number, operation in enumerate(workload.operations):
         if not isinstance(operation, Send):
             continue
-        sent, received = (place.get((at, on)) for on in (operation.source, operation.target))
+        sent, received = (place.get((number, on)) for on in (operation.source, operation.target))
         if sent is None or received is None or received.end_fs == received.begin_fs:
             continue
-        shared = {"cat": "message", "name": "message", "id": at, "tid": streams[operation.stream]}
+        shared = {"cat": "message", "name": "message", "id": number, "tid": streams[operation.stream]}
         yield {"ph": "s", **shared, "pid": classes[operation.source], "ts": sent.begin_fs / 1e9}
         yield {"ph": "f", "bp": "e", **shared, "pid": classes[operation.target], "ts": received.end_fs / 1e9}
 
@@ -113,15 +115,15 @@ def _changes(workload: Workload, clock: Clock, plans: Plans) -> dict[int, dict[i
         begin, end = lasts.get(span.operation, (span.begin_fs, span.end_fs))
         lasts[span.operation] = min(begin, span.begin_fs), max(end, span.end_fs)
     moving = []
-    for at, (begin, end) in lasts.items():
-        key = alike(workload.operations[at])
+    for number, (begin, end) in lasts.items():
+        key = alike(workload.operations[number])
         if key not in loads:
-            loads[key] = traffic.of(workload.operations[at])
+            loads[key] = traffic.of(workload.operations[number])
         if end > begin and np.any(loads[key]):
             moving.append((begin, end, key))
             carried += loads[key]
-    most = max(1, min(MOST_LINKS, MOST_CHANGES // (2 * len(moving) or 1)))
-    busiest = [link for link in np.argsort(-carried, kind="stable")[:most].tolist() if carried[link]]
+    link_count = max(1, min(MOST_LINKS, MOST_CHANGES // (2 * len(moving) or 1)))
+    busiest = [link for link in np.argsort(-carried, kind="stable")[:link_count].tolist() if carried[link]]
     changes: dict[int, dict[int, float]] = {link: defaultdict(float) for link in busiest}
     for begin, end, key in moving:
         for link in busiest:

@@ -86,7 +86,7 @@ def parse_share(text: str) -> float:
     return share
 
 
-def difference(before: Path, after: Path, metric: str = "time_fs") -> Difference:
+def difference(old_folder: Path, new_folder: Path, metric: str = "time_fs") -> Difference:
     """Compare one figure of two folders that ``simcoll run``, ``sweep``, ``plan`` or ``goodput`` wrote.
 
     Raises
@@ -94,25 +94,25 @@ def difference(before: Path, after: Path, metric: str = "time_fs") -> Difference
     ConfigError
         When a folder has no results, or none with such a figure.
     """
-    old, new = _ran(before), _ran(after)
-    names = _names([each.point for each in (*old.values(), *new.values())])
+    old, new = _ran(old_folder), _ran(new_folder)
+    names = _names([record.point for record in (*old.values(), *new.values())])
     moves, gone = [], []
-    for key, ran in old.items():
-        if metric not in ran.told:
+    for key, record in old.items():
+        if metric not in record.told:
             continue
-        other = new.get(key)
-        name = names(ran.point) + ran.mark
-        if other is not None and metric in other.told:
-            moves.append(Move(name, ran.told[metric], other.told[metric]))
+        new_record = new.get(key)
+        name = names(record.point) + record.mark
+        if new_record is not None and metric in new_record.told:
+            moves.append(Move(name, record.told[metric], new_record.told[metric]))
         else:
-            gone.append(name + (f": {other.error}" if other is not None else ""))
+            gone.append(name + (f": {new_record.error}" if new_record is not None else ""))
     if not moves and not gone:
-        known = {name for ran in old.values() for name in ran.told}
-        raise ConfigError(f"no figure {metric!r}; {nearest(metric, known)}", file=str(before))
+        figures = {name for record in old.values() for name in record.told}
+        raise ConfigError(f"no figure {metric!r}; {nearest(metric, figures)}", file=str(old_folder))
     added = [
-        names(ran.point) + ran.mark
-        for key, ran in new.items()
-        if metric in ran.told and (key not in old or metric not in old[key].told)
+        names(record.point) + record.mark
+        for key, record in new.items()
+        if metric in record.told and (key not in old or metric not in old[key].told)
     ]
     moves.sort(key=lambda move: (-abs(move.change), move.name))
     return Difference(metric, tuple(moves), tuple(sorted(gone)), tuple(sorted(added)))
@@ -139,16 +139,16 @@ def _ran(folder: Path) -> dict[bytes, _Ran]:
         rows = [_row(run) for run in _runs(folder / "results.json")]
     if not rows:
         raise ConfigError("has no rows.jsonl and no results.json of simcoll", file=str(folder))
-    found: dict[bytes, _Ran] = {}
+    records: dict[bytes, _Ran] = {}
     short = {name: _short([str(row["point"].get(name)) for row in rows]) for name in FILES}
     for row in rows:
         point = {name: value for name, value in row["point"].items() if not name.endswith(NO_HASHES)}
         point |= {name: short[name].get(str(point[name]), point[name]) for name in FILES if name in point}
         result = row.get("result", {})
-        told = {name: value for name, value in result.items() if _is_number(value)}
+        numbers = {name: value for name, value in result.items() if _is_number(value)}
         mark = " unproved" if str(result.get("proof", "")).startswith("unproved") else ""
-        found[msgspec.json.encode(point, order="sorted")] = _Ran(point, told, str(row.get("error", "")), mark)
-    return found
+        records[msgspec.json.encode(point, order="sorted")] = _Ran(point, numbers, str(row.get("error", "")), mark)
+    return records
 
 
 def _row(run: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -160,8 +160,8 @@ def _short(names: Sequence[str]) -> dict[str, str]:
     """File names without folders where they remain unique, since a grid may run from another folder."""
     files = sorted({name for name in names if "/" in name})
     last = [name.rpartition("/")[2] for name in files]
-    apart = len({*last}) == len(files) and {*last}.isdisjoint(names)
-    return dict(zip(files, last, strict=True)) if apart else {}
+    unambiguous = len({*last}) == len(files) and {*last}.isdisjoint(names)
+    return dict(zip(files, last, strict=True)) if unambiguous else {}
 
 
 def _runs(path: Path) -> list[dict[str, Any]]:
@@ -184,11 +184,11 @@ def _names(points: Sequence[Point]) -> Any:
     for point in flat:
         for name, value in point.items():
             values.setdefault(name, []).append(str(value))
-    told = [name for name, seen in values.items() if len({*seen}) > 1 or len(seen) < len(flat)]
+    keys = [name for name, variants in values.items() if len({*variants}) > 1 or len(variants) < len(flat)]
 
     def name_of(point: Point) -> str:
-        own = _flat(point)
-        return " ".join(f"{name}={own[name]}" for name in told if name in own) or "the only point"
+        identity = _flat(point)
+        return " ".join(f"{name}={identity[name]}" for name in keys if name in identity) or "the only point"
 
     return name_of
 

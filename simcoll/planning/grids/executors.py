@@ -104,13 +104,13 @@ def open_pool(kind: str = "processes", jobs: int | None = None) -> Iterator[Pool
         with _processes(jobs) as pool:
             yield pool
         return
-    opened = _dask if kind.startswith("dask://") else _mpi if kind == "mpi" else None
-    if opened is None:
+    opener = _dask if kind.startswith("dask://") else _mpi if kind == "mpi" else None
+    if opener is None:
         raise ConfigError(f"unknown executor {kind!r}; {nearest(kind, KINDS)}")
     if jobs is not None:
         raise ConfigError(f"--jobs is for processes; how many workers {kind} has is said where it was started")
-    with opened(kind) as found:
-        yield found
+    with opener(kind) as remote_pool:
+        yield remote_pool
 
 
 class _Processes(ThreadPoolExecutor):
@@ -119,8 +119,8 @@ class _Processes(ThreadPoolExecutor):
     The processes of the standard pool share semaphores, whose names stay in the system when all of them are killed.
     """
 
-    def __init__(self, many: int) -> None:
-        super().__init__(many)
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
         self.own = local()
         self.workers: list[tuple[BaseProcess, Connection]] = []
 
@@ -141,12 +141,12 @@ class _Processes(ThreadPoolExecutor):
 
     def _start(self) -> Connection:
         context = get_context("spawn")  # a fork would copy the threads' locks of compiled code
-        here, there = context.Pipe()
-        process = context.Process(target=_serve, args=(there,), daemon=True)
+        parent_end, child_end = context.Pipe()
+        process = context.Process(target=_serve, args=(child_end,), daemon=True)
         process.start()
-        there.close()  # so that its end is heard
-        self.workers.append((process, here))
-        return here
+        child_end.close()  # so that its end is heard
+        self.workers.append((process, parent_end))
+        return parent_end
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         super().shutdown(wait, cancel_futures=cancel_futures)
@@ -188,20 +188,20 @@ def _failure(error: Exception) -> bytes:
         answer = pickle.dumps((False, error))
         pickle.loads(answer)  # noqa: S301 - our own
     except Exception:  # noqa: BLE001 - its class may do anything then
-        said = "".join(format_exception_only(error)).strip()
-        return pickle.dumps((False, InternalError(f"a process that plays points: {said}")))
+        description = "".join(format_exception_only(error)).strip()
+        return pickle.dumps((False, InternalError(f"a process that plays points: {description}")))
     return answer
 
 
 @contextmanager
 def _processes(jobs: int | None) -> Iterator[Pool]:
-    many = jobs or len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
-    if many == 1:
+    count = jobs or len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
+    if count == 1:
         yield Pool(_Here(), lambda: 1, ahead=1, hold_s=0)
         return
-    executor = _Processes(many)
+    executor = _Processes(count)
     try:
-        yield Pool(executor, lambda: many, hold_s=NEAR_HOLD_S, near=True)
+        yield Pool(executor, lambda: count, hold_s=NEAR_HOLD_S, near=True)
     except BaseException:
         executor.shutdown(wait=False, cancel_futures=True)
         raise
@@ -242,11 +242,11 @@ def _counted(count: Callable[[], int]) -> Callable[[], int]:
 
     def workers() -> int:
         nonlocal waiting
-        many = count()
-        if not many and not waiting:
+        available = count()
+        if not available and not waiting:
             sys.stderr.write("# no dask worker is there; waiting for one\n")
-        waiting = not many
-        return max(1, many)
+        waiting = not available
+        return max(1, available)
 
     return workers
 
@@ -262,8 +262,8 @@ def _mpi(_kind: str) -> Iterator[Pool | None]:
         from mpi4py.futures import MPICommExecutor
     except ImportError:
         raise ConfigError("--executor mpi needs mpi4py: pip install 'simcoll[mpi]'") from None
-    others = MPI.COMM_WORLD.size - 1
-    if others < 1:
+    workers = MPI.COMM_WORLD.size - 1
+    if workers < 1:
         raise ConfigError("--executor mpi: there is one rank; start it as mpiexec -n 4 simcoll ..., and 3 of them play")
     with MPICommExecutor(MPI.COMM_WORLD, root=0) as executor:
-        yield None if executor is None else Pool(cast("Executor", executor), lambda: others)
+        yield None if executor is None else Pool(cast("Executor", executor), lambda: workers)

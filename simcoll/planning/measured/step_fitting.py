@@ -114,8 +114,8 @@ def fit_steps(
             raise ConfigError(f"unknown parameter {name!r}; {nearest(name, PARAMETERS)}")
     if len(names) > len(rows):
         raise ConfigError(f"{len(rows)} rows cannot tell {len(names)} parameters: {', '.join(names)}")
-    given = np.full(len(rows), 1 / len(rows)) if weights is None else np.array(weights, np.float64)
-    problem = _Problem(rows, names, start or rows[0].design.calibration, given)
+    row_weights = np.full(len(rows), 1 / len(rows)) if weights is None else np.array(weights, np.float64)
+    problem = _Problem(rows, names, start or rows[0].design.calibration, row_weights)
     best, slopes, times = problem.solve()
     off = np.abs(times / problem.measured - 1)
     if not np.median(off) < MOST_OFF:
@@ -125,10 +125,10 @@ def fit_steps(
         )
     unseen = problem.left_out(best, slopes, times)
     error = float(np.abs(unseen).mean()) if np.isfinite(unseen).all() else None
-    made = problem.at(best)
+    calibration = problem.at(best)
     gpus = {row.design.gpu.name for row in rows}
     gpu = gpus.pop() if len(gpus) == 1 else ""
-    final = msgspec.structs.replace(made, rows=len(rows), error=error, source=source, gpu=gpu)
+    final = msgspec.structs.replace(calibration, rows=len(rows), error=error, source=source, gpu=gpu)
     return Fit(final, times / problem.measured - 1, unseen)
 
 
@@ -152,30 +152,30 @@ class _Problem:
     def solve(self) -> tuple[Floats, Floats, Floats]:
         """The best values, with derivatives and times there."""
         values = np.array([getattr(self.start, name) for name in self.names], np.float64)
-        values = np.clip(values, [each.least for each in self.ranges], [each.most for each in self.ranges])
-        best, least, reach = values, np.inf, np.array([each.reach for each in self.ranges])
-        kept = at_best = self.times(values)
+        values = np.clip(values, [limits.least for limits in self.ranges], [limits.most for limits in self.ranges])
+        best, least_error, reach = values, np.inf, np.array([limits.reach for limits in self.ranges])
+        best_times = start_times = self.times(values)
         slopes = np.zeros((len(self.rows), len(self.names)))
         for turn in range(ROUNDS):
-            times = self.times(values) if turn else at_best
+            times = self.times(values) if turn else start_times
             error = float((self.weights * np.abs(times / self.measured - 1)).sum())
-            if error < least:
-                best, least, kept = values, error, times
+            if error < least_error:
+                best, least_error, best_times = values, error, times
             else:
                 reach = reach / 2
-            slopes = self._slopes(best, kept)
-            values = self._next(best, slopes, kept, reach, self.weights)
+            slopes = self._slopes(best, best_times)
+            values = self._next(best, slopes, best_times, reach, self.weights)
         times = self.times(values)
-        if float((self.weights * np.abs(times / self.measured - 1)).sum()) < least:
-            best, kept = values, times
-        return best, slopes, kept
+        if float((self.weights * np.abs(times / self.measured - 1)).sum()) < least_error:
+            best, best_times = values, times
+        return best, slopes, best_times
 
     def _slopes(self, values: Floats, times: Floats) -> Floats:
         """Derivatives of all times: ``[rows, parameters]``."""
         columns = []
-        for place, each in enumerate(self.ranges):
+        for place, limits in enumerate(self.ranges):
             moved = values.copy()
-            moved[place] += each.step if values[place] + each.step <= each.most else -each.step
+            moved[place] += limits.step if values[place] + limits.step <= limits.most else -limits.step
             columns.append((self.times(moved) - times) / (moved[place] - values[place]))
         return np.stack(columns, axis=1)
 
@@ -188,27 +188,27 @@ class _Problem:
         above = np.hstack([slope, -np.eye(n)])
         below = np.hstack([-slope, -np.eye(n)])
         bounds = [
-            (max(each.least - value, -far), min(each.most - value, far))
-            for each, value, far in zip(self.ranges, values, reach.tolist(), strict=True)
+            (max(limits.least - value, -far), min(limits.most - value, far))
+            for limits, value, far in zip(self.ranges, values, reach.tolist(), strict=True)
         ]
-        found = linprog(
+        solution = linprog(
             np.concatenate([np.zeros(p), weights]),
             A_ub=np.vstack([above, below]),
             b_ub=np.concatenate([-error, error]),
             bounds=[*bounds, *[(0, None)] * n],
             method="highs",
         )
-        moved: Floats = values + found.x[:p]
+        moved: Floats = values + solution.x[:p]
         return moved
 
     def left_out(self, best: Floats, slopes: Floats, times: Floats) -> Floats:
         """Errors of each fold with constants fitted to the others."""
         folds = dict.fromkeys(row.fold for row in self.rows)
-        found = np.full(len(self.rows), np.nan)
+        errors = np.full(len(self.rows), np.nan)
         for fold in folds if len(folds) > 1 else ():
-            inside = np.array([row.fold == fold for row in self.rows])
-            reach = np.array([each.reach for each in self.ranges])
-            values = self._next(best, slopes, times, reach, np.where(inside, 0.0, self.weights))
-            rows = [row for row, out in zip(self.rows, inside.tolist(), strict=True) if out]
-            found[inside] = predicted(rows, self.at(values)) / self.measured[inside] - 1
-        return found
+            in_fold = np.array([row.fold == fold for row in self.rows])
+            reach = np.array([limits.reach for limits in self.ranges])
+            values = self._next(best, slopes, times, reach, np.where(in_fold, 0.0, self.weights))
+            rows = [row for row, out in zip(self.rows, in_fold.tolist(), strict=True) if out]
+            errors[in_fold] = predicted(rows, self.at(values)) / self.measured[in_fold] - 1
+        return errors

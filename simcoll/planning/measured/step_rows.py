@@ -82,10 +82,10 @@ def read_steps(base: str | Path, rows: str | Path) -> StepTable:
         raise ConfigError(f"expected a column time_ms, got {', '.join(reader.fieldnames or ['none'])}", file=str(rows))
     if len(set(reader.fieldnames or ())) < len(reader.fieldnames or ()):
         raise ConfigError(f"a column twice: {', '.join(reader.fieldnames or ())}", file=str(rows))
-    found = [_row(document, row, str(base), f"line {number}", str(rows)) for number, row in enumerate(reader, 2)]
-    if not found:
+    steps = [_row(document, row, str(base), f"line {number}", str(rows)) for number, row in enumerate(reader, 2)]
+    if not steps:
         raise ConfigError("no rows", file=str(rows))
-    return StepTable(str(document.get("title", Path(base).stem)), str(source), tuple(found))
+    return StepTable(str(document.get("title", Path(base).stem)), str(source), tuple(steps))
 
 
 def _row(document: dict[str, Any], row: dict[str | None, Any], base: str, line: str, file: str) -> StepRow:

@@ -280,24 +280,24 @@ class _Run:
         begin = self.now
         failure: _Failure | None = None
         self.since = ("restart", begin)
-        while failure is None and (left := begin + self.job.load_us - self.now):
+        while failure is None and (remaining_us := begin + self.job.load_us - self.now):
             try:
-                yield self.env.timeout(left)
+                yield self.env.timeout(remaining_us)
             except simpy.Interrupt as interrupt:
                 failure = None if interrupt.cause is _SPEED else interrupt.cause
         self.spent.restart += self.now - begin
         return failure
 
-    def _shielded(self, what: str, event: simpy.Event) -> Events:
+    def _shielded(self, activity: str, event: simpy.Event) -> Events:
         """Wait without being interrupted by failures, as nothing runs."""
-        self.since, self.shielded = (what, self.now), True
+        self.since, self.shielded = (activity, self.now), True
         while not event.processed:
             try:
                 yield event
             except simpy.Interrupt:  # of the same microsecond as the failure
                 continue
         self.shielded = False
-        setattr(self.spent, what, getattr(self.spent, what) + self.now - self.since[1])
+        setattr(self.spent, activity, getattr(self.spent, activity) + self.now - self.since[1])
 
     def _placed(self) -> bool:
         """Whether the healthy nodes suffice to run, with fewer replicas if necessary."""
@@ -310,12 +310,12 @@ class _Run:
 
     def settle_at_end(self) -> None:
         """Account for the current activity at the end of the simulation, without loss of training."""
-        what, begin = self.since
+        activity, begin = self.since
         elapsed = self.span - begin
-        if what == "train":
+        if activity == "train":
             self._settle(elapsed, all_kept=True)
         else:
-            setattr(self.spent, what, getattr(self.spent, what) + elapsed)
+            setattr(self.spent, activity, getattr(self.spent, activity) + elapsed)
 
     def _settle(self, elapsed: int, *, all_kept: bool) -> None:
         """Account for an ended interval of training, useful up to the last durable checkpoint."""
@@ -324,15 +324,15 @@ class _Run:
         safe = max(0, elapsed - (job.saving_us - job.blocking_us)) // cycle
         blocked = elapsed // cycle * job.blocking_us + max(0, elapsed % cycle - job.interval_us)
         kept_until = elapsed if all_kept else safe * cycle
-        useful, kept = 0, 0
+        useful, retained = 0, 0
         edges = [start for start, _ in self.pieces]
         for (start, speed), end in zip(self.pieces, [*edges[1:], elapsed], strict=True):
             trained = self._trained(min(end, kept_until)) - self._trained(min(start, kept_until))
-            useful, kept = useful + trained * speed // PPM, kept + trained
+            useful, retained = useful + trained * speed // PPM, retained + trained
         spent.useful += useful
-        spent.slow += kept - useful
+        spent.slow += retained - useful
         spent.checkpoint += blocked
-        spent.lost += elapsed - blocked - kept
+        spent.lost += elapsed - blocked - retained
 
     def _trained(self, elapsed: int) -> int:
         """Training time without the time blocked by checkpoints."""

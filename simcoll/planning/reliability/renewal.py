@@ -49,5 +49,5 @@ def renewal(job: Job) -> float | None:
     cycle, unsafe = job.interval_us + job.blocking_us, job.saving_us - job.blocking_us
     if cycle / failing > MOST_EXPONENT:
         return 0.0
-    kept = math.exp(-(job.load_us + unsafe) / failing) * job.interval_us / math.expm1(cycle / failing)
-    return kept / (failing + job.detect_us)
+    useful_us = math.exp(-(job.load_us + unsafe) / failing) * job.interval_us / math.expm1(cycle / failing)
+    return useful_us / (failing + job.detect_us)

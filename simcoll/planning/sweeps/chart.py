@@ -25,8 +25,8 @@ def _curves(rows: Sequence[Row]) -> dict[str, list[Row]]:
     algorithms: dict[str, list[Row]] = {}
     for row in rows:
         algorithms.setdefault(str(row.choice), []).append(row)
-    best = {name: best_rows(own) for name, own in algorithms.items()}
-    return {f"{name} ({', '.join(dict.fromkeys(row.protocol for row in own))})": own for name, own in best.items()}
+    best = {name: best_rows(runs) for name, runs in algorithms.items()}
+    return {f"{name} ({', '.join(dict.fromkeys(row.protocol for row in runs))})": runs for name, runs in best.items()}
 
 
 def busbw_svg(title: str, kind: str, nranks: int, rows: Sequence[Row], *, run: str = "") -> bytes:
@@ -141,11 +141,11 @@ def _draw_latencies(axes: Any, rows: Sequence[Row]) -> None:
     axes.grid(alpha=0.3)
 
 
-def name_sizes(axes: Any, given: Sequence[int]) -> None:
+def name_sizes(axes: Any, sizes: Sequence[int]) -> None:
     """Label a logarithmic axis of sizes with some of them."""
     axes.set_xscale("log", base=2)
-    sizes = sorted({*given})
-    shown = sizes[:: max(1, len(sizes) // 8)]
-    axes.set_xticks(shown, [format_size(size) for size in shown])
+    distinct = sorted({*sizes})
+    ticks = distinct[:: max(1, len(distinct) // 8)]
+    axes.set_xticks(ticks, [format_size(size) for size in ticks])
     axes.minorticks_off()
     axes.set_xlabel("size")

@@ -36,11 +36,11 @@ def picture(title: str, table: Table, topology: Topology, run: str) -> bytes:
     return busbw_svg(title, table.sweep.collective, topology.nranks, through or table.rows, run=run)
 
 
-def timeline(table: Table, topology: Topology, near: int, run: str) -> bytes:
-    """The timeline of the best run at the size nearest to ``near`` bytes; without runs, of the fastest program."""
+def timeline(table: Table, topology: Topology, size_bytes: int, run: str) -> bytes:
+    """The timeline of the best run at the size nearest to ``size_bytes``; without runs, of the fastest program."""
     if not table.rows:
-        return min(table.programs, key=lambda each: each.result.time_fs).timeline(run)
-    traced = min(best_rows(table.rows), key=lambda row: abs(row.size_bytes - near))
+        return min(table.programs, key=lambda program: program.result.time_fs).timeline(run)
+    traced = min(best_rows(table.rows), key=lambda row: abs(row.size_bytes - size_bytes))
     trace = Trace(traced.result.plan, topology)
     return trace.content(play(table.sweep, traced.result.plan, topology, observer=trace), run=run)
 
@@ -56,11 +56,11 @@ def nccl_tests_json(table: Table, run: str) -> bytes:
     for row, bound in zip(best, bounds, strict=True):
         size, count, dtype, op, root, *_ = cells(table.sweep, [row])
         timed = {"time": row.time_fs / 1e9, "alg_bw": row.algbw / 1e9, "bus_bw": row.busbw / 1e9}
-        told = timed if row.wrong is None else {**timed, "nwrong": row.wrong}
+        figures = timed if row.wrong is None else {**timed, "nwrong": row.wrong}
         results.append(
             {
                 "size": size, "count": count, "type": dtype, "redop": op, "root": str(root),
-                "out_of_place": None if row.result.cut else told, "in_place": None,
+                "out_of_place": None if row.result.cut else figures, "in_place": None,
                 "best": str(row), "bound": bound.bound_fs / 1e9, "bottleneck": bound.result.bottleneck,
                 **({"cut": str(row.result.cut)} if row.result.cut else {}),
             }
@@ -78,33 +78,33 @@ def nccl_tests_json(table: Table, run: str) -> bytes:
         "out_of_bounds": {"count": wrong, "okay": str(not wrong).lower()},
         "average_bus_bandwidth": {"bandwidth": average, "okay": "true"},
         "errors": [],
-        **({"programs": [each.columns() for each in table.programs]} if table.programs else {}),
+        **({"programs": [program.columns() for program in table.programs]} if table.programs else {}),
     }
     return _written(document)
 
 
-def predictions_json(found: Sequence[Prediction], topology: Topology) -> bytes:
+def predictions_json(predictions: Sequence[Prediction], topology: Topology) -> bytes:
     """A library's predicted choice at each size, in nccl-tests' JSON.
 
     Besides nccl-tests' fields each result has the choice, the timing method, ``bound`` (microseconds), ``bottleneck``, and numbers
     ``assumed`` because they are unknown.
     """
-    factor = float(bus_factor(found[0].collective, topology.nranks))
+    factor = float(bus_factor(predictions[0].collective, topology.nranks))
     results = []
-    for each in found:
-        rate = each.size_bytes / (each.time_fs / 1e6)
-        timed = {"time": each.time_us, "alg_bw": rate, "bus_bw": rate * factor}
+    for prediction in predictions:
+        rate = prediction.size_bytes / (prediction.time_fs / 1e6)
+        timed = {"time": prediction.time_us, "alg_bw": rate, "bus_bw": rate * factor}
         results.append(
             {
-                "size": each.size_bytes, "out_of_place": timed, "in_place": None, "algorithm": each.algorithm,
-                "protocol": each.protocol, "channels": each.channels, "timed_by": each.timed_by, "note": each.note,
-                "bound": each.bound_fs / 1e9, "bottleneck": each.bottleneck,
-                "assumed": each.assumed.split("; ") if each.assumed else [],
+                "size": prediction.size_bytes, "out_of_place": timed, "in_place": None, "algorithm": prediction.algorithm,
+                "protocol": prediction.protocol, "channels": prediction.channels, "timed_by": prediction.timed_by, "note": prediction.note,
+                "bound": prediction.bound_fs / 1e9, "bottleneck": prediction.bottleneck,
+                "assumed": prediction.assumed.split("; ") if prediction.assumed else [],
             }
         )  # fmt: skip
-    config = {"collective": found[0].collective, "topology": topology.name, "nranks": topology.nranks}
-    config |= {"library": found[0].library, "calibration": found[0].calibration}
-    document = {"version": NCCL_TESTS_VERSION, "args": [f"{found[0].collective}_perf"], "config": config}
+    config = {"collective": predictions[0].collective, "topology": topology.name, "nranks": topology.nranks}
+    config |= {"library": predictions[0].library, "calibration": predictions[0].calibration}
+    document = {"version": NCCL_TESTS_VERSION, "args": [f"{predictions[0].collective}_perf"], "config": config}
     return _written({**document, "results": results})
 
 

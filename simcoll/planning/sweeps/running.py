@@ -56,10 +56,10 @@ class Table:
 
     def sizes(self) -> list[list[Row]]:
         """The runs of each size."""
-        found: dict[int, list[Row]] = {}
+        rows_by_count: dict[int, list[Row]] = {}
         for row in self.rows:
-            found.setdefault(row.count, []).append(row)
-        return list(found.values())
+            rows_by_count.setdefault(row.count, []).append(row)
+        return list(rows_by_count.values())
 
     def __repr__(self) -> str:
         return (
@@ -108,11 +108,11 @@ def runs(
     """
     counts = counts_for(sweep.collective, sweep.sizes, topology.nranks, parse_dtype(sweep.dtype).itemsize)
     protocols = [sweep.protocols_of(schedule) for schedule in schedules]
-    done, total = 0, len(counts) * sum(map(len, protocols))
-    tell = progress or (lambda _done, _total, _next: None)
+    finished, total = 0, len(counts) * sum(map(len, protocols))
+    tell = progress or (lambda _finished, _total, _next: None)
     engine, checks = "auto", list[DataCheck]()
     for choice, schedule in zip(sweep.choices, schedules, strict=True):
-        tell(done, total, f"data of {choice}")
+        tell(finished, total, f"data of {choice}")
         checks.append(check_data(sweep, schedule))
         give_back()
     for schedule, names in zip(schedules, protocols, strict=True):
@@ -121,12 +121,12 @@ def runs(
         rows: list[Row] = []
         for choice, schedule, check, names in zip(sweep.choices, schedules, checks, protocols, strict=True):
             for name in names:
-                tell(done, total, f"{choice} {name}")
+                tell(finished, total, f"{choice} {name}")
                 protocol = costs_of(sweep, name, topology, schedule)
                 plan = bind(schedule, count, sweep.dtype, sweep.op, protocol=protocol)
                 # Not by what the process has loaded: the same table has the same bytes.
                 if COMPILED and engine != "fast" and not sweep.disturbed:
-                    little = summary(plan).messages * (total - done) <= FEW_MESSAGES
+                    little = summary(plan).messages * (total - finished) <= FEW_MESSAGES
                     engine = "simpy" if little else "fast"
                 result = play(sweep, plan, topology, engine=engine)
                 if engine == "simpy":
@@ -134,7 +134,7 @@ def runs(
                 elif result.path == ASKED:
                     result = replace(result, path="a table of many messages")
                 rows.append(Row(choice, name, replace(result, outputs=None), check))  # checked, and large
-                done += 1
+                finished += 1
             forget_sizes(schedule)
             give_back()
         yield rows

@@ -191,16 +191,16 @@ def prepare(
     """
     Collective(sweep.collective, topology.nranks, root=sweep.root)
     if not sweep.choices:
-        served = sorted({found.collective for found in ALGORITHMS})
+        served = sorted({algorithm.collective for algorithm in ALGORITHMS})
         raise ConfigError(f"no algorithm to run {sweep.collective} with; there are some for {', '.join(served)}")
     schedules = list(built or (build(sweep, choice, topology) for choice in sweep.choices))
     for schedule in schedules:
         for name in sweep.protocols_of(schedule) or sweep.protocols:
             costs(name, topology, schedule)
     largest = counts_for(sweep.collective, sweep.sizes[-1:], topology.nranks, parse_dtype(sweep.dtype).itemsize)[0]
-    for done, schedule in enumerate(schedules):
+    for number, schedule in enumerate(schedules):
         if progress:
-            progress(done, len(schedules), f"the proof of {schedule.title}")
+            progress(number, len(schedules), f"the proof of {schedule.title}")
         bind(schedule, largest, sweep.dtype, sweep.op)
         give_back()
     return schedules
@@ -208,8 +208,8 @@ def prepare(
 
 def costs_of(sweep: Sweep, name: str, topology: Topology, schedule: Schedule) -> Protocol:
     """The constants of a protocol, with the sweep's jitter."""
-    found, disturbed = costs(name, topology, schedule), sweep.disturbed
-    return replace(found, jitter_fs=disturbed.jitter_fs, seed=disturbed.seed) if disturbed.jitter_fs else found
+    protocol, disturbed = costs(name, topology, schedule), sweep.disturbed
+    return replace(protocol, jitter_fs=disturbed.jitter_fs, seed=disturbed.seed) if disturbed.jitter_fs else protocol
 
 
 def play(
@@ -236,8 +236,8 @@ def bound_rows(rows: Sequence[Row]) -> list[Row]:
 
 
 def _least(rows: Sequence[Row], key: Callable[[Row], tuple[int, ...]]) -> list[Row]:
-    least: dict[int, Row] = {}
+    rows_by_count: dict[int, Row] = {}
     for row in rows:
-        if row.count not in least or key(row) < key(least[row.count]):
-            least[row.count] = row
-    return list(least.values())
+        if row.count not in rows_by_count or key(row) < key(rows_by_count[row.count]):
+            rows_by_count[row.count] = row
+    return list(rows_by_count.values())

@@ -125,11 +125,11 @@ def sweep_grid(sweep: SweepFile, path: Path) -> Grid:
     for topology, nodes, degraded, collective, group in product(
         *(axes[n] for n in ("topologies", "nodes", "degraded", "collectives")), groups
     ):
-        named = [text for text in axes["algorithms"] if _serves(text, collective)]
-        given = named if sweep.algorithms else _all_of(collective)
-        rest = product(given, *(axes[name] for name in ("protocols", "seeds", "sizes")))
+        serving = [text for text in axes["algorithms"] if _serves(text, collective)]
+        algorithms = serving if sweep.algorithms else _all_of(collective)
+        combinations = product(algorithms, *(axes[name] for name in ("protocols", "seeds", "sizes")))
         programs = product(filter(_plays, axes["algorithms"]), axes["protocols"], axes["seeds"], [None])
-        for algorithm, protocol, seed, size in chain(rest, programs):
+        for algorithm, protocol, seed, size in chain(combinations, programs):
             kind = None if size is None else collective
             values = ((), nodes, degraded, kind, algorithm, protocol, seed, size)
             points.append({**dict(zip(AXES, values, strict=True)), **topology, **group, **fixed, **_hashed(algorithm)})
@@ -139,7 +139,7 @@ def sweep_grid(sweep: SweepFile, path: Path) -> Grid:
 
 
 def _all_of(collective: str) -> list[str]:
-    return [found.name for found in ALGORITHMS if found.collective == collective]
+    return [algorithm.name for algorithm in ALGORITHMS if algorithm.collective == collective]
 
 
 def _serves(text: str, collective: str) -> bool:
@@ -166,36 +166,36 @@ def _hashed(text: str) -> dict[str, str]:
 def _axes(sweep: SweepFile, path: Path) -> dict[str, Sequence[Any]]:
     """The checked values of every axis."""
     file = str(path)
-    for at, kind in enumerate(sweep.collectives):
+    for number, kind in enumerate(sweep.collectives):
         if kind not in KINDS:
             raise ConfigError(
-                f"unknown collective {kind!r}; {nearest(kind, KINDS)}", file=file, path=f"$.collectives[{at}]"
+                f"unknown collective {kind!r}; {nearest(kind, KINDS)}", file=file, path=f"$.collectives[{number}]"
             )
-    names = {found.name for found in ALGORITHMS if found.collective in sweep.collectives}
+    names = {algorithm.name for algorithm in ALGORITHMS if algorithm.collective in sweep.collectives}
     choices = [parse_choice(text, path.parent) for text in sweep.algorithms]
-    choices = [replace(each, algorithm=_whole_name(each.algorithm)) for each in choices]
-    for at, choice in enumerate(choices):
+    choices = [replace(choice, algorithm=_whole_name(choice.algorithm)) for choice in choices]
+    for number, choice in enumerate(choices):
         name = choice.algorithm
         if name not in names and not _plays(name) and not any(_serves(name, kind) for kind in sweep.collectives):
-            told = f"no algorithm {name!r} for {', '.join(sweep.collectives)}; {nearest(name, names)}"
-            raise ConfigError(told, file=file, path=f"$.algorithms[{at}]")
-    for at, nodes in enumerate(sweep.nodes):
+            message = f"no algorithm {name!r} for {', '.join(sweep.collectives)}; {nearest(name, names)}"
+            raise ConfigError(message, file=file, path=f"$.algorithms[{number}]")
+    for number, nodes in enumerate(sweep.nodes):
         if nodes < 1:
-            raise ConfigError(f"expected at least one node, got {nodes}", file=file, path=f"$.nodes[{at}]")
+            raise ConfigError(f"expected at least one node, got {nodes}", file=file, path=f"$.nodes[{number}]")
     if isinstance(sweep.sizes, list):
-        sizes = [parse_size(size, file=file, path=f"$.sizes[{at}]") for at, size in enumerate(sweep.sizes)]
+        sizes = [parse_size(size, file=file, path=f"$.sizes[{number}]") for number, size in enumerate(sweep.sizes)]
     else:
         begin = parse_size(sweep.sizes.begin, file=file, path="$.sizes.begin")
         end = parse_size(sweep.sizes.end, file=file, path="$.sizes.end")
         with blamed_on(file, "$.sizes"):
             sizes = list(size_ladder(begin, end, sweep.sizes.factor))
-    for at, seed in enumerate(sweep.seeds):
-        with blamed_on(file, f"$.seeds[{at}]"):
+    for number, seed in enumerate(sweep.seeds):
+        with blamed_on(file, f"$.seeds[{number}]"):
             check_seed(seed)
-    for at, name in enumerate(sweep.protocols):
+    for number, name in enumerate(sweep.protocols):
         if name not in PROTOCOL_NAMES:
-            told = f"unknown protocol {name!r}; {nearest(name, PROTOCOL_NAMES)}"
-            raise ConfigError(told, file=file, path=f"$.protocols[{at}]")
+            message = f"unknown protocol {name!r}; {nearest(name, PROTOCOL_NAMES)}"
+            raise ConfigError(message, file=file, path=f"$.protocols[{number}]")
     return {
         "topologies": [_named(name, path.parent) for name in sweep.topologies],
         "nodes": sweep.nodes or [None],
@@ -215,8 +215,8 @@ def _whole_name(name: str) -> str:
 
 def _named(name: str, folder: Path) -> dict[str, str]:
     """A topology in a point: its name or path, and a hash of its files, so that a changed file makes different points."""
-    where = beside(folder, name)
-    return {"topology": where, "topology_hash": hashlib.sha256(content_of(where)).hexdigest()[:16]}
+    file = beside(folder, name)
+    return {"topology": file, "topology_hash": hashlib.sha256(content_of(file)).hexdigest()[:16]}
 
 
 def time_point(point: Point) -> dict[str, Any]:
@@ -239,8 +239,8 @@ def time_point(point: Point) -> dict[str, Any]:
         point.get("policy", "stall"),
     )
     if point["collective"] is None:
-        told = play_program(choice, name, machine, disturbed).columns()
-        return {column: told.get(column) for column in FIGURES}
+        figures = play_program(choice, name, machine, disturbed).columns()
+        return {column: figures.get(column) for column in FIGURES}
     schedule = _schedule(machine, point["collective"], point["root"], point["algorithm"])
     sweep = Sweep(
         point["collective"],
@@ -282,11 +282,11 @@ def _schedule(machine: Topology, collective: str, root: int | None, algorithm: s
 def sweep_csv(rows: Sequence[GridRow]) -> bytes:
     """The rows as CSV; the column ``error`` has the reason why a point did not run."""
     grouped = ("axis",) if any("axis" in row["point"] for row in rows) else ()
-    told = (
+    lines = (
         row["point"]
         | {"degraded": " ".join(f"{k}={v}" for k, v in row["point"]["degraded"].items())}
         | row.get("result", {})
         | {"error": row.get("error", "")}
         for row in rows
     )
-    return csv_bytes((*AXES, *grouped, *FIGURES, "error"), told)
+    return csv_bytes((*AXES, *grouped, *FIGURES, "error"), lines)

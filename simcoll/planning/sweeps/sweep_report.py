@@ -74,29 +74,29 @@ def _width(sweep: Sweep) -> int:
 
 def _asked(sweep: Sweep) -> dict[str, Any]:
     """The request as a dictionary, with the disturbance if there is one."""
-    told = {**asdict(sweep), "choices": [str(choice) for choice in sweep.choices]}
+    request = {**asdict(sweep), "choices": [str(choice) for choice in sweep.choices]}
     if not sweep.disturbed:
-        del told["disturbed"]
+        del request["disturbed"]
     elif not sweep.disturbed.faults:
-        del told["disturbed"]["faults"], told["disturbed"]["policy"]
-    return told
+        del request["disturbed"]["faults"], request["disturbed"]["policy"]
+    return request
 
 
 def head_lines(sweep: Sweep) -> Iterator[str]:
     """The two header lines."""
-    for left, right, name, last in zip(
+    for figures_title, bound_title, name, last in zip(
         titles((*DATA, *TIMES)), titles(_BOUND), ("best", ""), ("bottleneck", ""), strict=True
     ):
-        yield f"{left}  {name:<{_width(sweep)}} {right[1:]}  {last}".rstrip()
+        yield f"{figures_title}  {name:<{_width(sweep)}} {bound_title[1:]}  {last}".rstrip()
 
 
 def size_line(sweep: Sweep, rows: Sequence[Row]) -> str:
     """The line of one size."""
     numbers = len((*DATA, *TIMES))
-    found = cells(sweep, rows)
-    left = table_line((*DATA, *TIMES), found[:numbers])
-    name, *bound, last = found[numbers:]
-    return f"{left}  {name:<{_width(sweep)}}{table_line(_BOUND, bound)}  {last}"
+    values = cells(sweep, rows)
+    figures = table_line((*DATA, *TIMES), values[:numbers])
+    name, *bound, last = values[numbers:]
+    return f"{figures}  {name:<{_width(sweep)}}{table_line(_BOUND, bound)}  {last}"
 
 
 def foot_lines(rows: Sequence[Row]) -> Iterator[str]:
@@ -104,10 +104,10 @@ def foot_lines(rows: Sequence[Row]) -> Iterator[str]:
     checks = {row.choice: row.checked for row in rows if row.checked}
     counts = [check.count for check in checks.values() if check.wrong is not None]
     if counts:
-        least, most = min(counts), max(counts)
-        elements = f"{least:,} elements" if least == most else f"{least:,} to {most:,} elements"
-        which = "the algorithm" if len(checks) == 1 else "every algorithm"
-        yield f"# #wrong: real data ({elements}) moved once through {which}; the proofs hold for every size"
+        low, high = min(counts), max(counts)
+        elements = f"{low:,} elements" if low == high else f"{low:,} to {high:,} elements"
+        subject = "the algorithm" if len(checks) == 1 else "every algorithm"
+        yield f"# #wrong: real data ({elements}) moved once through {subject}; the proofs hold for every size"
     for reason in dict.fromkeys(check.reason for check in checks.values() if check.reason):
         yield f"# '-' under #wrong: {reason}"
     for row in rows:
@@ -120,10 +120,10 @@ def engine_lines(rows: Sequence[Row]) -> Iterator[str]:
     groups: dict[tuple[str, str], list[Result]] = {}
     for result in (row.result for row in rows):
         groups.setdefault((result.engine, re.sub(r"\d+", "", result.path)), []).append(result)
-    for (engine, _), alike in groups.items():
-        largest = max(alike, key=lambda result: result.messages)
-        runs = f"{len(alike)} run{'s' * (len(alike) > 1)}"
-        messages, wall = sum(result.messages for result in alike), sum(result.wall_s for result in alike)
+    for (engine, _), results in groups.items():
+        largest = max(results, key=lambda result: result.messages)
+        runs = f"{len(results)} run{'s' * (len(results) > 1)}"
+        messages, wall = sum(result.messages for result in results), sum(result.wall_s for result in results)
         why = re.sub(r"\d{4,}", lambda number: f"{int(number[0]):,}", largest.path)
         yield f"# engine {engine}: {runs}, {messages:,} messages, {wall:.2f} s ({why})"
 
@@ -158,7 +158,7 @@ def row_columns(row: Row) -> dict[str, Any]:
 
 def results_csv(rows: Sequence[Row], run: str, programs: Sequence[ProgramRun] = ()) -> bytes:
     """Every run as a line of CSV; the last column identifies the results."""
-    lines = [*map(row_columns, rows), *(each.columns() for each in programs)]
+    lines = [*map(row_columns, rows), *(program.columns() for program in programs)]
     names = dict.fromkeys(name for line in lines for name in line)
     return csv_bytes([*names, "run"] if lines else [], (line | {"run": run} for line in lines))
 
@@ -200,7 +200,7 @@ def results_json(
         "trace_hash": sweep_hash([*rows, *programs]),
         "runs": [row_columns(row) for row in rows],
         "best": [_summary(row, bound) for row, bound in zip(best_rows(rows), bound_rows(rows), strict=True)],
-        **({"programs": [each.columns() for each in programs]} if programs else {}),
+        **({"programs": [program.columns() for program in programs]} if programs else {}),
     }
     run = hashlib.sha256(msgspec.json.encode(document)).hexdigest()[:16]
     document = {"format": FORMAT, "version": VERSION, "run": run, **document}
