@@ -17,7 +17,7 @@ from cyclopts import App, CycloptsError, Parameter, Token, UnusedCliTokensError
 
 from simcoll.errors import ConfigError, InternalError, ScheduleError, SimcollError, nearest
 
-__all__ = ["FAULT", "SHELLS", "WHOLE", "completion_script", "run_app", "separated", "status_of"]
+__all__ = ["FAULT", "SHELLS", "WHOLE", "completion_script", "run_app", "separate_program", "status_of"]
 
 FAULT = 3
 """Exit status of an internal error."""
@@ -162,12 +162,12 @@ def _of_names(hint: Any, names: Sequence[str]) -> Any:
     return Annotated[(Literal[tuple(names)], *extras)] if extras else Literal[tuple(names)]
 
 
-def separated(words: Sequence[str], valued: Collection[str]) -> list[str]:
+def separate_program(words: Sequence[str], valued: Collection[str]) -> list[str]:
     """Put ``--`` before the program, so that the options after it go to the program.
 
     An option in ``valued`` takes the next word as its value.
 
-    >>> separated(["-n", "2", "--fast", "x.py", "-n", "3"], ["-n"])
+    >>> separate_program(["-n", "2", "--fast", "x.py", "-n", "3"], ["-n"])
     ['-n', '2', '--fast', '--', 'x.py', '-n', '3']
     """
     position = 0

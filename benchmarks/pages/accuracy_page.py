@@ -10,8 +10,8 @@ import numpy as np
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.fitting import formula
 from simcoll.libraries.library import Library, load_library
-from simcoll.planning.measured.accuracy import BANDS, WAYS, Error, left_out_library, medians
-from simcoll.planning.measured.measurements import Table, published_tables
+from simcoll.planning.measured.accuracy import BANDS, METHODS, Error, left_out_library, medians
+from simcoll.planning.measured.measurements import PublishedTable, published_tables
 
 __all__ = ["page"]
 
@@ -118,8 +118,8 @@ def _rows(errors: Iterable[Error], band: str) -> list[float]:
 def _figures(errors: Sequence[Error]) -> Iterator[str]:
     """Medians over tables and over rows, p90, and geometric mean, for every way."""
     yield f"| | {COLUMNS} |\n|---|---|---|---|---|\n"
-    for method in WAYS:
-        over_tables, *over_rows = _cells([error for error in errors if error.way == method])
+    for method in METHODS:
+        over_tables, *over_rows = _cells([error for error in errors if error.method == method])
         bold = " / ".join(f"**{value}**" for value in over_tables.split(" / "))
         yield f"| {method} | {' | '.join([bold, *over_rows])} |\n"
     yield POINTS
@@ -137,7 +137,7 @@ def _cells(errors: Sequence[Error]) -> list[str]:
     return [*cells, " / ".join(f"{np.exp(np.log(values).mean()):.2f}" if len(values) else "-" for values in ratios)]
 
 
-def _noise(tables: Sequence[Table]) -> dict[str, object]:
+def _noise(tables: Sequence[PublishedTable]) -> dict[str, object]:
     """Differences between two systems of one kind."""
     differences: dict[str, list[float]] = {band: [] for band in BANDS}
     pairs = 0
@@ -156,19 +156,19 @@ def _noise(tables: Sequence[Table]) -> dict[str, object]:
     return {"medians": " / ".join(cells), "pairs": pairs}
 
 
-def _kind(table: Table) -> tuple[str, str, int]:
+def _kind(table: PublishedTable) -> tuple[str, str, int]:
     traits = table.machine().traits
     fabric = traits.get("fabric", "") if table.nodes > 1 else ""
     return traits.get("gpu", "").replace("H200", "H100"), fabric, table.nodes
 
 
-def _groups(errors: Sequence[Error], title: str, of: Callable[[Table], str]) -> Iterator[str]:
+def _groups(errors: Sequence[Error], title: str, of: Callable[[PublishedTable], str]) -> Iterator[str]:
     """The figures of each group of tables for every way."""
     names = {error.table.name: of(error.table) for error in errors}
     yield f"| {title} | tables | | {COLUMNS} |\n|---|---|---|---|---|---|---|\n"
     for group in sorted(set(names.values())):
-        for method in WAYS:
-            group_errors = [error for error in errors if names[error.table.name] == group and error.way == method]
+        for method in METHODS:
+            group_errors = [error for error in errors if names[error.table.name] == group and error.method == method]
             if group_errors:
                 tables = len({error.table.name for error in group_errors})
                 yield f"| {group} | {tables} | {method} | {' | '.join(_cells(group_errors))} |\n"
@@ -241,24 +241,24 @@ def _furthest(errors: Sequence[Error]) -> Iterator[str]:
     """The bands of tables with the largest median error, and the error left after correcting offset and rate."""
     groups: dict[tuple[str, str], list[Error]] = {}
     for error in errors:
-        if error.way == WAYS[0]:
+        if error.method == METHODS[0]:
             groups.setdefault((error.table.name, error.band), []).append(error)
     worst = sorted(groups.values(), key=lambda group: -float(np.median([abs(error.relative) for error in group])))
     for group in worst[:MOST_ROWS]:
         table = group[0].table
-        rows = [error for error in errors if error.way == WAYS[0] and error.table is table]
+        rows = [error for error in errors if error.method == METHODS[0] and error.table is table]
         reference = rows[0] if len(rows) == 1 or rows[0].measured_ns < 1.5 * rows[1].measured_ns else rows[1]
         offset = reference.measured_ns - reference.predicted_ns
         rate = (rows[-1].measured_ns - offset) / rows[-1].predicted_ns
         in_rate = rate if group[0].band == BANDS[2] else 1.0
-        steps = [_left(group, factor, added) for factor, added in ((1.0, 0), (1.0, offset), (in_rate, offset))]
+        steps = [_median_error(group, factor, added) for factor, added in ((1.0, 0), (1.0, offset), (in_rate, offset))]
         launch, links = steps[1] < steps[0] / 2, steps[2] < steps[0] / 2
         cause = "the launch of the run" if launch else "the rate of its links" if links else "not explained"
         machine = f"{table.ranks} ranks of {table.topology}"
         yield f"| {table.name} | {machine} | {group[0].band} | {' | '.join(map(_percent, steps))} | {cause} |\n"
 
 
-def _left(errors: Sequence[Error], factor: float, added_ns: int) -> float:
+def _median_error(errors: Sequence[Error], factor: float, added_ns: int) -> float:
     """The median error of predictions times a factor, plus an offset."""
     return float(np.median([abs((e.predicted_ns * factor + added_ns) / e.measured_ns - 1) for e in errors]))
 
@@ -268,12 +268,12 @@ def _tables(errors: Sequence[Error]) -> Iterator[str]:
     yield EVERY
     for table in {error.table.name: error.table for error in errors}.values():
         table_errors = [error for error in errors if error.table is table]
-        cells = [_bands(medians(error for error in table_errors if error.way == method)) for method in WAYS]
+        cells = [_bands(medians(error for error in table_errors if error.method == method)) for method in METHODS]
         yield f"| {table.name} | {table.ranks} ranks of {table.topology} | {len(table.rows)} | {' | '.join(cells)} |\n"
 
 
 def _ending(errors: Sequence[Error]) -> str:
     """Notes on how rows were timed, and on the limits of these figures."""
-    blind = [error for error in errors if error.way == WAYS[0]]
+    blind = [error for error in errors if error.method == METHODS[0]]
     events = sum(error.timed_by == "events" for error in blind)
     return ENDING.format(events=events, rows=len(blind), missing="; ".join(load_library("nccl").missing))

@@ -8,9 +8,9 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from step_examples import CONTENTION, DEEPEP, PLACED, contention, exchange_us, placed
+from step_examples import CONTENTION, DEEPEP, PLACED, contention, exchange_us, placement_ms
 
-from simcoll.planning.measured.step_fitting import fit_steps, predicted
+from simcoll.planning.measured.step_fitting import fit_steps, predict_seconds
 from simcoll.planning.measured.step_rows import StepTable, published_steps
 from simcoll.training.design import Design
 from simcoll.training.step_calibration import UNCALIBRATED, Calibration, shipped_calibration
@@ -200,7 +200,7 @@ def megatron_a100() -> Calibration:
 
 def step_page() -> str:
     """The page, in Markdown; made from scratch it takes some ten minutes."""
-    parts = (_vtrain, _korthikanti, _mlperf, _gpt3, _megatron, _fsdp, _titan, _blind, _exchange, _shared)
+    parts = (_vtrain, _korthikanti, _mlperf, _gpt3, _megatron, _fsdp, _titan, _blind, _exchange, _contention_rows)
     return "".join(line for part in parts for line in part())
 
 
@@ -216,9 +216,9 @@ def _vtrain() -> Iterator[str]:
     )
     count = len(several)
     for name, part in (("several nodes", slice(count)), ("one node", slice(count, None))):
-        for how, errors in (("left out", fit.unseen[part]), ("all", fit.seen[part])):
+        for how, errors in (("left out", fit.unseen_errors[part]), ("all", fit.errors[part])):
             yield f"| {name} | {how} | {len(errors)} | {_summary(errors)} |\n"
-    blind = predicted(several, UNCALIBRATED) / np.array([row.seconds for row in several]) - 1
+    blind = predict_seconds(several, UNCALIBRATED) / np.array([row.seconds for row in several]) - 1
     yield f"| several nodes | no constant | {count} | {_summary(blind)} |\n"
     yield PUBLISHED
 
@@ -230,7 +230,7 @@ def _summary(errors: NDArray[np.float64]) -> str:
 
 
 def _errors(table: StepTable, calibration: Calibration) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    times = predicted(table.rows, calibration)
+    times = predict_seconds(table.rows, calibration)
     return times, times / np.array([row.seconds for row in table.rows]) - 1
 
 
@@ -267,7 +267,7 @@ def _mlperf() -> Iterator[str]:
         cells = []
         for buckets in ("chunk", "aligned", "layer"):
             rows = [replace(row, design=_with(row.design, buckets=buckets)) for row in table.rows]
-            seconds = _intercept(passes, predicted(rows, constants))
+            seconds = _intercept(passes, predict_seconds(rows, constants))
             cells.append(f"{seconds:.3f} ({100 * (seconds / intercept - 1):+.0f} %)")
         yield f"| {slower:.3g}: {words} | {' | '.join(cells)} |\n"
     yield BUCKETS
@@ -354,7 +354,7 @@ def _blind() -> Iterator[str]:
     launched: dict[str, list[float]] = {}
     for name in BLIND_TABLES:
         rows = [row for row in published_steps(name).rows if row.design.model.experts and row.seconds != HOST_ROW]
-        for row, time in zip(rows, predicted(rows, host), strict=True):
+        for row, time in zip(rows, predict_seconds(rows, host), strict=True):
             launched.setdefault(row.fold.split()[0], []).append(abs(float(time / row.seconds - 1)))
     yield HOST.format(layer=host.host_layer_us, expert=host.host_expert_us, means=_means(launched))
 
@@ -375,7 +375,7 @@ def _exchange() -> Iterator[str]:
     yield f"\nMean {100 * float(np.abs(errors).mean()):.1f} %.\n"
 
 
-def _shared() -> Iterator[str]:
+def _contention_rows() -> Iterator[str]:
     yield SHARED
     for case in CONTENTION:
         longer, summed, played = contention(case)
@@ -387,6 +387,6 @@ def _shared() -> Iterator[str]:
     yield PLACEMENT
     for (oversubscription, order), words in PLACED.items():
         total, without_data, without_sends = (
-            placed(oversubscription, order, **bytes_of) for bytes_of in ({}, {"data": False}, {"sends": False})
+            placement_ms(oversubscription, order, **bytes_of) for bytes_of in ({}, {"data": False}, {"sends": False})
         )
         yield f"| {words} | {total:.0f} | {total - without_data:.0f} | {total - without_sends:.0f} |\n"

@@ -18,7 +18,7 @@ from simcoll.workload.mesh import Mesh
 
 Tokens = Ints
 
-__all__ = ["CONTENTION", "DEEPEP", "PLACED", "Contention", "contention", "exchange_us", "placed"]
+__all__ = ["CONTENTION", "DEEPEP", "PLACED", "Contention", "contention", "exchange_us", "placement_ms"]
 
 DEEPEP = {8: (163, 318), 32: (182, 350), 128: (192, 369)}
 """Microseconds of dispatch and combine by number of GPUs: DeepEP's README at commit 3b1045d, low-latency kernels, H800 with ConnectX-7 of
@@ -47,10 +47,10 @@ def exchange_us(gpus: int, phase: int, *, balanced: bool = False) -> float:
 def _draws(gpus: int, *, balanced: bool) -> list[Tokens]:
     if balanced:
         return [np.full((gpus, gpus), TOKENS * CHOSEN // gpus)]
-    return [_routed(gpus, seed) for seed in range(DRAWS)]
+    return [_routes(gpus, seed) for seed in range(DRAWS)]
 
 
-def _routed(gpus: int, seed: int) -> Tokens:
+def _routes(gpus: int, seed: int) -> Tokens:
     """Tokens from each GPU to each."""
     random = np.random.default_rng(seed)
     chosen = np.argsort(random.random((gpus, TOKENS, EXPERTS)), axis=2)[:, :, :CHOSEN] // (EXPERTS // gpus)
@@ -117,13 +117,13 @@ PLACED = {
     (4, "tp-dp-pp"): "4:1, data parallelism first",
     (4, "tp-pp-dp"): "4:1, pipeline first",
 }
-"""Oversubscription of the spine and order of the axes of :func:`placed`."""
+"""Oversubscription of the spine and order of the axes of :func:`placement_ms`."""
 STAGES, MICRO_BATCHES, BUCKETS = 4, 8, 4
 FORWARD_MS, BACKWARD_MS = 20, 40
 ACTIVATIONS, GRADIENTS, PARAMETERS = 32 * 2**20, 4 * 10**9, 2 * 10**9
 
 
-def placed(oversubscription: int, order: str, *, sends: bool = True, data: bool = True) -> float:
+def placement_ms(oversubscription: int, order: str, *, sends: bool = True, data: bool = True) -> float:
     """Milliseconds of a step on 256 H100, four nodes a leaf: tensor parallelism of 8, 4 stages, data parallelism of 8.
 
     Every pass has a fixed time; gradients are reduced in four parts during the last backward pass, parameters gathered at the end.
@@ -134,11 +134,11 @@ def placed(oversubscription: int, order: str, *, sends: bool = True, data: bool 
     )
     sizes = {"tp": 8, "dp": 8, "pp": STAGES, "cp": 1}
     mesh = Mesh(tuple((axis, sizes[axis]) for axis in order.split("-")))
-    traffic = _Placed(list(mesh.groups("tp", "dp")), mesh.groups("dp"), sends=sends, data=data)
+    traffic = _PlacedJob(list(mesh.groups("tp", "dp")), mesh.groups("dp"), sends=sends, data=data)
     return emulate_program(Program(topology.nranks, traffic.operations()), topology, data="none").time_fs / 1e12
 
 
-class _Placed:
+class _PlacedJob:
     """The operations of a step with a fixed time for every pass."""
 
     def __init__(self, stages: list[Tokens], groups: Tokens, *, sends: bool, data: bool) -> None:

@@ -51,17 +51,17 @@ def calibrate_logs(
     """
     from simcoll.files.output import refuse_places
     from simcoll.libraries.calibration import write_calibration
-    from simcoll.planning.measured.calibrating import fitted, gathered
+    from simcoll.planning.measured.calibrating import fit_calibration, gather
     from simcoll.units import printable
 
     if not logs:
         raise ConfigError("calibrate needs a log; expected output of nccl-tests, rccl-tests or realcoll perf")
     refuse_places([output], [topology, library, *logs])
     names = tuple(parameters.split(",")) if parameters is not None else None
-    measurements = gathered(logs, topology, nodes=nodes, library=library, environment=env, collective=collective)
+    measurements = gather(logs, topology, nodes=nodes, library=library, environment=env, collective=collective)
     for note in measurements.notes:
         print(f"# note: {printable(note)}")
-    result = fitted(measurements, names, topology)
+    result = fit_calibration(measurements, names, topology)
     for line in _lines(result, measurements.series, names):
         print(f"# {printable(line)}")
     write_calibration(output, result)

@@ -49,12 +49,12 @@ def calibrate_steps(
         fit = fit_steps(table.rows, names, source=f"{rows.name} on {design.name}")
     print(f"# {table.title}: {fit.calibration.state}")
     print(f"{'measured s':>12} {'off':>7} {'unseen':>7}  step")
-    for row, error, unseen in zip(table.rows, fit.seen.tolist(), fit.unseen.tolist(), strict=True):
+    for row, error, unseen in zip(table.rows, fit.errors.tolist(), fit.unseen_errors.tolist(), strict=True):
         unseen_text = "" if np.isnan(unseen) else f"{100 * unseen:+.1f} %"
         print(f"{row.seconds:>12.4g} {100 * error:>+5.1f} % {unseen_text:>7}  {row.label}")
     for name in names or default_parameters(len(table.rows)):
         value, limits = getattr(fit.calibration, name), PARAMETERS[name]
-        if limits.least < value < limits.most or value == 0:
+        if limits.low < value < limits.high or value == 0:
             continue
         print(f"# note: {name} is at its limit, {value}: something else is wrong, in the design or in the model")
     write_file(output, calibration_toml(fit.calibration).encode())

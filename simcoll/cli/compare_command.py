@@ -59,12 +59,12 @@ def compare_log(
     from simcoll.libraries.calibration import load_calibration
     from simcoll.planning.measured.comparison import (
         band_lines,
+        blame_log,
         check_request,
         compare,
         comparison_lines,
         deviations,
         settings_for,
-        told_of,
     )
     from simcoll.planning.measured.comparison_chart import comparison_svg
     from simcoll.planning.measured.hypotheses import hypotheses
@@ -75,7 +75,7 @@ def compare_log(
     check_request(topology, env)
     overlay = load_calibration(calibration) if calibration else None
     content = load_log(log)
-    with told_of(content, log):
+    with blame_log(content, log):
         settings, notes = settings_for(
             content, topology, nodes=nodes, library=library, environment=env, collective=collective
         )

@@ -43,7 +43,7 @@ def diff_results(
     comparison = difference(before, after, metric)
     beyond = comparison.beyond(allowed)
     for move in beyond[:limit]:
-        print(f"{move.change:+10.3%}  {move.before:>22,} -> {move.after:>22,}  {move.name}")
+        print(f"{move.change:+10.3%}  {move.old:>22,} -> {move.new:>22,}  {move.name}")
     if len(beyond) > limit:
         print(f"# and {len(beyond) - limit:,} more (--limit)")
     for label, names in (("gone", comparison.gone), ("new", comparison.new)):

@@ -11,7 +11,7 @@ from simcoll.command_line import WHOLE
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
-    from simcoll.planning.sweeps.disturbance import Disturbance
+    from simcoll.planning.sweeps.disturbance import RunDisturbance
     from simcoll.topology import Topology
 
 __all__ = ["Disturbed"]
@@ -52,11 +52,11 @@ class Disturbed:
     ranks: str | None = None
 
     @property
-    def asked(self) -> bool:
+    def disturbs(self) -> bool:
         """Whether any disturbance is requested."""
         return bool(self.jitter is not None or self.straggler or self.background or self.fault)
 
-    def disturbance(self) -> Disturbance:
+    def disturbance(self) -> RunDisturbance:
         """The disturbance."""
         from simcoll.planning.sweeps.disturbance import disturbance
 
@@ -78,7 +78,7 @@ class Disturbed:
         }  # fmt: skip
         return {key: value for key, value in values.items() if value is not None}
 
-    def placed(self, machine: Topology) -> Topology:
+    def select_ranks(self, machine: Topology) -> Topology:
         """The machine with the participating ranks."""
         from simcoll.planning.sweeps.disturbance import parse_ranks
 

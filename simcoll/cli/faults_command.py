@@ -91,7 +91,7 @@ def play_faults(
     )
     content, path = scenarios.load_scenario(scenario)
     with blamed_on(str(path)):
-        plan, machine, whole_fs = _undisturbed(content, path, algorithm, size)
+        plan, machine, whole_fs = _calm_run(content, path, algorithm, size)
     print(f"# simcoll faults: {content.title}")
     print(
         f"# {plan.schedule.title}, {format_size(plan.total_bytes)}, {plan.protocol.name}: {format_time(whole_fs)} undisturbed; {policy}"
@@ -149,10 +149,10 @@ MOVED = 5
 """Number of seeds of each kind that are also played with data."""
 
 
-def _undisturbed(content: Scenario, path: Path, algorithm: str | None, size: str | None) -> tuple[Plan, Topology, int]:
+def _calm_run(content: Scenario, path: Path, algorithm: str | None, size: str | None) -> tuple[Plan, Topology, int]:
     """The plan of the scenario's largest size, its machine, and its time there without faults."""
     from simcoll.binding import bind
-    from simcoll.cli.sweeping import proved
+    from simcoll.cli.sweeping import prove_all
     from simcoll.core.reduction import parse_dtype
     from simcoll.emulator import emulate
     from simcoll.planning.sweeps.scenario import scenario_topology, sweep_of
@@ -164,7 +164,7 @@ def _undisturbed(content: Scenario, path: Path, algorithm: str | None, size: str
     choice = parse_choice(algorithm) if algorithm else sweep.choices[0]
     sizes = (parse_size(size, what="--size"),) if size else sweep.sizes[-1:]
     sweep = replace(sweep, choices=(choice,), sizes=sizes)
-    schedule = proved(sweep, machine)[0]
+    schedule = prove_all(sweep, machine)[0]
     count = counts_for(sweep.collective, sizes, machine.nranks, parse_dtype(sweep.dtype).itemsize)[0]
     protocol = costs(sweep.protocols_of(schedule)[0], machine, schedule)
     plan = bind(schedule, count, sweep.dtype, sweep.op, protocol=protocol)
@@ -218,7 +218,7 @@ def _one(kind: str, seed: int, plan: Plan, machine: Topology, whole_fs: int, cha
 def _anew(kind: str, seed: int, plan: Plan, machine: Topology, whole_fs: int, chances: Chances) -> None:
     """Print the times of schedules re-planned for the machine that remains after a loss."""
     from simcoll.planning.reliability.fault_report import replanned_lines
-    from simcoll.planning.reliability.faults import draw, replanned
+    from simcoll.planning.reliability.faults import draw, replan
 
     if kind not in LOSSES:
         return
@@ -227,5 +227,5 @@ def _anew(kind: str, seed: int, plan: Plan, machine: Topology, whole_fs: int, ch
     except ConfigError as error:  # the loss cuts the machine in two
         print(f"# after {kind} {seed}: {error.message}")
         return
-    for line in replanned_lines(kind, seed, list(replanned(drawn)), whole_fs):
+    for line in replanned_lines(kind, seed, list(replan(drawn)), whole_fs):
         print(line)

@@ -12,7 +12,7 @@ from simcoll.command_line import WHOLE
 from simcoll.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
-    from simcoll.planning.tuners.nccl_graphs import Channels
+    from simcoll.planning.tuners.nccl_graphs import NcclChannels
     from simcoll.topology import Topology
 
 __all__ = ["check_graph"]
@@ -55,7 +55,7 @@ def check_graph(
     from simcoll.topology import load_topology
 
     machine = load_topology(topology, nodes=nodes)
-    channels = list(_checked(file, machine))
+    channels = list(_check_channels(file, machine))
     if json is None:
         return
     graphs = {graph.name: graph for graph in reversed(channels) if graph.orders or graph.parents}
@@ -68,7 +68,7 @@ def check_graph(
     print(f"wrote {json}: {chosen.name}")
 
 
-def _checked(file: Path, machine: Topology) -> Iterator[Channels]:
+def _check_channels(file: Path, machine: Topology) -> Iterator[NcclChannels]:
     """Print the verdicts, and return the channels of graphs with the right number of ranks."""
     from simcoll.files.strict import read_file, read_start
     from simcoll.formats.logs.nccl_graph import MAX_BYTES, parse_nccl_graphs

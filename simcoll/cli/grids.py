@@ -17,8 +17,8 @@ from simcoll.command_line import WHOLE
 from simcoll.units import counted
 
 if TYPE_CHECKING:
-    from simcoll.planning.grids.executors import Pool
-    from simcoll.planning.grids.grid import Grid, GridRun
+    from simcoll.planning.grids.executors import GridPool
+    from simcoll.planning.grids.grid import GridRun, PointGrid
 
 __all__ = ["GridOptions", "play_grid"]
 
@@ -54,9 +54,9 @@ class GridOptions:
 def play_grid(
     options: GridOptions,
     file: Path,
-    make: Callable[[], Grid],
+    make: Callable[[], PointGrid],
     results: tuple[str, ...],
-    then: Callable[[Sequence[GridRun]], Grid | None] | None = None,
+    then: Callable[[Sequence[GridRun]], PointGrid | None] | None = None,
 ) -> tuple[list[GridRun], Path] | None:
     """Play a grid, and further ones that depend on what was played; ``None`` on worker ranks of an MPI job.
 
@@ -74,14 +74,14 @@ def play_grid(
         folder = options.output or Path("out") / file.stem
         open_folder(folder, results)
         print(f"# {part}{counted(len(grid), 'point')}, rows in {folder}", flush=True)
-        runs = [_played(grid, folder, pool, options)]
+        runs = [_play(grid, folder, pool, options)]
         while then is not None and not options.shard and (following := then(runs)) is not None:
             print(f"# {len(following):,} {'of them' if len(runs) == 1 else 'more'} emulated in full", flush=True)
-            runs.append(_played(following, folder, pool, replace(options, resume=True)))
+            runs.append(_play(following, folder, pool, replace(options, resume=True)))
     return runs, folder
 
 
-def _played(grid: Grid, folder: Path, pool: Pool, options: GridOptions) -> GridRun:
+def _play(grid: PointGrid, folder: Path, pool: GridPool, options: GridOptions) -> GridRun:
     from simcoll.planning.grids.grid import run_grid
 
     with _progress() as report:
@@ -130,7 +130,7 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
 
         def tell(finished: int, total: int) -> None:
             speed = bar.tasks[task].speed
-            bar.update(task, completed=finished, total=total, rate=_speed(speed) if speed else "")
+            bar.update(task, completed=finished, total=total, rate=_rate_text(speed) if speed else "")
 
         yield tell
 
@@ -152,13 +152,13 @@ class _Lines:
             return
         rate = (self.done - self.first) / (time.monotonic() - self.begin)
         remaining = f", {(self.total - self.done) / rate / 60:.1f} min left" if rate else ""
-        print(f"# {self.done:,} of {self.total:,} points, {_speed(rate)}{remaining}", file=sys.stderr, flush=True)
+        print(f"# {self.done:,} of {self.total:,} points, {_rate_text(rate)}{remaining}", file=sys.stderr, flush=True)
 
 
-def _speed(per_second: float) -> str:
+def _rate_text(per_second: float) -> str:
     """A rate with two digits, of slow points too.
 
-    >>> _speed(12.345), _speed(0.05)
+    >>> _rate_text(12.345), _rate_text(0.05)
     ('12.3/s', '3.0/min')
     """
     return f"{per_second:.1f}/s" if per_second >= 0.1 else f"{60 * per_second:.1f}/min"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from simcoll.cli.algorithm_names import Named
     from simcoll.core.schedule import Schedule
     from simcoll.libraries.prediction import Prediction
-    from simcoll.planning.sweeps.running import Table
+    from simcoll.planning.sweeps.running import SweepTable
     from simcoll.planning.sweeps.sweep import Sweep
     from simcoll.topology import Topology
 
@@ -94,16 +94,16 @@ def predict(
         With --group: one table of each axis, with one group alone and with all groups at once.
     """
     from simcoll.cli.algorithm_names import name_choices
-    from simcoll.cli.sweeping import degraded, mesh_lines
+    from simcoll.cli.sweeping import degrade_links, mesh_lines
     from simcoll.planning.sweeps.sweep import Sweep, size_ladder
     from simcoll.topology import load_topology
     from simcoll.tuning import default_protocols
     from simcoll.units import parse_size
 
-    machine = disturbed.placed(degraded(load_topology(topology, nodes=nodes), degrade))
+    machine = disturbed.select_ranks(degrade_links(load_topology(topology, nodes=nodes), degrade))
     disturbance = disturbed.disturbance()
     protocols = tuple(protocol.split(",")) if protocol is not None else ()
-    library_options = _Library(library, env, calibration)
+    library_options = _LibraryOptions(library, env, calibration)
     machines = {"": machine}
     if group is not None and not concurrent:
         from simcoll.planning.sweeps.mesh_groups import machines_along
@@ -117,13 +117,13 @@ def predict(
     request = name_choices("simcoll perf", collective, root, algorithm)
     checked = parse_size(check, what="-c")
     ladder = size_ladder(parse_size(begin, what="-b"), parse_size(end, what="-e"), factor)
-    if disturbed.asked and library_options.alone:
+    if disturbed.disturbs and library_options.alone:
         raise ConfigError("--jitter, --straggler, --background and --fault are for algorithms, not for libraries")
     if library_options.alone and (algorithm is not None or protocol is not None):
         raise ConfigError(
             "--library, --env and --calibration are for what a library chooses, -a and -p for what you choose"
         )
-    unrestricted = algorithm is None and protocol is None and request.root in {None, 0} and not disturbed.asked
+    unrestricted = algorithm is None and protocol is None and request.root in {None, 0} and not disturbed.disturbs
     notes: list[str] = []
     if not protocols and not library_options.alone:
         protocols, note = default_protocols(machine)
@@ -164,12 +164,12 @@ def _table(
     machine: Topology,
     sweep: Sweep,
     request: Named,
-    library: _Library | None,
+    library: _LibraryOptions | None,
     files: Files,
     notes: Sequence[str],
 ) -> None:
     """Print and write the table of a machine, or of one group along an axis; ``library``: its lines first, or alone."""
-    from simcoll.cli.sweeping import print_sweep, proved
+    from simcoll.cli.sweeping import print_sweep, prove_all
     from simcoll.tuning import candidates, collective_on
 
     title = f"{sweep.collective or 'GOAL'} on {machine.name}"
@@ -189,7 +189,7 @@ def _table(
         built = [schedule for _, schedule in fitting]
     for note in notes:
         print(f"# {note}")
-    schedules = proved(sweep, machine, built) if sweep.collective else []
+    schedules = prove_all(sweep, machine, built) if sweep.collective else []
     table, proofs, stopped = print_sweep(title, sweep, schedules, machine, request.programs)
     if predictions and not stopped:
         from simcoll.planning.measured.library_table import gain_lines
@@ -231,7 +231,7 @@ class Files:
         paths = (self.json, self.csv, self.svg, self.trace)
         return Files(*(None if path is None else path.with_name(f"{axis}-{path.name}") for path in paths))
 
-    def check(self, library: _Library, inputs: Iterable[str | Path | None], *, concurrent: bool) -> None:
+    def check(self, library: _LibraryOptions, inputs: Iterable[str | Path | None], *, concurrent: bool) -> None:
         """Refuse unwritable paths and unavailable files before computing anything."""
         if not any((self.json, self.csv, self.svg, self.trace)):
             return
@@ -256,7 +256,7 @@ class Files:
         write_file(self.json, predictions_json(predictions, machine))
         print(f"# wrote {self.json}")
 
-    def write(self, title: str, table: Table, machine: Topology, proofs: Sequence[str]) -> None:
+    def write(self, title: str, table: SweepTable, machine: Topology, proofs: Sequence[str]) -> None:
         """Write the requested files, each with the hash of all results."""
         if not any((self.json, self.csv, self.svg, self.trace)):
             return
@@ -278,7 +278,7 @@ class Files:
 
 
 @dataclass(frozen=True, slots=True)
-class _Library:
+class _LibraryOptions:
     """Options for a library's choices."""
 
     name: str | None

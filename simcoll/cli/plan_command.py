@@ -13,7 +13,7 @@ from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
     from simcoll.planning.designs.space import Space
-    from simcoll.planning.grids.grid import Grid, GridRun, Row
+    from simcoll.planning.grids.grid import GridRun, PointGrid, Row
 
 __all__ = ["plan_designs"]
 
@@ -41,7 +41,15 @@ def plan_designs(
     """
     from simcoll.cli.grids import play_grid
     from simcoll.files.output import write_files
-    from simcoll.planning.designs.design_search import best_of, firsts, latest, notes_of, refined, space_grid, tight_of
+    from simcoll.planning.designs.design_search import (
+        best_of,
+        exact_grid,
+        firsts,
+        latest,
+        notes_of,
+        space_grid,
+        tight_of,
+    )
     from simcoll.planning.designs.space import load_space
     from simcoll.planning.sweeps.scenario import file_of
 
@@ -50,12 +58,12 @@ def plan_designs(
     file = file_of("plan", plan)
     space: list[Space] = []
 
-    def grid_of_file() -> Grid:
+    def grid_of_file() -> PointGrid:
         space.append(load_space(file))
         return space_grid(space[0])
 
-    def rest(runs: Sequence[GridRun]) -> Grid | None:
-        return refined(latest(runs), space[0], exact if len(runs) == 1 else 1)
+    def rest(runs: Sequence[GridRun]) -> PointGrid | None:
+        return exact_grid(latest(runs), space[0], exact if len(runs) == 1 else 1)
 
     played = play_grid(options, file, grid_of_file, FILES, then=rest)
     if played is None:

@@ -35,7 +35,7 @@ def run_scenario(
     """
     from msgspec import structs
 
-    from simcoll.cli.sweeping import print_sweep, proved
+    from simcoll.cli.sweeping import print_sweep, prove_all
     from simcoll.files.output import open_folder
     from simcoll.planning.sweeps import scenario as scenarios
     from simcoll.planning.sweeps.goal_programs import split_programs
@@ -51,7 +51,7 @@ def run_scenario(
         for axis, machine in machines.items():
             with blamed_on(f"{path}: --group, axis {axis}" if axis else str(path)):
                 sweep.disturbed.check(machine)
-                axis_schedules.append([] if programs and not choices else proved(sweep, machine))
+                axis_schedules.append([] if programs and not choices else prove_all(sweep, machine))
     folders = [(output or Path("out") / path.stem) / axis for axis in machines]
     for folder in folders:
         open_folder(folder, scenarios.RESULT_FILES)

@@ -16,15 +16,15 @@ from simcoll.units import format_size, printable
 if TYPE_CHECKING:
     from simcoll.planning.sweeps.goal_programs import ProgramRun
     from simcoll.planning.sweeps.mesh_groups import GroupRow
-    from simcoll.planning.sweeps.running import Table
-    from simcoll.planning.sweeps.sweep import Row, Sweep
+    from simcoll.planning.sweeps.running import SweepTable
+    from simcoll.planning.sweeps.sweep import Sweep, SweepRow
     from simcoll.topology import Topology
     from simcoll.tuning import Choice
 
-__all__ = ["degraded", "mesh_lines", "print_sweep", "proved"]
+__all__ = ["degrade_links", "mesh_lines", "print_sweep", "prove_all"]
 
 
-def degraded(machine: Topology, texts: Sequence[str]) -> Topology:
+def degrade_links(machine: Topology, texts: Sequence[str]) -> Topology:
     """The machine with the links named by ``--degrade`` at their remaining share of capacity."""
     for text in texts:
         link, equals, share = text.rpartition("=")
@@ -34,7 +34,7 @@ def degraded(machine: Topology, texts: Sequence[str]) -> Topology:
     return machine
 
 
-def proved(sweep: Sweep, topology: Topology, built: Sequence[Schedule] | None = None) -> list[Schedule]:
+def prove_all(sweep: Sweep, topology: Topology, built: Sequence[Schedule] | None = None) -> list[Schedule]:
     """Prove the schedules of a sweep with :func:`simcoll.planning.sweeps.sweep.prepare`, and show progress."""
     from simcoll.planning.sweeps.sweep import prepare
 
@@ -48,12 +48,12 @@ def print_sweep(
     schedules: Sequence[Schedule],
     topology: Topology,
     programs: Sequence[Choice] = (),
-) -> tuple[Table, list[str], bool]:
+) -> tuple[SweepTable, list[str], bool]:
     """Run programs and a prepared sweep, and print each size when it is done.
 
     Returns the runs, a line per proof, and whether Ctrl-C ended the sweep early, in which case the runs cover the finished sizes.
     """
-    from simcoll.planning.sweeps.running import Table, runs
+    from simcoll.planning.sweeps.running import SweepTable, runs
     from simcoll.planning.sweeps.sweep import best_rows
     from simcoll.planning.sweeps.sweep_report import engine_lines, foot_lines, head_lines, size_line
 
@@ -68,7 +68,7 @@ def print_sweep(
     for run in played:
         print(run)
     if not sweep.choices:
-        return Table(sweep, topology.name, (), tuple(played)), [], False
+        return SweepTable(sweep, topology.name, (), tuple(played)), [], False
     print(f"# simcoll: {printable(title)}")
     print(printable(f"# topology {topology.name}: {topology.nranks} ranks. {topology.description}".rstrip()))
     if sweep.disturbed:
@@ -80,7 +80,7 @@ def print_sweep(
         print(f"# {line}")
     for line in head_lines(sweep):
         print(line, flush=True)
-    rows: list[Row] = []
+    rows: list[SweepRow] = []
     stopped = False
     with Progress() as progress:
         try:
@@ -92,7 +92,7 @@ def print_sweep(
             stopped = True
     if stopped and not rows:
         print(f"# stopped before the first of {len(sweep.sizes)} sizes was done; nothing is kept", flush=True)
-        return Table(sweep, topology.name, (), tuple(played)), proofs, stopped
+        return SweepTable(sweep, topology.name, (), tuple(played)), proofs, stopped
     checks = {row.choice: row.checked.wrong for row in rows if row.checked and row.checked.wrong is not None}
     moved = [row.result.wrong for row in rows if row.result.wrong is not None]
     wrong = sum(moved) + sum(checks.values())
@@ -102,7 +102,7 @@ def print_sweep(
         print(f"# stopped after {len(best_rows(rows))} of {len(sweep.sizes)} sizes; these are kept", flush=True)
     if wrong:
         raise InternalError(f"{wrong} wrong elements in a proved schedule")
-    return Table(sweep, topology.name, tuple(rows), tuple(played)), proofs, stopped
+    return SweepTable(sweep, topology.name, tuple(rows), tuple(played)), proofs, stopped
 
 
 def _left_out(sweep: Sweep, schedules: Sequence[Schedule]) -> Iterator[str]:
@@ -114,7 +114,7 @@ def _left_out(sweep: Sweep, schedules: Sequence[Schedule]) -> Iterator[str]:
         yield f"{names}: not under {' and '.join(protocols)}, since a reducing switch would reduce their flags too"
 
 
-def _summary(rows: Sequence[Row], checked: int, moved: int, wrong: int) -> str:
+def _summary(rows: Sequence[SweepRow], checked: int, moved: int, wrong: int) -> str:
     from simcoll.planning.sweeps.sweep_report import sweep_hash
 
     trace_hash = sweep_hash(rows)

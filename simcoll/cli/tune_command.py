@@ -93,7 +93,7 @@ def tune_library(
     print(
         f"# collective            size  {'choice':<{width}}  time (us)  {'default':<{wide}}  time (us)    gain  error"
     )
-    for row in _told(choices, kinds, sizes):
+    for row in _play_choices(choices, kinds, sizes):
         choice = f"{row.algorithm} {row.protocol} {row.channels if row.channels > 0 else ''}".strip()
         error = "-" if row.error is None else f"{100 * row.error:.0f} %"
         default_time = "-" if row.default_fs is None else microseconds(row.default_fs / 1e9)
@@ -133,7 +133,7 @@ def _remarks(picked: Sequence[Picked], *, tuned: bool) -> Iterator[str]:
         yield "last column: what NCCL's own estimates prefer instead, and the gain over that"
 
 
-def _told(choices: Iterator[Picked], collectives: Sequence[str], sizes: Sequence[int]) -> Iterator[Picked]:
+def _play_choices(choices: Iterator[Picked], collectives: Sequence[str], sizes: Sequence[int]) -> Iterator[Picked]:
     """Compute the choices, and show progress."""
     from simcoll.cli.progress import Progress
     from simcoll.units import format_size

@@ -9,21 +9,21 @@ if TYPE_CHECKING:
     from simcoll.planning.designs.design_search import Bar
     from simcoll.planning.grids.grid import Row
 
-__all__ = ["COLOURS", "links_chart", "memory_chart", "parts_chart", "rounded", "timeline_chart", "timeline_text"]
+__all__ = ["COLOURS", "links_chart", "memory_chart", "parts_chart", "six_digits", "timeline_chart", "timeline_text"]
 
 BELOW = {"columns": 4, "orient": "bottom"}
 COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f"]
 """Distinguishable with every common colour vision (Okabe and Ito 2008; last two added), and legible on white and on black."""
 
 
-def rounded(value: float) -> float:
+def six_digits(value: float) -> float:
     """Round to six digits, enough for a chart, to keep the page small."""
     return float(f"{value:.6g}")
 
 
 def parts_chart(best: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
     """Breakdown of each design's time, in milliseconds."""
-    return _stacked(names, [_time_parts(row["result"]) for row in best], "ms", "ms of a step")
+    return _stacked_chart(names, [_time_parts(row["result"]) for row in best], "ms", "ms of a step")
 
 
 def _time_parts(result: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
@@ -37,15 +37,15 @@ def _time_parts(result: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
 def memory_chart(best: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
     """Memory of the fullest GPU of each design by part, in GiB."""
     parts = [[(part, count / 2**30) for part, count in row["result"]["memory"].items()] for row in best]
-    return _stacked(names, parts, "GiB", "GiB of the fullest GPU")
+    return _stacked_chart(names, parts, "GiB", "GiB of the fullest GPU")
 
 
-def _stacked(
+def _stacked_chart(
     names: Sequence[str], parts: Sequence[Iterable[tuple[str, float]]], unit: str, title: str
 ) -> dict[str, Any]:
     """A stacked bar for each design."""
     values = [
-        {"design": name, "part": part, "size": rounded(size), "order": order}
+        {"design": name, "part": part, "size": six_digits(size), "order": order}
         for name, sizes in zip(names, parts, strict=True)
         for order, (part, size) in enumerate(sizes)
         if size > 0
@@ -71,7 +71,7 @@ def _stacked(
 def links_chart(best: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
     """Utilisation of the busiest link of each kind over the step."""
     values = [
-        {"design": name, "link": link, "share": rounded(share)}
+        {"design": name, "link": link, "share": six_digits(share)}
         for name, row in zip(names, best, strict=True)
         for link, share in row["result"]["link_use"].items()
     ]
@@ -119,16 +119,16 @@ def timeline_chart(bars: Sequence[Bar]) -> dict[str, Any]:
         {
             "l": lanes.index(bar.lane),
             "n": names.index(bar.name),
-            "b": rounded(bar.begin_fs / 1e12),
-            "e": rounded(bar.end_fs / 1e12),
+            "b": six_digits(bar.begin_fs / 1e12),
+            "e": six_digits(bar.end_fs / 1e12),
         }
         for bar in bars
     ]
     return {
         **_frame(20 * len(lanes), values),
         "transform": [
-            _looked_up("l", "lane", lanes),
-            _looked_up("n", "name", names),
+            _lookup("l", "lane", lanes),
+            _lookup("n", "name", names),
         ],
         "mark": {"type": "bar", "height": 14},
         "encoding": {
@@ -154,7 +154,7 @@ def _frame(height: int, values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _looked_up(key: str, field: str, names: Sequence[str]) -> dict[str, Any]:
+def _lookup(key: str, field: str, names: Sequence[str]) -> dict[str, Any]:
     """Look up names by number, to keep a chart's data small."""
     values = [{key: number, field: name} for number, name in enumerate(names)]
     return {"lookup": key, "from": {"data": {"values": values}, "key": key, "fields": [field]}}

@@ -12,12 +12,12 @@ from simcoll.planning.designs.charts import (
     links_chart,
     memory_chart,
     parts_chart,
-    rounded,
+    six_digits,
     timeline_chart,
     timeline_text,
 )
 from simcoll.planning.designs.figures import FIGURES
-from simcoll.planning.designs.html_page import Cell, Column, Comparison, Page, Section, Table
+from simcoll.planning.designs.html_page import Cell, Comparison, Page, ReportColumn, ReportTable, Section
 
 if TYPE_CHECKING:
     from simcoll.planning.designs.design_search import Bar
@@ -153,7 +153,7 @@ def _pareto(space: Space, best: Sequence[Row], front: Sequence[Row]) -> dict[str
     group = next((name for name in axes if len(kinds[name]) <= len(COLOURS)), None)
     values = [
         {
-            "x": rounded(row["result"][x]), "y": rounded(row["result"][y]), "tier": f"tier {row['result']['tier']}",
+            "x": six_digits(row["result"][x]), "y": six_digits(row["result"][y]), "tier": f"tier {row['result']['tier']}",
             "front": row["key"] in on_front, "name": _name(row, axes),
             **({"group": str(row["point"]["case"].get(group))} if group else {}),
         }
@@ -195,29 +195,29 @@ def _pareto(space: Space, best: Sequence[Row], front: Sequence[Row]) -> dict[str
     }
 
 
-def _columns(space: Space | None, designs: Sequence[Row]) -> tuple[list[str], list[Column]]:
+def _columns(space: Space | None, designs: Sequence[Row]) -> tuple[list[str], list[ReportColumn]]:
     """The figures that differ between designs, objective first, and their columns."""
     objective = None if space is None else space.objective.figure
     figures = [name for name in FIGURES if name in designs[0]["result"]]
     names = [name for name in figures if name == objective or len({row["result"][name] for row in designs}) > 1]
     names.sort(key=lambda name: name != objective)
     return names, [
-        Column(FIGURES[n].title, FIGURES[n].unit, number=True, better=1 if FIGURES[n].more_is_better else -1)
+        ReportColumn(FIGURES[n].title, FIGURES[n].unit, number=True, better=1 if FIGURES[n].more_is_better else -1)
         for n in names
     ]
 
 
-def _table(space: Space, designs: Sequence[Row], front: Sequence[Row]) -> Table:
+def _table(space: Space, designs: Sequence[Row], front: Sequence[Row]) -> ReportTable:
     axes = _axes(space, designs)
     names, columns = _columns(space, designs)
     on_front = {row["key"] for row in front}
     heads = [
-        Column("rank", number=True),
-        *(Column(name) for name in axes),
-        Column("tier"),
+        ReportColumn("rank", number=True),
+        *(ReportColumn(name) for name in axes),
+        ReportColumn("tier"),
         *columns,
-        Column("front"),
-        Column("limited by"),
+        ReportColumn("front"),
+        ReportColumn("limited by"),
     ]
     rows = [
         [
@@ -230,16 +230,16 @@ def _table(space: Space, designs: Sequence[Row], front: Sequence[Row]) -> Table:
         ]
         for rank, row in enumerate(designs, 1)
     ]
-    return Table(heads, rows, sortable=True)
+    return ReportTable(heads, rows, sortable=True)
 
 
 def _comparison(designs: Sequence[Row], axes: Sequence[str]) -> Comparison:
     parts = list(dict.fromkeys(name for row in designs for name in row["result"]["axes"]))
     names, columns = _columns(None, designs)
     heads = [
-        *(Column(name) for name in axes), Column("tier"), *columns, Column("computation", "ms", number=True, better=-1),
-        Column("bubble", "ms", number=True, better=-1),
-        *(Column(f"{name}, exposed", "ms", number=True, better=-1) for name in parts),
+        *(ReportColumn(name) for name in axes), ReportColumn("tier"), *columns, ReportColumn("computation", "ms", number=True, better=-1),
+        ReportColumn("bubble", "ms", number=True, better=-1),
+        *(ReportColumn(f"{name}, exposed", "ms", number=True, better=-1) for name in parts),
     ]  # fmt: skip
 
     def milliseconds(fs: int) -> Cell:
@@ -259,20 +259,24 @@ def _comparison(designs: Sequence[Row], axes: Sequence[str]) -> Comparison:
     return Comparison([f"{rank}. {_name(row, axes)}" for rank, row in enumerate(designs, 1)], heads, rows)
 
 
-def _prices(prices: Sequence[Price]) -> Table:
-    heads = [Column("change"), Column("step", "ms", number=True), Column("change of the step", number=True)]
+def _prices(prices: Sequence[Price]) -> ReportTable:
+    heads = [
+        ReportColumn("change"),
+        ReportColumn("step", "ms", number=True),
+        ReportColumn("change of the step", number=True),
+    ]
     rows = [
         [
-            Cell(price.what),
+            Cell(price.change),
             Cell(f"{price.time_fs / 1e12:,.2f}", price.time_fs / 1e12),
             Cell(f"{price.gain:+.1%}", price.gain),
         ]
         for price in prices
     ]
-    return Table(heads, rows)
+    return ReportTable(heads, rows)
 
 
-def _inputs(design: Design) -> Table:
+def _inputs(design: Design) -> ReportTable:
     gpu, topology, model = design.gpu, design.topology, design.model
     rows = [
         *((f"GPU {gpu.name}: {place}", gpu.told(place), gpu.sources.get(place, "")) for place in gpu.values),
@@ -286,4 +290,7 @@ def _inputs(design: Design) -> Table:
         ("sequence, global batch, type", f"{design.sequence}, {design.global_batch}, {design.dtype}", "the plan file"),
         ("design", design.hash, "hash of everything that decides the result"),
     ]
-    return Table([Column("what"), Column("value"), Column("source")], [[Cell(text) for text in row] for row in rows])
+    return ReportTable(
+        [ReportColumn("what"), ReportColumn("value"), ReportColumn("source")],
+        [[Cell(text) for text in row] for row in rows],
+    )

@@ -12,8 +12,8 @@ from simcoll.errors import ConfigError
 from simcoll.files.output import csv_bytes
 from simcoll.planning.designs.figures import FIGURES, better_of, pareto_front
 from simcoll.planning.designs.space import Space
-from simcoll.planning.grids.grid import Grid, GridRun, Point, Row
-from simcoll.planning.reliability.failures import Cause, Job
+from simcoll.planning.grids.grid import GridRun, Point, PointGrid, Row
+from simcoll.planning.reliability.failures import Cause, TrainingJob
 from simcoll.planning.reliability.goodput import HOUR_US
 from simcoll.planning.reliability.renewal import renewal, young_daly
 from simcoll.topology import LINK_KINDS, Topology
@@ -32,11 +32,11 @@ __all__ = [
     "beyond_pcie",
     "design_of",
     "designs_csv",
+    "exact_grid",
     "firsts",
     "front_figures",
     "latest",
     "notes_of",
-    "refined",
     "space_grid",
     "tight_of",
     "time_design",
@@ -55,9 +55,9 @@ class Bar:
     end_fs: int
 
 
-def space_grid(space: Space, tier: int = 1) -> Grid:
+def space_grid(space: Space, tier: int = 1) -> PointGrid:
     """The designs of a space as a grid."""
-    return Grid(time_design, space.points(tier))
+    return PointGrid(time_design, space.points(tier))
 
 
 def time_design(point: Point) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def time_design(point: Point) -> dict[str, Any]:
     if shared["fits"] != "yes":
         return shared
     result = step(design, tier=point["tier"], exposed=point["tier"] == 2)
-    return {**shared, **_figures(design, result, point["terms"]), **_told(design, result)}
+    return {**shared, **_figures(design, result, point["terms"]), **_breakdown(design, result)}
 
 
 def beyond_pcie(topology: Topology) -> str:
@@ -159,7 +159,7 @@ def _goodput(failures: Mapping[str, Any], gpus: int) -> float:
     blocking = parse_span(failures["blocking"]) if failures.get("blocking") else saving
     interval = max(1, young_daly(blocking, mean_us, higher_order=True), saving - blocking)
     detect, load = parse_span(failures.get("detect", "0")), parse_span(failures["restart"])
-    share = renewal(Job(1, interval, blocking, saving, detect, load, (Cause("all", mean_us),)))
+    share = renewal(TrainingJob(1, interval, blocking, saving, detect, load, (Cause("all", mean_us),)))
     if not share:
         raise ConfigError(
             f"a failure every {mean_us / 1e6:,.3g} s on {gpus:,} GPUs: no training survives",
@@ -168,7 +168,7 @@ def _goodput(failures: Mapping[str, Any], gpus: int) -> float:
     return share
 
 
-def _told(design: Design, result: StepResult) -> dict[str, Any]:
+def _breakdown(design: Design, result: StepResult) -> dict[str, Any]:
     """The breakdown of a step for a row."""
     return {
         "tier": result.tier,
@@ -247,14 +247,14 @@ def front_figures(space: Space, result: Mapping[str, Any]) -> tuple[str, ...]:
     return (chosen, "usd_per_mtoken" if "usd_per_mtoken" in result else "memory_gib")
 
 
-def refined(rows: Sequence[Row], space: Space, exact: int) -> Grid | None:
+def exact_grid(rows: Sequence[Row], space: Space, exact: int) -> PointGrid | None:
     """The designs to time in tier 2 next: of the best overall, the best of each alternative and the Pareto front, those in tier 1.
 
     None when all of them are in tier 2: no design leads only because tier 1 overrates it.
     """
     best, front = best_of(rows, space)
     chosen = {row["key"]: row for row in (*best[:exact], *front, *firsts(best)) if row["result"]["tier"] == 1}
-    return Grid(time_design, tuple({**row["point"], "tier": 2} for row in chosen.values())) if chosen else None
+    return PointGrid(time_design, tuple({**row["point"], "tier": 2} for row in chosen.values())) if chosen else None
 
 
 def latest(runs: Sequence[GridRun]) -> list[Row]:
@@ -270,11 +270,12 @@ def notes_of(rows: Sequence[Row]) -> list[str]:
         for note in row["result"]["notes"]:
             about.setdefault(note, []).append(row)
     return [
-        note if len(on) == len(rows) else f"{_called(on[0], rows, len(on) - 1)}: {note}" for note, on in about.items()
+        note if len(on) == len(rows) else f"{_short_name(on[0], rows, len(on) - 1)}: {note}"
+        for note, on in about.items()
     ]
 
 
-def _called(row: Row, rows: Sequence[Row], further: int) -> str:
+def _short_name(row: Row, rows: Sequence[Row], further: int) -> str:
     """A design by what tells it from others, and the number of further ones."""
     case = row["point"]["case"]
     differ = [name for name in case if len({str(rival["point"]["case"].get(name)) for rival in rows}) > 1]

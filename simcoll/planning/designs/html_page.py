@@ -14,12 +14,12 @@ import msgspec
 
 from simcoll import __version__
 
-__all__ = ["Cell", "Column", "Comparison", "Page", "Section", "Table", "page_html"]
+__all__ = ["Cell", "Comparison", "Page", "ReportColumn", "ReportTable", "Section", "page_html"]
 
 SCRIPTS = ("vega.min.js", "vega-lite.min.js", "vega-embed.min.js", "report.js")
 
 
-class Column(msgspec.Struct, frozen=True):
+class ReportColumn(msgspec.Struct, frozen=True):
     """A column: its title and unit, whether it holds numbers, and whether more is better (1), less (-1) or neither (0)."""
 
     title: str
@@ -36,10 +36,10 @@ class Cell(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ReportTable:
     """Columns and rows; ``sortable`` by a click or the keyboard."""
 
-    columns: Sequence[Column]
+    columns: Sequence[ReportColumn]
     rows: Sequence[Sequence[Cell]]
     sortable: bool = False
 
@@ -49,7 +49,7 @@ class Comparison:
     """Rows, any two of which a reader can compare side by side."""
 
     names: Sequence[str]
-    columns: Sequence[Column]
+    columns: Sequence[ReportColumn]
     rows: Sequence[Sequence[Cell]]
 
 
@@ -61,7 +61,7 @@ class Section:
     title: str
     text: str = ""
     chart: Mapping[str, Any] | None = None
-    table: Table | None = None
+    table: ReportTable | None = None
     comparison: Comparison | None = None
 
 

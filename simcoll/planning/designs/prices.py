@@ -25,7 +25,7 @@ FASTER = 1.1
 class Price:
     """A change, the step time with it in femtoseconds, and its relative change."""
 
-    what: str
+    change: str
     time_fs: int
     gain: float
 
@@ -40,7 +40,7 @@ def shadow_prices(design: Design) -> list[Price]:
     ...     "model": {"name": "llama-3.1-8b", "sequence": 8192, "global_batch": 8},
     ...     "topology": {"name": "dgx-h100"}, "parallel": {"tp": 8},
     ... }))
-    >>> [price.what for price in prices]
+    >>> [price.change for price in prices]
     ['scale-up links twice as fast', 'matrix products 10 % faster', 'memory 10 % faster']
     >>> all(price.gain < 0 for price in prices)
     True

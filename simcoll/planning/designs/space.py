@@ -24,7 +24,7 @@ from simcoll.units import parse_span
 if TYPE_CHECKING:
     from simcoll.planning.grids.grid import Point
 
-__all__ = ["Cost", "Failures", "Limits", "Objective", "Space", "load_space", "number_of"]
+__all__ = ["ClusterCost", "ClusterLimits", "Failures", "Objective", "Space", "load_space", "number_of"]
 
 _Record = TypeVar("_Record", bound=msgspec.Struct)
 MAX_BYTES = 2**20
@@ -52,7 +52,7 @@ class Objective(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
         return self.maximise or self.minimise or "tokens_per_second"
 
 
-class Cost(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+class ClusterCost(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """``[cost]``: dollars per GPU-hour; 0: no costs."""
 
     gpu_hour: float = 0.0
@@ -68,7 +68,7 @@ class Failures(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=
     detect: str = "0"
 
 
-class Limits(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+class ClusterLimits(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """``[limits]``: limits on designs; 0: no limit."""
 
     memory: str = ""
@@ -145,11 +145,11 @@ def _space(document: dict[str, Any], path: Path) -> Space:
             raise ConfigError(f"{name!r} is the name of another alternative", path=f"$.alternative[{place}].name")
     designs, terms, hashes = [], [], []
     for alternative in alternatives or [_Alternative(name="")]:
-        merged = _merged(document, msgspec.to_builtins(alternative), path.parent)
+        merged = _merge(document, msgspec.to_builtins(alternative), path.parent)
         alternative_terms = _terms(merged, objective)
         _needs(objective, alternative_terms)
         inputs = _inputs_hash(merged)
-        for design, case in _expanded(merged):
+        for design, case in _expand(merged):
             designs.append((design, {"alternative": alternative.name, **case} if alternative.name else case))
             terms.append(alternative_terms)
             hashes.append(inputs)
@@ -216,7 +216,7 @@ def number_of(text: str, path: str) -> int:
     return int(number + 0.5)
 
 
-def _merged(document: Mapping[str, Any], alternative: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def _merge(document: Mapping[str, Any], alternative: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Merge an alternative into the file, with absolute paths of files."""
     merged: dict[str, Any] = {}
     for table in (*document, *alternative):
@@ -240,7 +240,7 @@ def _merged(document: Mapping[str, Any], alternative: Mapping[str, Any], folder:
 
 def _terms(merged: dict[str, Any], objective: Objective) -> dict[str, Any]:
     """Check limits, cost and failures; of the limits, only memory stays in the design."""
-    limits, cost = _table(merged, "limits", Limits), _table(merged, "cost", Cost)
+    limits, cost = _table(merged, "limits", ClusterLimits), _table(merged, "cost", ClusterCost)
     for table, name, value in (
         ("cost", "gpu_hour", cost.gpu_hour),
         *(("limits", name, getattr(limits, name)) for name in ("gpus", "usd_per_hour", "kilowatts")),
@@ -307,7 +307,7 @@ def _axes(merged: Mapping[str, Any]) -> dict[str, list[Any]]:
     return axes
 
 
-def _expanded(merged: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+def _expand(merged: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Expand a file to its designs: their tables, and the values that differ."""
     axes = _axes(merged)
     fixed = {key: value for key, value in merged.items() if key != "variants"}
@@ -324,11 +324,11 @@ def _expanded(merged: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[
                 design["topology"]["set"] = {**design["topology"].get("set", {}), key: value}
         yield (
             design,
-            {place.removeprefix("parallel.").removeprefix("variants."): _shown(value) for place, value in case.items()},
+            {place.removeprefix("parallel.").removeprefix("variants."): _cell(value) for place, value in case.items()},
         )
 
 
-def _shown(value: object) -> object:
+def _cell(value: object) -> object:
     """A value as a cell of a table."""
     if isinstance(value, dict):
         return " ".join(f"{key}={entry}" for key, entry in value.items()) or "none"

@@ -14,7 +14,7 @@ from simcoll.files.paths import is_file
 from simcoll.files.strict import read_file
 from simcoll.planning.grids.grid import Point, read_rows
 
-__all__ = ["Difference", "Move", "difference", "parse_share"]
+__all__ = ["Difference", "MovedPoint", "difference", "parse_share"]
 
 MAX_BYTES = 2**30
 FILES = ("topology", "algorithm", "choice")
@@ -24,27 +24,27 @@ NO_HASHES = "_hash"
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class MovedPoint:
     """A point that ran in both.
 
     Attributes
     ----------
     name
         The values that identify the point.
-    before, after
+    old, new
         The figure in each folder.
     """
 
     name: str
-    before: float
-    after: float
+    old: float
+    new: float
 
     @property
     def change(self) -> float:
         """Relative change; infinite from 0."""
-        if self.before == self.after:
+        if self.old == self.new:
             return 0.0
-        return (self.after - self.before) / abs(self.before) if self.before else float("inf")
+        return (self.new - self.old) / abs(self.old) if self.old else float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +62,11 @@ class Difference:
     """
 
     metric: str
-    moves: tuple[Move, ...]
+    moves: tuple[MovedPoint, ...]
     gone: tuple[str, ...]
     new: tuple[str, ...]
 
-    def beyond(self, threshold: float) -> tuple[Move, ...]:
+    def beyond(self, threshold: float) -> tuple[MovedPoint, ...]:
         """The moves above a threshold (a share: 0.01 is one percent)."""
         return tuple(move for move in self.moves if abs(move.change) > threshold)
 
@@ -94,25 +94,25 @@ def difference(old_folder: Path, new_folder: Path, metric: str = "time_fs") -> D
     ConfigError
         When a folder has no results, or none with such a figure.
     """
-    old, new = _ran(old_folder), _ran(new_folder)
+    old, new = _read_points(old_folder), _read_points(new_folder)
     names = _names([record.point for record in (*old.values(), *new.values())])
     moves, gone = [], []
     for key, record in old.items():
-        if metric not in record.told:
+        if metric not in record.figures:
             continue
         new_record = new.get(key)
         name = names(record.point) + record.mark
-        if new_record is not None and metric in new_record.told:
-            moves.append(Move(name, record.told[metric], new_record.told[metric]))
+        if new_record is not None and metric in new_record.figures:
+            moves.append(MovedPoint(name, record.figures[metric], new_record.figures[metric]))
         else:
             gone.append(name + (f": {new_record.error}" if new_record is not None else ""))
     if not moves and not gone:
-        figures = {name for record in old.values() for name in record.told}
+        figures = {name for record in old.values() for name in record.figures}
         raise ConfigError(f"no figure {metric!r}; {nearest(metric, figures)}", file=str(old_folder))
     added = [
         names(record.point) + record.mark
         for key, record in new.items()
-        if metric in record.told and (key not in old or metric not in old[key].told)
+        if metric in record.figures and (key not in old or metric not in old[key].figures)
     ]
     moves.sort(key=lambda move: (-abs(move.change), move.name))
     return Difference(metric, tuple(moves), tuple(sorted(gone)), tuple(sorted(added)))
@@ -123,23 +123,23 @@ def _is_number(value: object) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ran:
+class _PointRecord:
     """A point, its numbers, its error, and its mark of missing proof."""
 
     point: Point
-    told: Mapping[str, Any]
+    figures: Mapping[str, Any]
     error: str
     mark: str
 
 
-def _ran(folder: Path) -> dict[bytes, _Ran]:
+def _read_points(folder: Path) -> dict[bytes, _PointRecord]:
     """Read all points by identity."""
     rows: Sequence[Mapping[str, Any]] = list(read_rows(folder).values())
     if not rows and is_file(folder / "results.json"):
         rows = [_row(run) for run in _runs(folder / "results.json")]
     if not rows:
         raise ConfigError("has no rows.jsonl and no results.json of simcoll", file=str(folder))
-    records: dict[bytes, _Ran] = {}
+    records: dict[bytes, _PointRecord] = {}
     short = {name: _short([str(row["point"].get(name)) for row in rows]) for name in FILES}
     for row in rows:
         point = {name: value for name, value in row["point"].items() if not name.endswith(NO_HASHES)}
@@ -147,7 +147,9 @@ def _ran(folder: Path) -> dict[bytes, _Ran]:
         result = row.get("result", {})
         numbers = {name: value for name, value in result.items() if _is_number(value)}
         mark = " unproved" if str(result.get("proof", "")).startswith("unproved") else ""
-        records[msgspec.json.encode(point, order="sorted")] = _Ran(point, numbers, str(row.get("error", "")), mark)
+        records[msgspec.json.encode(point, order="sorted")] = _PointRecord(
+            point, numbers, str(row.get("error", "")), mark
+        )
     return records
 
 

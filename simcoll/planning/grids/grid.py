@@ -27,9 +27,9 @@ from simcoll.errors import ConfigError, InternalError, SimcollError
 from simcoll.files.output import write_whole
 
 if TYPE_CHECKING:
-    from simcoll.planning.grids.executors import Pool
+    from simcoll.planning.grids.executors import GridPool
 
-__all__ = ["Grid", "GridRun", "Point", "Row", "read_rows", "run_grid", "shard_of"]
+__all__ = ["GridRun", "Point", "PointGrid", "Row", "read_rows", "run_grid", "shard_of"]
 
 Point = dict[str, Any]
 """JSON of text, integers, booleans, lists and objects, whose content determines the key."""
@@ -55,7 +55,7 @@ def _key(work: Work, point: Point) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class PointGrid:
     """Points in the order of the results, and the function that evaluates one.
 
     Attributes
@@ -82,7 +82,7 @@ class Grid:
         return len(self.points)
 
 
-def shard_of(grid: Grid, shard: str) -> Grid:
+def shard_of(grid: PointGrid, shard: str) -> PointGrid:
     """The part of a grid that one job of an array runs: ``"3/16"`` is the third of sixteen.
 
     Raises
@@ -94,7 +94,7 @@ def shard_of(grid: Grid, shard: str) -> Grid:
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise ConfigError(f"shard {shard!r}: expected which of how many, such as 3/16, from 1/16 to 16/16")
     shard_index, shard_count = int(match[1]) - 1, int(match[2])
-    return Grid(
+    return PointGrid(
         grid.work,
         tuple(p for number, p in enumerate(grid.points) if number // SHARD_BLOCK % shard_count == shard_index),
     )
@@ -114,9 +114,9 @@ class GridRun:
 
 
 def run_grid(
-    grid: Grid,
+    grid: PointGrid,
     folder: Path,
-    pool: Pool,
+    pool: GridPool,
     *,
     resume: bool = False,
     shard: str | None = None,
@@ -160,7 +160,7 @@ def run_grid(
     with _Appended(folder / name) as file:
         if not shard:  # other shards may be at work
             _adopt(folder, file)
-        hands = folder if pool.near else None
+        hands = folder if pool.shares_folder else None
         for new, hand in _play(
             shard_grid, todo, pool, lambda: progress and progress(len(rows), len(shard_grid)), hands
         ):
@@ -266,7 +266,7 @@ class _Appended:
         """Lock out other runs, and drop a truncated last line."""
         if not stat.S_ISREG(os.fstat(self._file).st_mode):
             raise ConfigError("cannot be written: it is no file", file=str(self.path))
-        if _is_taken(self._file):
+        if _lock_fails(self._file):
             raise ConfigError(
                 "another run is writing it; wait for its end, name another folder with --output, or run shards",
                 file=str(self.path),
@@ -278,15 +278,15 @@ class _Appended:
 
     def __exit__(self, *_: object) -> None:
         try:
-            self._written(b"", at_once=True)
+            self._write(b"", at_once=True)
         finally:
             os.close(self._file)
 
     def append(self, rows: Sequence[Row]) -> None:
         """Write whole lines, which survive this process, and sync periodically, so that they survive the machine."""
-        self._written(b"".join(map(_line, rows)))
+        self._write(b"".join(map(_line, rows)))
 
-    def _written(self, content: bytes, *, at_once: bool = False) -> None:
+    def _write(self, content: bytes, *, at_once: bool = False) -> None:
         try:
             write_whole(self._file, content)
             if at_once or time.monotonic() - self._synced >= SYNC_S:
@@ -296,7 +296,7 @@ class _Appended:
             raise ConfigError(f"cannot be written: {error.strerror}", file=str(self.path)) from None
 
 
-def _is_taken(descriptor: int) -> bool:
+def _lock_fails(descriptor: int) -> bool:
     """Lock a file until it is closed; True if another process has locked it. Some file systems lack locks."""
     try:
         import fcntl
@@ -314,7 +314,7 @@ Batch = tuple[list[Point], "Path | None"]
 
 
 def _play(
-    grid: Grid, todo: Iterable[Point], pool: Pool, report: Callable[[], object], hands: Path | None
+    grid: PointGrid, todo: Iterable[Point], pool: GridPool, report: Callable[[], object], hands: Path | None
 ) -> Iterator[tuple[list[Row], Path | None]]:
     """Yield new rows as the pool returns them, with the file that held them in the meantime."""
     waiting = deque(todo)

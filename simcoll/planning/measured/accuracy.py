@@ -14,13 +14,13 @@ from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.fitting import Series, fit_series, formula
 from simcoll.libraries.library import Library, Value, load_library
 from simcoll.libraries.prediction import predict
-from simcoll.planning.measured.measurements import Table, published_tables
+from simcoll.planning.measured.measurements import PublishedTable, published_tables
 
-__all__ = ["BANDS", "WAYS", "Error", "errors_of", "left_out_library", "measure", "medians"]
+__all__ = ["BANDS", "METHODS", "Error", "errors_of", "left_out_library", "measure", "medians"]
 
 BANDS = ("small", "middle", "large")
 """Below 64 KiB, up to 64 MiB, and above."""
-WAYS = ("uncalibrated", "two points", "six points")
+METHODS = ("uncalibrated", "two points", "six points")
 SIX = (8, 2**16, 2**20, 2**23, 2**26, 2**30)
 """Target sizes of six calibration points; two points are the first and the last."""
 FEWEST_ROWS = 7
@@ -31,8 +31,8 @@ FEWEST_ROWS = 7
 class Error:
     """One row: measured time, and the time predicted with its system left out."""
 
-    table: Table
-    way: str
+    table: PublishedTable
+    method: str
     size_bytes: int
     measured_ns: int
     predicted_ns: int
@@ -81,7 +81,7 @@ def left_out_library(name: str, system: str) -> Library:
     return library.with_values(changes | {key: tuple(values) for key, values in lists.items()})
 
 
-def errors_of(table: Table, *, by_formula: bool = False) -> list[Error]:
+def errors_of(table: PublishedTable, *, by_formula: bool = False) -> list[Error]:
     """Errors of a table: all rows uncalibrated, and with two and six points the rows that were not fitted.
 
     ``by_formula`` avoids emulation, which takes long for thousands of ranks.
@@ -90,11 +90,13 @@ def errors_of(table: Table, *, by_formula: bool = False) -> list[Error]:
     settings, fitter = table.settings(), formula(table.collective, machine, library, table.settings())
     measured = [(size, time * 10**6) for size, time in table.rows]
 
-    def compared(way: str, rows: Sequence[tuple[int, int]], calibration: Calibration | None = None) -> list[Error]:
+    def errors_with(
+        method: str, rows: Sequence[tuple[int, int]], calibration: Calibration | None = None
+    ) -> list[Error]:
         if by_formula:
             times = fitter([size for size, _ in rows], calibration or Calibration())
             return [
-                Error(table, way, size, time // 10**6, round(predicted_fs / 10**6), "formula")
+                Error(table, method, size, time // 10**6, round(predicted_fs / 10**6), "formula")
                 for (size, time), predicted_fs in zip(rows, times, strict=True)
             ]
         predictions = [
@@ -102,17 +104,17 @@ def errors_of(table: Table, *, by_formula: bool = False) -> list[Error]:
             for size, _ in rows
         ]
         return [
-            Error(table, way, size, time // 10**6, round(prediction.time_fs / 10**6), prediction.timed_by)
+            Error(table, method, size, time // 10**6, round(prediction.time_fs / 10**6), prediction.timed_by)
             for (size, time), prediction in zip(rows, predictions, strict=True)
         ]
 
-    errors = compared(WAYS[0], measured)
+    errors = errors_with(METHODS[0], measured)
     if len(measured) < FEWEST_ROWS:
         return errors
-    for way, sizes in ((WAYS[1], (SIX[0], SIX[-1])), (WAYS[2], SIX)):
+    for method, sizes in ((METHODS[1], (SIX[0], SIX[-1])), (METHODS[2], SIX)):
         points = _nearest(measured, sizes)
         calibration = fit_series([Series(table.collective, table.ranks, points, fitter)])
-        errors += compared(way, [row for row in measured if row not in points], calibration)
+        errors += errors_with(method, [row for row in measured if row not in points], calibration)
     return errors
 
 

@@ -10,9 +10,9 @@ from simcoll.formats.logs.nccl_tests import load_log
 from simcoll.formats.logs.nccl_tuning import TuningTable
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.fitting import Predictor, Series, fit_series
-from simcoll.planning.measured.comparison import Setting, check_request, settings_for, told_of
+from simcoll.planning.measured.comparison import Setting, blame_log, check_request, settings_for
 
-__all__ = ["Gathered", "fitted", "gathered"]
+__all__ = ["Gathered", "fit_calibration", "gather"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Gathered:
     notes: tuple[str, ...]
 
 
-def gathered(
+def gather(
     logs: Sequence[str | Path], topology: str, *, nodes: int | None = None, library: str | None = None, environment: str = "",
     collective: str | None = None,
 ) -> Gathered:  # fmt: skip
@@ -59,7 +59,7 @@ def gathered(
         notes += [f"{name}: {note}" for note in log.notes]
         if log.tuning and not log.tables:
             continue
-        with told_of(log, path):
+        with blame_log(log, path):
             log_settings, remarks = settings_for(
                 log, topology, nodes=nodes, library=library, environment=environment, collective=collective
             )
@@ -104,7 +104,7 @@ def _predictor(setting: Setting, tuning: tuple[TuningTable, ...]) -> Predictor:
     return (lambda sizes, calibration: predictor(sizes, replace(calibration, tuning=tuning))) if tuning else predictor
 
 
-def fitted(measurements: Gathered, parameters: Sequence[str] | None, topology: str) -> Calibration:
+def fit_calibration(measurements: Gathered, parameters: Sequence[str] | None, topology: str) -> Calibration:
     """Fit the calibration of a machine.
 
     Raises

@@ -29,12 +29,12 @@ __all__ = [
     "Setting",
     "band_errors",
     "band_lines",
+    "blame_log",
     "check_request",
     "compare",
     "comparison_lines",
     "deviations",
     "settings_for",
-    "told_of",
 ]
 
 BANDS = (("below 64 KiB", 0, 2**16), ("64 KiB to 64 MiB", 2**16, 2**26), ("from 64 MiB", 2**26, 2**62))
@@ -83,7 +83,7 @@ def check_request(topology: str, environment: str) -> None:
 
 
 @contextmanager
-def told_of(log: Log, file: str | Path) -> Iterator[None]:
+def blame_log(log: Log, file: str | Path) -> Iterator[None]:
     """Add the log's file name, and the first notes on skipped content, to errors."""
     try:
         yield

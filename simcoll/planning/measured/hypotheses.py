@@ -37,7 +37,7 @@ class Hypothesis:
     ----------
     claim
         The possible cause and its effect.
-    before, after
+    old_error, new_error
         Geometric mean error of all rows without and with the change.
     closer, rows
         Number of rows that it brings closer, and total number.
@@ -46,8 +46,8 @@ class Hypothesis:
     """
 
     claim: str
-    before: float
-    after: float
+    old_error: float
+    new_error: float
     closer: int
     rows: int
     least_bytes: int
@@ -58,7 +58,7 @@ class Hypothesis:
         if self.most_bytes:
             ends = [format_size(size) for size in (self.least_bytes, self.most_bytes)]
             extent = f", most at {ends[0]}" if ends[0] == ends[1] else f", most from {ends[0]} to {ends[1]}"
-        falls = f"the mean error falls from {self.before:.0%} to {self.after:.0%}"
+        falls = f"the mean error falls from {self.old_error:.0%} to {self.new_error:.0%}"
         return f"{self.claim}: {falls}; {self.closer} of {self.rows} rows are closer{extent}"
 
 
@@ -91,8 +91,8 @@ def _changes(
     setting: Setting, base: Calibration, rows: Sequence[tuple[int, int]], base_times: Sequence[int]
 ) -> Iterator[tuple[str, Sequence[int]]]:
     """Yield claims with the times that they predict."""
-    yield from _fitted(setting, base, rows)
-    yield from _chosen(setting, base, rows, base_times)
+    yield from _fit_claims(setting, base, rows)
+    yield from _choice_claims(setting, base, rows, base_times)
     machine = machine_of(setting.topology)
     if machine.domains > 1:
         share = f"{fabric_of(machine, setting.library)}.share"
@@ -103,7 +103,7 @@ def _changes(
         )
 
 
-def _fitted(
+def _fit_claims(
     setting: Setting, base: Calibration, rows: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[str, Sequence[int]]]:
     """Claims with one fitted number."""
@@ -142,7 +142,7 @@ def _launch(time_fs: int) -> str:
     return f"a launch offset of {format_signed(time_fs)}{', as with ' if causes else ''}{' or '.join(causes)}"
 
 
-def _chosen(
+def _choice_claims(
     setting: Setting, base: Calibration, rows: Sequence[tuple[int, int]], base_times: Sequence[int]
 ) -> Iterator[tuple[str, Sequence[int]]]:
     """Claims of another choice of algorithm or protocol."""
@@ -166,7 +166,7 @@ def _chosen(
     if not environment.protocols and (
         low := _times(setting, replace(environment, protocols=(("", ("LL",)),)), base, sizes)
     ):
-        yield from _kept(rows, base_times, low)
+        yield from _ll_claims(rows, base_times, low)
 
 
 def _times(setting: Setting, environment: Environment, base: Calibration, sizes: Sequence[int]) -> Sequence[int]:
@@ -177,7 +177,7 @@ def _times(setting: Setting, environment: Environment, base: Calibration, sizes:
         return []
 
 
-def _kept(
+def _ll_claims(
     rows: Sequence[tuple[int, int]], base_times: Sequence[int], low: Sequence[int]
 ) -> Iterator[tuple[str, Sequence[int]]]:
     """Claims that LL is used up to some size, for the size that explains most."""

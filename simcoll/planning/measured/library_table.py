@@ -17,7 +17,7 @@ from simcoll.topology import Topology
 from simcoll.units import printable
 
 if TYPE_CHECKING:
-    from simcoll.planning.sweeps.sweep import Row
+    from simcoll.planning.sweeps.sweep import SweepRow
 
 __all__ = ["doubts", "gain_lines", "library_for", "library_lines", "library_predictions"]
 
@@ -100,7 +100,7 @@ def doubts(predictions: Iterable[Prediction]) -> Iterator[str]:
         yield printable(f"# assumed for {count} size{'s' * (count > 1)}: {guess}")
 
 
-def gain_lines(predictions: Sequence[Prediction], rows: Sequence[Row]) -> Iterator[str]:
+def gain_lines(predictions: Sequence[Prediction], rows: Sequence[SweepRow]) -> Iterator[str]:
     """Lines with the gain of the best of all algorithms over the communication library's own algorithm.
 
     The library's time is the shorter of its prediction, which has corrections from measurements, and of its algorithm among these runs,

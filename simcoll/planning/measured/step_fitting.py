@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from simcoll.planning.measured.step_rows import StepRow
 
 
-__all__ = ["PARAMETERS", "Fit", "default_parameters", "fit_steps", "predicted"]
+__all__ = ["PARAMETERS", "StepFit", "default_parameters", "fit_steps", "predict_seconds"]
 
 
 @dataclass(frozen=True, slots=True)
 class _Range:
     """Limits of a constant, the step of its derivative, and the trust region of an iteration."""
 
-    least: float
-    most: float
+    low: float
+    high: float
     step: float
     reach: float
 
@@ -53,20 +53,20 @@ MOST_OFF = 0.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Fit:
+class StepFit:
     """Fitted constants, with errors on fitted and left-out rows.
 
     Attributes
     ----------
     calibration
         Fitted to all rows.
-    seen, unseen
+    errors, unseen_errors
         Predicted over measured time, minus 1, by row: with the constants of all rows, and with those of the other folds.
     """
 
     calibration: Calibration
-    seen: Floats
-    unseen: Floats
+    errors: Floats
+    unseen_errors: Floats
 
 
 def default_parameters(rows: int) -> tuple[str, ...]:
@@ -78,7 +78,7 @@ def default_parameters(rows: int) -> tuple[str, ...]:
     return ("rate",) if rows < 3 else ("rate", "step_ms") if rows < 8 else ("rate", "hbm", "host_layer_us", "step_ms")
 
 
-def predicted(rows: Sequence[StepRow], calibration: Calibration) -> Floats:
+def predict_seconds(rows: Sequence[StepRow], calibration: Calibration) -> Floats:
     """Seconds of every row in tier 1."""
     times = [Step(replace(row.design, calibration=calibration)).time_fs(tier=1) for row in rows]
     return np.array(times, np.float64) / 1e15
@@ -91,7 +91,7 @@ def fit_steps(
     start: Calibration | None = None,
     weights: Sequence[float] | None = None,
     source: str = "",
-) -> Fit:
+) -> StepFit:
     """Fit constants to measured steps.
 
     Parameters
@@ -129,7 +129,7 @@ def fit_steps(
     gpus = {row.design.gpu.name for row in rows}
     gpu = gpus.pop() if len(gpus) == 1 else ""
     final = msgspec.structs.replace(calibration, rows=len(rows), error=error, source=source, gpu=gpu)
-    return Fit(final, times / problem.measured - 1, unseen)
+    return StepFit(final, times / problem.measured - 1, unseen)
 
 
 class _Problem:
@@ -147,12 +147,12 @@ class _Problem:
         )
 
     def times(self, values: Floats) -> Floats:
-        return predicted(self.rows, self.at(values))
+        return predict_seconds(self.rows, self.at(values))
 
     def solve(self) -> tuple[Floats, Floats, Floats]:
         """The best values, with derivatives and times there."""
         values = np.array([getattr(self.start, name) for name in self.names], np.float64)
-        values = np.clip(values, [limits.least for limits in self.ranges], [limits.most for limits in self.ranges])
+        values = np.clip(values, [limits.low for limits in self.ranges], [limits.high for limits in self.ranges])
         best, least_error, reach = values, np.inf, np.array([limits.reach for limits in self.ranges])
         best_times = start_times = self.times(values)
         slopes = np.zeros((len(self.rows), len(self.names)))
@@ -175,7 +175,7 @@ class _Problem:
         columns = []
         for place, limits in enumerate(self.ranges):
             moved = values.copy()
-            moved[place] += limits.step if values[place] + limits.step <= limits.most else -limits.step
+            moved[place] += limits.step if values[place] + limits.step <= limits.high else -limits.step
             columns.append((self.times(moved) - times) / (moved[place] - values[place]))
         return np.stack(columns, axis=1)
 
@@ -188,7 +188,7 @@ class _Problem:
         above = np.hstack([slope, -np.eye(n)])
         below = np.hstack([-slope, -np.eye(n)])
         bounds = [
-            (max(limits.least - value, -far), min(limits.most - value, far))
+            (max(limits.low - value, -far), min(limits.high - value, far))
             for limits, value, far in zip(self.ranges, values, reach.tolist(), strict=True)
         ]
         solution = linprog(
@@ -210,5 +210,5 @@ class _Problem:
             reach = np.array([limits.reach for limits in self.ranges])
             values = self._next(best, slopes, times, reach, np.where(in_fold, 0.0, self.weights))
             rows = [row for row, out in zip(self.rows, in_fold.tolist(), strict=True) if out]
-            errors[in_fold] = predicted(rows, self.at(values)) / self.measured[in_fold] - 1
+            errors[in_fold] = predict_seconds(rows, self.at(values)) / self.measured[in_fold] - 1
         return errors

@@ -17,7 +17,7 @@ from simcoll.emulator.events import Background, Event, LinkShare, Stop
 from simcoll.emulator.programs import Call, Program
 from simcoll.errors import ConfigError
 from simcoll.planning.reliability.chances import PPM, exponential, flaps, lognormal, words
-from simcoll.planning.sweeps.disturbance import slowed
+from simcoll.planning.sweeps.disturbance import slow_rank
 from simcoll.topology import Topology
 from simcoll.topology.ecmp import rehashed
 from simcoll.units import format_time
@@ -32,7 +32,7 @@ __all__ = [
     "draw",
     "outcomes",
     "percentile",
-    "replanned",
+    "replan",
     "run_fault",
     "wrong_elements",
 ]
@@ -174,7 +174,7 @@ def _events(
     """The events of a fault during the run."""
     if kind == "slow":
         factor = max(lognormal(drawn[2], PPM, chances.sigma_ppm), PPM)
-        return slowed(drawn[1] % plan.nranks, Fraction(factor, PPM), topology)
+        return slow_rank(drawn[1] % plan.nranks, Fraction(factor, PPM), topology)
     if kind == "stop":
         return (Stop(drawn[1] % plan.nranks, time_fs),)
     links = _used(plan, topology)
@@ -298,7 +298,7 @@ class Replanned:
     why_not: str = ""
 
 
-def replanned(drawn: Drawn) -> Iterator[Replanned]:
+def replan(drawn: Drawn) -> Iterator[Replanned]:
     """Time schedules re-planned for the remaining machine: ``packed``, ``bfb``, and a ring without the failed node."""
     remainder, gone, cut = drawn.topology, set[int](), ""
     for link in dict.fromkeys(str(event.link) for event in drawn.events if isinstance(event, LinkShare)):

@@ -17,8 +17,8 @@ from simcoll.errors import ConfigError, blamed_on
 from simcoll.files.output import csv_bytes
 from simcoll.files.strict import convert_table, read_file
 from simcoll.files.text import parse_toml
-from simcoll.planning.grids.grid import Grid, Point, Row
-from simcoll.planning.reliability.failures import PPM, Cause, Job, Slowness, simulate
+from simcoll.planning.grids.grid import Point, PointGrid, Row
+from simcoll.planning.reliability.failures import PPM, Cause, Slowness, TrainingJob, simulate
 from simcoll.planning.reliability.renewal import renewal, young_daly
 from simcoll.units import MAX_SPAN_US, format_span, parse_span
 
@@ -42,7 +42,7 @@ SWEPT = ("job", "checkpoint", "restart", "spares")
 SPENT = ("useful", "slow", "checkpoint", "lost", "detect", "restart", "waiting")
 
 
-class _Job(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+class _JobTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     gpus: int
     gpus_per_node: int = 8
     replica_gpus: int = 0
@@ -87,7 +87,7 @@ class GoodputFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_on
 
     title: str
     days: float
-    job: _Job
+    job: _JobTable
     checkpoint: _Checkpoint
     restart: _Restart
     failure: list[_Failure] = []
@@ -96,7 +96,7 @@ class GoodputFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_on
     seeds: int = 20
 
 
-def _expanded(document: Mapping[str, Any], file: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+def _expand(document: Mapping[str, Any], file: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Expand a file to its cases, with the values that differ between them."""
     axes = {
         f"{table}.{key}": value
@@ -123,7 +123,7 @@ def _expanded(document: Mapping[str, Any], file: str) -> list[tuple[dict[str, An
     return cases
 
 
-def goodput_grid(path: Path) -> tuple[str, Grid]:
+def goodput_grid(path: Path) -> tuple[str, PointGrid]:
     """The title of a goodput file, and its cases with every seed as points.
 
     Raises
@@ -134,7 +134,7 @@ def goodput_grid(path: Path) -> tuple[str, Grid]:
     file = str(path)
     points: list[Point] = []
     title = ""
-    for case, chosen in _expanded(parse_toml(read_file(path, MAX_BYTES), file), file):
+    for case, chosen in _expand(parse_toml(read_file(path, MAX_BYTES), file), file):
         with blamed_on(file):
             content = convert_table(case, GoodputFile)
             title, job = content.title, job_of(content)
@@ -145,7 +145,7 @@ def goodput_grid(path: Path) -> tuple[str, Grid]:
             "tokens_per_second": content.job.tokens_per_second, "usd_per_gpu_hour": content.job.usd_per_gpu_hour,
         }  # fmt: skip
         points += [{**shared, "seed": seed} for seed in range(content.seeds)]
-    return title, Grid(simulate_point, tuple(points))
+    return title, PointGrid(simulate_point, tuple(points))
 
 
 def _whole_us(value: float, unit_us: int, name: str, path: str) -> int:
@@ -154,7 +154,7 @@ def _whole_us(value: float, unit_us: int, name: str, path: str) -> int:
     return max(1, int(Fraction(repr(value)) * unit_us))
 
 
-def job_of(content: GoodputFile) -> Job:
+def job_of(content: GoodputFile) -> TrainingJob:
     """The job of a file.
 
     Raises
@@ -197,7 +197,7 @@ def job_of(content: GoodputFile) -> Job:
             path="$.checkpoint.blocking",
         )
     slow = content.straggler
-    return Job(
+    return TrainingJob(
         nodes=job.gpus // job.gpus_per_node,
         interval_us=_interval(content.checkpoint.interval, blocking, saving, causes),
         blocking_us=blocking,
@@ -211,7 +211,7 @@ def job_of(content: GoodputFile) -> Job:
     )
 
 
-def _refuse_too_many(job: Job, span_us: int) -> None:
+def _refuse_too_many(job: TrainingJob, span_us: int) -> None:
     """Refuse a job that fails more often than can be simulated."""
     means = [cause.mean_us for cause in job.causes] + ([job.slowness.mean_us] if job.slowness else [])
     expected = sum(span_us // mean_us for mean_us in means)
@@ -273,16 +273,16 @@ def _interval(text: str, blocking_us: int, saving_us: int, causes: Sequence[Caus
     return interval_us
 
 
-def _told(described: Mapping[str, Any]) -> Job:
+def _job_of_point(described: Mapping[str, Any]) -> TrainingJob:
     """The job of a point."""
     slow = described["slowness"]
     causes = tuple(Cause(**cause) for cause in described["causes"])
-    return Job(**{**described, "causes": causes, "slowness": None if slow is None else Slowness(**slow)})
+    return TrainingJob(**{**described, "causes": causes, "slowness": None if slow is None else Slowness(**slow)})
 
 
 def simulate_point(point: Point) -> dict[str, Any]:
     """Simulate one case with one seed, as a point of the grid."""
-    spent = simulate(_told(point["job"]), point["span_us"], point["seed"])
+    spent = simulate(_job_of_point(point["job"]), point["span_us"], point["seed"])
     return {"goodput": spent.useful / point["span_us"], **asdict(spent), "causes": dict(sorted(spent.causes.items()))}
 
 
@@ -331,7 +331,7 @@ def goodput_of(rows: Sequence[Row]) -> list[Goodput]:
 
 def _case(rows: Sequence[Row]) -> Goodput:
     point = rows[0]["point"]
-    job = _told(point["job"])
+    job = _job_of_point(point["job"])
     goodputs = sorted(row["result"]["goodput"] for row in rows)
     count, average = len(goodputs), mean(goodputs)
     useful_rate = point["tokens_per_second"] * average

@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from simcoll.planning.reliability.failures import Job
+    from simcoll.planning.reliability.failures import TrainingJob
 
 __all__ = ["renewal", "young_daly"]
 
@@ -32,7 +32,7 @@ def young_daly(cost_us: int, mtbf_us: int, *, higher_order: bool = False) -> int
     return root + cost_us // 3 + root * cost_us // (18 * mtbf_us) - cost_us
 
 
-def renewal(job: Job) -> float | None:
+def renewal(job: TrainingJob) -> float | None:
     """Long-run goodput of a job, where a closed form exists; otherwise ``None``.
 
     Exponential failures of mean M that cost only a restart, or a node with a spare, are renewal points: detection (D, without failures),

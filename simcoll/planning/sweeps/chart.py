@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from simcoll.core.collective import bus_factor
-from simcoll.planning.sweeps.sweep import Row, best_rows, bound_rows
+from simcoll.planning.sweeps.sweep import SweepRow, best_rows, bound_rows
 from simcoll.units import format_size
 
 __all__ = ["COLOURS", "busbw_svg", "name_sizes", "picture", "shares_svg"]
@@ -20,16 +20,16 @@ _MARKERS = ("o", "^", "s", "x")
 """One marker per cycle of the colours."""
 
 
-def _curves(rows: Sequence[Row]) -> dict[str, list[Row]]:
+def _curves(rows: Sequence[SweepRow]) -> dict[str, list[SweepRow]]:
     """The fastest run of every algorithm at every size, labelled with the algorithm and its protocols."""
-    algorithms: dict[str, list[Row]] = {}
+    algorithms: dict[str, list[SweepRow]] = {}
     for row in rows:
         algorithms.setdefault(str(row.choice), []).append(row)
     best = {name: best_rows(runs) for name, runs in algorithms.items()}
     return {f"{name} ({', '.join(dict.fromkeys(row.protocol for row in runs))})": runs for name, runs in best.items()}
 
 
-def busbw_svg(title: str, kind: str, nranks: int, rows: Sequence[Row], *, run: str = "") -> bytes:
+def busbw_svg(title: str, kind: str, nranks: int, rows: Sequence[SweepRow], *, run: str = "") -> bytes:
     """Draw bus bandwidth as SVG (for a barrier, times), deterministic to the byte.
 
     ``run`` identifies the results in the picture's metadata.
@@ -96,7 +96,7 @@ def picture(
     return stream.getvalue()
 
 
-def _draw_times(axes: Any, rows: Sequence[Row]) -> None:
+def _draw_times(axes: Any, rows: Sequence[SweepRow]) -> None:
     """Draw a bar of the time of every run, for operations without bytes such as a barrier."""
     names = [str(row) for row in rows]
     axes.barh(names, [row.time_fs / 1e9 for row in rows], color=COLOURS[0])
@@ -107,7 +107,7 @@ def _draw_times(axes: Any, rows: Sequence[Row]) -> None:
     axes.grid(axis="x", alpha=0.3)
 
 
-def _draw_curves(axes: Any, rows: Sequence[Row], height: Callable[[Row], float]) -> None:
+def _draw_curves(axes: Any, rows: Sequence[SweepRow], height: Callable[[SweepRow], float]) -> None:
     for number, (label, curve) in enumerate(_curves(rows).items()):
         axes.plot(
             [row.size_bytes for row in curve], [height(row) for row in curve], markersize=3, label=label,
@@ -115,12 +115,12 @@ def _draw_curves(axes: Any, rows: Sequence[Row], height: Callable[[Row], float])
         )  # fmt: skip
 
 
-def _draw_bound(axes: Any, rows: Sequence[Row], label: str, height: Callable[[Row], float]) -> None:
+def _draw_bound(axes: Any, rows: Sequence[SweepRow], label: str, height: Callable[[SweepRow], float]) -> None:
     bounds = {row.size_bytes: height(row) for row in bound_rows(rows) if row.bound_fs}
     axes.plot(list(bounds), list(bounds.values()), linestyle="--", color="grey", label=label)
 
 
-def _draw_bandwidths(axes: Any, kind: str, nranks: int, rows: Sequence[Row]) -> None:
+def _draw_bandwidths(axes: Any, kind: str, nranks: int, rows: Sequence[SweepRow]) -> None:
     factor = bus_factor(kind, nranks)
     _draw_curves(axes, rows, lambda row: row.busbw / 1e9)
     _draw_bound(axes, rows, "upper bound for any schedule", lambda row: row.size_bytes / row.bound_fs * 1e6 * factor)
@@ -131,7 +131,7 @@ def _draw_bandwidths(axes: Any, kind: str, nranks: int, rows: Sequence[Row]) -> 
         text.set_parse_math(False)
 
 
-def _draw_latencies(axes: Any, rows: Sequence[Row]) -> None:
+def _draw_latencies(axes: Any, rows: Sequence[SweepRow]) -> None:
     """Draw small sizes, which a linear bandwidth axis hides, in the colours of the panel above."""
     timed = [row for row in rows if row.time_fs]
     _draw_curves(axes, timed, lambda row: row.time_fs / 1e9)

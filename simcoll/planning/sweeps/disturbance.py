@@ -13,7 +13,7 @@ from simcoll.errors import ConfigError, shown
 from simcoll.topology import Topology
 from simcoll.units import format_time, parse_time
 
-__all__ = ["CALM", "Disturbance", "disturbance", "parse_ranks", "slowed"]
+__all__ = ["CALM", "RunDisturbance", "disturbance", "parse_ranks", "slow_rank"]
 
 MAX_RANKS = 1 << 20
 _STRAGGLER = re.compile(r"(?:rank\s*)?([0-9]{1,7})\s*:\s*\+\s*([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*%")
@@ -22,7 +22,7 @@ _RANKS = re.compile(r"([0-9]{1,7})(?:-([0-9]{1,7}))?")
 
 
 @dataclass(frozen=True, slots=True)
-class Disturbance:
+class RunDisturbance:
     """Disturbances of every run.
 
     Attributes
@@ -65,7 +65,7 @@ class Disturbance:
         for rank, factor in self.stragglers:
             if rank >= topology.nranks:
                 raise ConfigError(f"straggler: rank {rank}; topology {topology.name!r} has {topology.nranks} ranks")
-            events += slowed(rank, Fraction(factor), topology)
+            events += slow_rank(rank, Fraction(factor), topology)
         return [*events, *map(parse_event, self.faults)]
 
     def check(self, topology: Topology) -> None:
@@ -79,12 +79,12 @@ class Disturbance:
         timeline_of(self.events(topology), self.policy, topology, topology.nranks)
 
 
-def slowed(rank: int, factor: Fraction, topology: Topology) -> tuple[Event, Event]:
+def slow_rank(rank: int, factor: Fraction, topology: Topology) -> tuple[Event, Event]:
     """The events of a rank whose own work, and bytes over its GPU's links, take longer by a factor."""
     return Slow(rank, factor), LinkShare(topology.node_names[int(topology.rank_nodes[rank])], 1 / factor)
 
 
-CALM = Disturbance()
+CALM = RunDisturbance()
 """No disturbance."""
 
 
@@ -95,7 +95,7 @@ def disturbance(
     seed: int = 0,
     faults: Sequence[str] = (),
     policy: str = "stall",
-) -> Disturbance:
+) -> RunDisturbance:
     """Parse a disturbance.
 
     Parameters
@@ -144,7 +144,7 @@ def disturbance(
         if share:
             shares.append((match[1], str(share)))
     events, rule = tuple(str(parse_event(text)) for text in faults), str(parse_policy(policy))
-    return Disturbance(tuple(slow), tuple(shares), parse_time(jitter, what="jitter"), check_seed(seed), events, rule)
+    return RunDisturbance(tuple(slow), tuple(shares), parse_time(jitter, what="jitter"), check_seed(seed), events, rule)
 
 
 def parse_ranks(text: str) -> list[int]:

@@ -110,12 +110,14 @@ def group_rows(sweep: Sweep, machine: Topology, mesh: Mesh, library: str = "") -
         groups = mesh.groups(axis)
         group_machine = machine.with_ranks(groups[0])
         for total in sweep.sizes:
-            plans = _chosen(sweep, total, group_machine, library) if library else _plans(sweep, total, group_machine)
-            runs = [(name, _played(sweep, machine, groups[:1], plan), plan) for name, plan in plans]
+            plans = (
+                _library_plans(sweep, total, group_machine, library) if library else _plans(sweep, total, group_machine)
+            )
+            runs = [(name, _play_groups(sweep, machine, groups[:1], plan), plan) for name, plan in plans]
             name, single, plan = min(runs, key=lambda run: (run[1].cut is not None, run[1].time_fs))
-            every = _played(sweep, machine, groups, plan)
+            every = _play_groups(sweep, machine, groups, plan)
             yield GroupRow(
-                axis, size, len(groups), plan.total_bytes, name, plan.protocol.name, single.time_fs, every.time_fs, _cut(single), _cut(every)
+                axis, size, len(groups), plan.total_bytes, name, plan.protocol.name, single.time_fs, every.time_fs, _cut_kind(single), _cut_kind(every)
             )  # fmt: skip
 
 
@@ -141,18 +143,18 @@ def _plans(sweep: Sweep, total: int, group_machine: Topology) -> Iterator[tuple[
             )
 
 
-def _chosen(sweep: Sweep, total: int, group_machine: Topology, library: str) -> Iterator[tuple[str, Plan]]:
+def _library_plans(sweep: Sweep, total: int, group_machine: Topology, library: str) -> Iterator[tuple[str, Plan]]:
     """The plan that a library would choose for one group."""
     plan = library_plan(sweep.collective, total, group_machine, library=library)
     yield plan.schedule.name, plan
 
 
-def _played(sweep: Sweep, machine: Topology, groups: Ints, plan: Plan) -> ProgramResult:
+def _play_groups(sweep: Sweep, machine: Topology, groups: Ints, plan: Plan) -> ProgramResult:
     """Play some groups at once."""
     program = Program(machine.nranks, [Call(plan, groups)])
     disturbed = sweep.disturbed
     return emulate(program, machine, data="none", events=disturbed.events(machine), policy=disturbed.policy)
 
 
-def _cut(result: ProgramResult) -> str:
+def _cut_kind(result: ProgramResult) -> str:
     return result.cut.kind if result.cut is not None else ""

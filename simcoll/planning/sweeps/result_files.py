@@ -11,20 +11,20 @@ import msgspec
 from simcoll.core.collective import bus_factor
 from simcoll.emulator import Trace
 from simcoll.errors import ConfigError
-from simcoll.planning.sweeps.sweep import Row, best_rows, bound_rows, play
+from simcoll.planning.sweeps.sweep import SweepRow, best_rows, bound_rows, play
 from simcoll.planning.sweeps.sweep_report import cells
 from simcoll.topology import Topology
 
 if TYPE_CHECKING:
     from simcoll.libraries.prediction import Prediction
-    from simcoll.planning.sweeps.running import Table
+    from simcoll.planning.sweeps.running import SweepTable
 
 __all__ = ["nccl_tests_json", "picture", "predictions_json", "timeline"]
 
 NCCL_TESTS_VERSION = 3
 
 
-def picture(title: str, table: Table, topology: Topology, run: str) -> bytes:
+def picture(title: str, table: SweepTable, topology: Topology, run: str) -> bytes:
     """Draw the curves of a sweep as SVG; ``run`` identifies the results."""
     from simcoll.planning.sweeps.chart import busbw_svg
 
@@ -36,7 +36,7 @@ def picture(title: str, table: Table, topology: Topology, run: str) -> bytes:
     return busbw_svg(title, table.sweep.collective, topology.nranks, through or table.rows, run=run)
 
 
-def timeline(table: Table, topology: Topology, size_bytes: int, run: str) -> bytes:
+def timeline(table: SweepTable, topology: Topology, size_bytes: int, run: str) -> bytes:
     """The timeline of the best run at the size nearest to ``size_bytes``; without runs, of the fastest program."""
     if not table.rows:
         return min(table.programs, key=lambda program: program.result.time_fs).timeline(run)
@@ -45,7 +45,7 @@ def timeline(table: Table, topology: Topology, size_bytes: int, run: str) -> byt
     return trace.content(play(table.sweep, traced.result.plan, topology, observer=trace), run=run)
 
 
-def nccl_tests_json(table: Table, run: str) -> bytes:
+def nccl_tests_json(table: SweepTable, run: str) -> bytes:
     """The best run of each size in nccl-tests' JSON, without fields of measurements only (times of day, hosts).
 
     Besides nccl-tests' fields each result has ``best``, ``bound`` (microseconds) and ``bottleneck``; ``cut`` if a fault cut the run off,
@@ -80,7 +80,7 @@ def nccl_tests_json(table: Table, run: str) -> bytes:
         "errors": [],
         **({"programs": [program.columns() for program in table.programs]} if table.programs else {}),
     }
-    return _written(document)
+    return _json_bytes(document)
 
 
 def predictions_json(predictions: Sequence[Prediction], topology: Topology) -> bytes:
@@ -105,14 +105,14 @@ def predictions_json(predictions: Sequence[Prediction], topology: Topology) -> b
     config = {"collective": predictions[0].collective, "topology": topology.name, "nranks": topology.nranks}
     config |= {"library": predictions[0].library, "calibration": predictions[0].calibration}
     document = {"version": NCCL_TESTS_VERSION, "args": [f"{predictions[0].collective}_perf"], "config": config}
-    return _written({**document, "results": results})
+    return _json_bytes({**document, "results": results})
 
 
-def _written(document: Mapping[str, Any]) -> bytes:
+def _json_bytes(document: Mapping[str, Any]) -> bytes:
     return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
 
 
-def _extent(best: Sequence[Row], sizes: Sequence[int]) -> dict[str, int]:
+def _extent(best: Sequence[SweepRow], sizes: Sequence[int]) -> dict[str, int]:
     if not best:
         return {}
     factors = {later // size if later % size == 0 else 0 for size, later in pairwise(sizes)}

@@ -16,21 +16,21 @@ from simcoll.emulator.engine_choice import ASKED, FEW_MESSAGES
 from simcoll.emulator.fast.compiled import COMPILED
 from simcoll.emulator.rehearsals import forget_sizes
 from simcoll.emulator.steps.step_columns import summary
-from simcoll.planning.sweeps.sweep import DataCheck, Row, Sweep, costs_of, counts_for, play
+from simcoll.planning.sweeps.sweep import DataCheck, Sweep, SweepRow, costs_of, counts_for, play
 from simcoll.planning.sweeps.sweep_report import cells, foot_lines, head_lines, size_line, titles_of
 from simcoll.topology import Topology
 
 if TYPE_CHECKING:
     from simcoll.planning.sweeps.goal_programs import ProgramRun
 
-__all__ = ["Table", "check_data", "runs"]
+__all__ = ["SweepTable", "check_data", "runs"]
 
 CHECKED_BYTES = 512 << 20
 """Limit on data moved for a check."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Table:
+class SweepTable:
     """The runs of a sweep, a sequence of rows, which prints as the table of the best run of each size.
 
     ``programs``: additional runs without a size.
@@ -38,33 +38,31 @@ class Table:
 
     sweep: Sweep
     topology: str
-    rows: tuple[Row, ...]
+    rows: tuple[SweepRow, ...]
     programs: tuple[ProgramRun, ...] = ()
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[SweepRow]:
         return iter(self.rows)
 
     @overload
-    def __getitem__(self, index: int) -> Row: ...
+    def __getitem__(self, index: int) -> SweepRow: ...
     @overload
-    def __getitem__(self, index: slice) -> tuple[Row, ...]: ...
-    def __getitem__(self, index: int | slice) -> Row | tuple[Row, ...]:
+    def __getitem__(self, index: slice) -> tuple[SweepRow, ...]: ...
+    def __getitem__(self, index: int | slice) -> SweepRow | tuple[SweepRow, ...]:
         return self.rows[index]
 
-    def sizes(self) -> list[list[Row]]:
+    def sizes(self) -> list[list[SweepRow]]:
         """The runs of each size."""
-        rows_by_count: dict[int, list[Row]] = {}
+        rows_by_count: dict[int, list[SweepRow]] = {}
         for row in self.rows:
             rows_by_count.setdefault(row.count, []).append(row)
         return list(rows_by_count.values())
 
     def __repr__(self) -> str:
-        return (
-            f"<Table: {self.sweep.collective} on {self.topology}, {len(self.rows)} runs of {len(self.sizes())} sizes>"
-        )
+        return f"<SweepTable: {self.sweep.collective} on {self.topology}, {len(self.rows)} runs of {len(self.sizes())} sizes>"
 
     def __str__(self) -> str:
         lines = [size_line(self.sweep, rows) for rows in self.sizes()]
@@ -101,7 +99,7 @@ def runs(
     schedules: Sequence[Schedule],
     topology: Topology,
     progress: Callable[[int, int, str], None] | None = None,
-) -> Iterator[list[Row]]:
+) -> Iterator[list[SweepRow]]:
     """Run the prepared choices, size by size; calls ``progress(runs done, total runs, next run)``.
 
     Uses the compiled engine if there are enough messages to pay for loading it.
@@ -118,7 +116,7 @@ def runs(
     for schedule, names in zip(schedules, protocols, strict=True):
         schedule.known.expected_protocols = len(names)
     for count in counts:
-        rows: list[Row] = []
+        rows: list[SweepRow] = []
         for choice, schedule, check, names in zip(sweep.choices, schedules, checks, protocols, strict=True):
             for name in names:
                 tell(finished, total, f"{choice} {name}")
@@ -133,7 +131,7 @@ def runs(
                     result = replace(result, path=f"only {result.messages} messages")
                 elif result.path == ASKED:
                     result = replace(result, path="a table of many messages")
-                rows.append(Row(choice, name, replace(result, outputs=None), check))  # checked, and large
+                rows.append(SweepRow(choice, name, replace(result, outputs=None), check))  # checked, and large
                 finished += 1
             forget_sizes(schedule)
             give_back()

@@ -23,7 +23,7 @@ from simcoll.tuning import parse_choice
 from simcoll.units import parse_size
 
 if TYPE_CHECKING:
-    from simcoll.planning.sweeps.running import Table
+    from simcoll.planning.sweeps.running import SweepTable
 
 __all__ = [
     "Scenario",
@@ -191,7 +191,7 @@ def sweep_of(scenario: Scenario, file: str) -> Sweep:
 
 
 def write_results(
-    folder: Path, scenario: Scenario, topology: Topology, table: Table, proofs: Sequence[str]
+    folder: Path, scenario: Scenario, topology: Topology, table: SweepTable, proofs: Sequence[str]
 ) -> list[str]:
     """Write ``results.json``, ``results.csv``, ``busbw.svg`` and ``trace.json.gz``, each with the hash of all; returns the names.
 

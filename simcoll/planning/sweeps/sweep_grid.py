@@ -23,13 +23,13 @@ from simcoll.core.schedule import Schedule
 from simcoll.errors import ConfigError, blamed_on, nearest
 from simcoll.files.output import csv_bytes
 from simcoll.files.strict import decode_toml, read_file
-from simcoll.planning.grids.grid import Grid, Point
+from simcoll.planning.grids.grid import Point, PointGrid
 from simcoll.planning.grids.grid import Row as GridRow
-from simcoll.planning.sweeps.disturbance import Disturbance, disturbance, parse_ranks
+from simcoll.planning.sweeps.disturbance import RunDisturbance, disturbance, parse_ranks
 from simcoll.planning.sweeps.goal_programs import is_program, play_program
 from simcoll.planning.sweeps.mesh_groups import machines_along, parse_axes
 from simcoll.planning.sweeps.scenario import SizesTable
-from simcoll.planning.sweeps.sweep import Row, Sweep, build, costs_of, counts_for, play, size_ladder
+from simcoll.planning.sweeps.sweep import Sweep, SweepRow, build, costs_of, counts_for, play, size_ladder
 from simcoll.planning.sweeps.sweep_report import row_columns
 from simcoll.topology import Topology, load_topology
 from simcoll.topology.file_layers import beside, content_of
@@ -84,7 +84,7 @@ def load_sweep(path: str | Path) -> SweepFile:
     return decode_toml(read_file(path, MAX_BYTES), SweepFile, str(path))
 
 
-def sweep_grid(sweep: SweepFile, path: Path) -> Grid:
+def sweep_grid(sweep: SweepFile, path: Path) -> PointGrid:
     """Expand a sweep file to points, one per combination.
 
     A collective is played with the named algorithms that support it, by default with all that do. A program is played once on each
@@ -132,10 +132,12 @@ def sweep_grid(sweep: SweepFile, path: Path) -> Grid:
         for algorithm, protocol, seed, size in chain(combinations, programs):
             kind = None if size is None else collective
             values = ((), nodes, degraded, kind, algorithm, protocol, seed, size)
-            points.append({**dict(zip(AXES, values, strict=True)), **topology, **group, **fixed, **_hashed(algorithm)})
+            points.append(
+                {**dict(zip(AXES, values, strict=True)), **topology, **group, **fixed, **_file_hash(algorithm)}
+            )
             if len(points) > MAX_POINTS:
                 raise ConfigError(f"more than {MAX_POINTS:,} points; split the file", file=file)
-    return Grid(time_point, tuple(points))
+    return PointGrid(time_point, tuple(points))
 
 
 def _all_of(collective: str) -> list[str]:
@@ -155,7 +157,7 @@ def _plays(text: str) -> bool:
 
 
 @lru_cache
-def _hashed(text: str) -> dict[str, str]:
+def _file_hash(text: str) -> dict[str, str]:
     """The hash of an algorithm's file, so that a changed file makes different points; empty for a name."""
     name = parse_choice(text).algorithm
     if not is_file_name(name):
@@ -197,7 +199,7 @@ def _axes(sweep: SweepFile, path: Path) -> dict[str, Sequence[Any]]:
             message = f"unknown protocol {name!r}; {nearest(name, PROTOCOL_NAMES)}"
             raise ConfigError(message, file=file, path=f"$.protocols[{number}]")
     return {
-        "topologies": [_named(name, path.parent) for name in sweep.topologies],
+        "topologies": [_topology_keys(name, path.parent) for name in sweep.topologies],
         "nodes": sweep.nodes or [None],
         "degraded": sweep.degraded or [{}],
         "collectives": sweep.collectives,
@@ -213,7 +215,7 @@ def _whole_name(name: str) -> str:
     return str(Path(name).resolve()) if is_file_name(name) else name
 
 
-def _named(name: str, folder: Path) -> dict[str, str]:
+def _topology_keys(name: str, folder: Path) -> dict[str, str]:
     """A topology in a point: its name or path, and a hash of its files, so that a changed file makes different points."""
     file = beside(folder, name)
     return {"topology": file, "topology_hash": hashlib.sha256(content_of(file)).hexdigest()[:16]}
@@ -230,7 +232,7 @@ def time_point(point: Point) -> dict[str, Any]:
         point.get("axis", ""),
     )
     choice, name = parse_choice(point["algorithm"]), point["protocol"]
-    disturbed = Disturbance(
+    disturbed = RunDisturbance(
         tuple((rank, factor) for rank, factor in point.get("stragglers", ())),
         tuple((link, share) for link, share in point.get("background", ())),
         point["jitter_fs"],
@@ -256,7 +258,7 @@ def time_point(point: Point) -> dict[str, Any]:
     count = counts_for(sweep.collective, sweep.sizes, machine.nranks, parse_dtype(sweep.dtype).itemsize)[0]
     protocol = costs_of(sweep, name, machine, schedule)
     result = play(sweep, bind(schedule, count, sweep.dtype, sweep.op, protocol=protocol), machine)
-    columns = row_columns(Row(choice, name, result))
+    columns = row_columns(SweepRow(choice, name, result))
     if result.cut is not None:
         raise ConfigError(str(result.cut))
     return {name: columns[name] for name in FIGURES}

@@ -12,7 +12,7 @@ from simcoll.core.collective import KINDS
 from simcoll.emulator import Result
 from simcoll.files.output import csv_bytes
 from simcoll.planning.sweeps.nccl_tests_table import DATA, TIMES, gigabytes, microseconds, table_line, titles
-from simcoll.planning.sweeps.sweep import Row, Sweep, best_rows, bound_rows
+from simcoll.planning.sweeps.sweep import Sweep, SweepRow, best_rows, bound_rows
 from simcoll.topology import Topology
 from simcoll.units import format_size
 
@@ -35,7 +35,7 @@ __all__ = [
 FORMAT, VERSION = "simcoll-results", 1
 
 
-def sweep_hash(rows: Sequence[Row | ProgramRun]) -> str:
+def sweep_hash(rows: Sequence[SweepRow | ProgramRun]) -> str:
     """Hash (hex) of the trace hashes of all runs, in order; empty if a run is too large to have one."""
     hashes = [row.result.trace_hash for row in rows]
     return hashlib.sha256("".join(hashes).encode()).hexdigest()[:32] if all(hashes) else ""
@@ -55,7 +55,7 @@ def titles_of() -> tuple[tuple[str, str], ...]:
     return tuple((title, unit) for part in parts for title, unit, _ in part)
 
 
-def cells(sweep: Sweep, rows: Sequence[Row]) -> tuple[object, ...]:
+def cells(sweep: Sweep, rows: Sequence[SweepRow]) -> tuple[object, ...]:
     """The cells of one size: its best run, and the bound over all runs."""
     (row,), (bound,) = best_rows(rows), bound_rows(rows)
     cut, bound_fs = row.result.cut, bound.bound_fs
@@ -72,7 +72,7 @@ def _width(sweep: Sweep) -> int:
     return 2 + max((len(f"{choice} {name}") for choice in sweep.choices for name in sweep.protocols), default=4)
 
 
-def _asked(sweep: Sweep) -> dict[str, Any]:
+def _request(sweep: Sweep) -> dict[str, Any]:
     """The request as a dictionary, with the disturbance if there is one."""
     request = {**asdict(sweep), "choices": [str(choice) for choice in sweep.choices]}
     if not sweep.disturbed:
@@ -90,7 +90,7 @@ def head_lines(sweep: Sweep) -> Iterator[str]:
         yield f"{figures_title}  {name:<{_width(sweep)}} {bound_title[1:]}  {last}".rstrip()
 
 
-def size_line(sweep: Sweep, rows: Sequence[Row]) -> str:
+def size_line(sweep: Sweep, rows: Sequence[SweepRow]) -> str:
     """The line of one size."""
     numbers = len((*DATA, *TIMES))
     values = cells(sweep, rows)
@@ -99,7 +99,7 @@ def size_line(sweep: Sweep, rows: Sequence[Row]) -> str:
     return f"{figures}  {name:<{_width(sweep)}}{table_line(_BOUND, bound)}  {last}"
 
 
-def foot_lines(rows: Sequence[Row]) -> Iterator[str]:
+def foot_lines(rows: Sequence[SweepRow]) -> Iterator[str]:
     """The footnotes on ``#wrong``."""
     checks = {row.choice: row.checked for row in rows if row.checked}
     counts = [check.count for check in checks.values() if check.wrong is not None]
@@ -115,7 +115,7 @@ def foot_lines(rows: Sequence[Row]) -> Iterator[str]:
             yield f"# {row}, {format_size(row.size_bytes)}: {row.result.cut}"
 
 
-def engine_lines(rows: Sequence[Row]) -> Iterator[str]:
+def engine_lines(rows: Sequence[SweepRow]) -> Iterator[str]:
     """Engine, share, time and reason of the runs: one line per reason, for its largest run."""
     groups: dict[tuple[str, str], list[Result]] = {}
     for result in (row.result for row in rows):
@@ -128,7 +128,7 @@ def engine_lines(rows: Sequence[Row]) -> Iterator[str]:
         yield f"# engine {engine}: {runs}, {messages:,} messages, {wall:.2f} s ({why})"
 
 
-def row_columns(row: Row) -> dict[str, Any]:
+def row_columns(row: SweepRow) -> dict[str, Any]:
     """The columns of a run in files, without its wall-clock time."""
     result, bound = row.result, row.result.bound
     return {
@@ -156,14 +156,14 @@ def row_columns(row: Row) -> dict[str, Any]:
     }
 
 
-def results_csv(rows: Sequence[Row], run: str, programs: Sequence[ProgramRun] = ()) -> bytes:
+def results_csv(rows: Sequence[SweepRow], run: str, programs: Sequence[ProgramRun] = ()) -> bytes:
     """Every run as a line of CSV; the last column identifies the results."""
     lines = [*map(row_columns, rows), *(program.columns() for program in programs)]
     names = dict.fromkeys(name for line in lines for name in line)
     return csv_bytes([*names, "run"] if lines else [], (line | {"run": run} for line in lines))
 
 
-def _summary(row: Row, bound: Row) -> dict[str, Any]:
+def _summary(row: SweepRow, bound: SweepRow) -> dict[str, Any]:
     """The best run of a size, with the bound over all its runs."""
     return {
         "size_bytes": row.size_bytes,
@@ -180,7 +180,7 @@ def results_json(
     title: str,
     sweep: Sweep,
     topology: Topology,
-    rows: Sequence[Row],
+    rows: Sequence[SweepRow],
     proofs: Sequence[str],
     programs: Sequence[ProgramRun] = (),
 ) -> tuple[bytes, str]:
@@ -195,7 +195,7 @@ def results_json(
             "description": topology.description,
             "sources": dict(topology.sources),
         },
-        "sweep": _asked(sweep),
+        "sweep": _request(sweep),
         "proofs": list(proofs),
         "trace_hash": sweep_hash([*rows, *programs]),
         "runs": [row_columns(row) for row in rows],

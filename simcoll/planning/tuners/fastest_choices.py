@@ -18,7 +18,7 @@ from simcoll.libraries.environment import DEFAULT, Environment
 from simcoll.libraries.formula import stated
 from simcoll.libraries.plans import bind_size
 from simcoll.libraries.prediction import calibrated, chosen, predict
-from simcoll.planning.measured.accuracy import WAYS, band_of, errors_of, medians
+from simcoll.planning.measured.accuracy import METHODS, band_of, errors_of, medians
 from simcoll.planning.measured.library_table import library_for
 from simcoll.planning.measured.measurements import published_tables
 from simcoll.planning.tuners.leaders import time_through_leaders
@@ -82,7 +82,7 @@ class Picked:
 def _errors(collective: str) -> Mapping[str, float]:
     """Median errors by band of the formula's predictions of published tables, with each system left out of the fit."""
     tables = [table for table in published_tables() if table.collective == collective]
-    errors = [error for table in tables for error in errors_of(table, by_formula=True) if error.way == WAYS[0]]
+    errors = [error for table in tables for error in errors_of(table, by_formula=True) if error.method == METHODS[0]]
     return medians(errors)
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from simcoll.formats.logs.nccl_graph import NcclGraph
     from simcoll.formats.logs.nccl_log import NcclCommunicator
 
-__all__ = ["Channels", "channels_of_graph", "channels_of_log", "channels_schedule", "connection_lines", "fit_lines"]
+__all__ = ["NcclChannels", "channels_of_graph", "channels_of_log", "channels_schedule", "connection_lines", "fit_lines"]
 
 _KINDS = {"NVL": "nvlink", "PIX": "pcie", "PXB": "pcie", "PHB": "pcie", "SYS": "cpu"}
 """The slowest kind of link on a path, by NCCL's name of the path."""
@@ -32,7 +32,7 @@ MAX_PIECES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Channels:
+class NcclChannels:
     """NCCL's channels for one family of algorithms.
 
     Attributes
@@ -66,12 +66,14 @@ class Channels:
         return [*around, *up, *((parent, rank) for rank, parent in up)]
 
 
-def channels_of_graph(graph: NcclGraph) -> Channels:
+def channels_of_graph(graph: NcclGraph) -> NcclChannels:
     """The channels of a graph file: rings, or trees, which are chains within a node."""
     orders, parents = (graph.channels, ()) if graph.pattern == "ring" else ((), tuple(map(_chain, graph.channels)))
     if graph.pattern in _BY_SWITCH:
         parents = ()
-    return Channels(graph.name, graph.pattern, orders, parents, graph.intra_GBps, graph.type_intra, len(graph.channels))
+    return NcclChannels(
+        graph.name, graph.pattern, orders, parents, graph.intra_GBps, graph.type_intra, len(graph.channels)
+    )
 
 
 def _chain(order: Sequence[int]) -> tuple[int, ...]:
@@ -82,7 +84,7 @@ def _chain(order: Sequence[int]) -> tuple[int, ...]:
     return tuple(parents)
 
 
-def channels_of_log(communicator: NcclCommunicator, topology: Topology) -> list[Channels]:
+def channels_of_log(communicator: NcclCommunicator, topology: Topology) -> list[NcclChannels]:
     """The rings and trees of a communicator, with the ranks that its GPUs have on a machine."""
     place = np.array(_places(communicator, topology))
     rings = tuple(tuple(place[list(ring)].tolist()) for ring in communicator.rings)
@@ -93,18 +95,18 @@ def channels_of_log(communicator: NcclCommunicator, topology: Topology) -> list[
         parents[place] = np.where(above < 0, -1, place[above])
         trees.append(tuple(parents.tolist()))
     families = [
-        _searched(Channels(name, name, orders, parents, 0.0, "", len(orders) + len(parents)), communicator)
+        _with_search_rate(NcclChannels(name, name, orders, parents, 0.0, "", len(orders) + len(parents)), communicator)
         for name, orders, parents in (("ring", rings, ()), ("tree", (), tuple(trees)))
         if orders or parents
     ]
     return families + [
-        Channels(name, search.pattern, (), (), search.intra_GBps, search.type_intra, search.count)
+        NcclChannels(name, search.pattern, (), (), search.intra_GBps, search.type_intra, search.count)
         for name, search in communicator.searches.items()
         if search.pattern in _BY_SWITCH
     ]
 
 
-def _searched(channels: Channels, communicator: NcclCommunicator) -> Channels:
+def _with_search_rate(channels: NcclChannels, communicator: NcclCommunicator) -> NcclChannels:
     """Channels with the total rate found by NCCL's search, if the log has it."""
     search = communicator.searches.get(channels.name)
     if search is None:
@@ -127,7 +129,7 @@ def _places(communicator: NcclCommunicator, topology: Topology) -> list[int]:
     return ranks if sorted(ranks) == list(range(n)) else list(range(n))
 
 
-def fit_lines(channels: Channels, topology: Topology) -> Iterator[str]:
+def fit_lines(channels: NcclChannels, topology: Topology) -> Iterator[str]:
     """Describe the channels' load on a machine's links: rate, busiest link, and idle links.
 
     Raises
@@ -204,7 +206,7 @@ def connection_lines(communicator: NcclCommunicator, topology: Topology) -> Iter
         yield f"  {len(edges)} of them, such as {a} -> {b}, go via {transport}, where this machine has {best}"
 
 
-def channels_schedule(channels: Channels, collective: str = "all_reduce", *, pieces: int = 1) -> Schedule:
+def channels_schedule(channels: NcclChannels, collective: str = "all_reduce", *, pieces: int = 1) -> Schedule:
     """Convert NCCL's rings or trees to a schedule with an equal share of the data on each channel.
 
     Parameters
