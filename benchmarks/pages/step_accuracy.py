@@ -251,7 +251,8 @@ def _mlperf() -> Iterator[str]:
     yield MLPERF.format(rate=f"{fit.calibration.rate:.3f} of what the GPU sustains", slower=round(100 * SLOWER))
     for row, blind_error, fitted_error in zip(table.rows, blind, errors, strict=True):
         design = row.design
-        yield f"| {design.mesh.nranks} | {design.micro_batches} | {row.seconds:.3f} | {100 * blind_error:+.1f} % | {100 * fitted_error:+.1f} % |\n"
+        shape = f"{design.mesh.nranks} | {design.micro_batches} | {row.seconds:.3f}"
+        yield f"| {shape} | {100 * blind_error:+.1f} % | {100 * fitted_error:+.1f} % |\n"
     parallel = table.rows[0].design.parallel
     passes = [row.design.micro_batches + (parallel.pp - 1) / parallel.virtual for row in table.rows]
     measured = np.array([row.seconds for row in table.rows])
@@ -287,7 +288,8 @@ def _gpt3() -> Iterator[str]:
     blind, slowed = (_errors(table, calibration)[1] for calibration in (UNCALIBRATED, Calibration(overlap=SLOWER)))
     for row, blind_error, slowed_error in zip(table.rows, blind, slowed, strict=True):
         design = row.design
-        yield f"| {design.mesh.nranks} | {design.micro_batches} | {row.seconds:.3f} | {100 * blind_error:+.1f} % | {100 * slowed_error:+.1f} % |\n"
+        shape = f"{design.mesh.nranks} | {design.micro_batches} | {row.seconds:.3f}"
+        yield f"| {shape} | {100 * blind_error:+.1f} % | {100 * slowed_error:+.1f} % |\n"
 
 
 def _megatron() -> Iterator[str]:

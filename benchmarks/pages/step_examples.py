@@ -23,7 +23,10 @@ __all__ = ["CONTENTION", "DEEPEP", "PLACED", "Contention", "contention", "exchan
 DEEPEP = {8: (163, 318), 32: (182, 350), 128: (192, 369)}
 """Microseconds of dispatch and combine by number of GPUs: DeepEP's README at commit 3b1045d, low-latency kernels, H800 with ConnectX-7 of
 400 Gbit/s, 128 tokens of 7168 a GPU, 8 of 256 experts, dispatch in FP8, combine in BF16."""
-TOKENS, WIDTH, EXPERTS, CHOSEN = 128, 7168, 256, 8
+TOKENS = 128
+WIDTH = 7168
+EXPERTS = 256
+CHOSEN = 8
 DRAWS = 5
 NIC_GBPS = 47
 """Of 50: NVIDIA in nccl-tests issues 212 and 290."""
@@ -73,8 +76,12 @@ class Contention:
 
 
 CONTENTION = (
-    Contention(3, 64, 128), Contention(3, 256, 1024), Contention(3, 448, 1400), Contention(1.5, 256, 1024), Contention(1.5, 256, 1400),
-)  # fmt: skip
+    Contention(3, 64, 128),
+    Contention(3, 256, 1024),
+    Contention(3, 448, 1400),
+    Contention(1.5, 256, 1024),
+    Contention(1.5, 256, 1400),
+)
 LAYERS = 8
 
 

@@ -73,9 +73,14 @@ class Disturbed:
         if self.seed is not None and (self.jitter or jitter) in {"", "0"}:
             raise ConfigError("--seed is for --jitter: nothing else is random")
         values = {
-            "jitter": self.jitter, "seed": self.seed, "stragglers": self.straggler or None, "background": self.background or None,
-            "faults": self.fault or None, "policy": self.policy, "ranks": self.ranks,
-        }  # fmt: skip
+            "jitter": self.jitter,
+            "seed": self.seed,
+            "stragglers": self.straggler or None,
+            "background": self.background or None,
+            "faults": self.fault or None,
+            "policy": self.policy,
+            "ranks": self.ranks,
+        }
         return {key: value for key, value in values.items() if value is not None}
 
     def select_ranks(self, machine: Topology) -> Topology:

@@ -75,8 +75,11 @@ def goal_lines(goal: Goal, max_operations: int = 200) -> Iterator[str]:
 def schedule_svg(schedule: Schedule) -> str:
     """Draw a space-time diagram: ranks from top to bottom, steps from left to right, an arrow per transfer."""
     title = textwrap.wrap(printable(str(schedule)), 100)
-    width, height, label_width, top = 56, 26, 60, 32 + 18 * len(title)
-    arrows, steps, drawn = [], 0, 0
+    width, height = 56, 26
+    label_width = 60
+    top = 32 + 18 * len(title)
+    arrows = []
+    steps = drawn = 0
     for number, step in enumerate(schedule.steps()):
         steps = number + 1
         for src, dst, op in zip(step.src_rank.tolist(), step.dst_rank.tolist(), step.op.tolist(), strict=True):

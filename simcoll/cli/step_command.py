@@ -86,7 +86,8 @@ def time_step(
         with blamed_on(str(design)):
             run = run_workload(workload, place, tier=tier, slow=slow)
         plans = alone_on(place, alike=False, rules=workload.rules).plans
-        lines, title, clock, content = workload_lines(run), run.title or design.stem, run.clock, step_json(run)
+        lines, content = workload_lines(run), step_json(run)
+        title, clock = run.title or design.stem, run.clock
     for line in lines:
         print(line)
     trace = step_trace(workload, clock, title, plans)

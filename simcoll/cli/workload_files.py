@@ -121,9 +121,9 @@ def convert_workload(
     files = {f"{stem}.{rank}.et": content for rank, content in enumerate(dump_chakra(traces, rules))}
     write_files(target.parent, files)
     steps = sum(map(len, traces))
-    print(
-        f"wrote {target.parent / stem}.0.et to {stem}.{len(files) - 1}.et: {subject}{steps:,} nodes, {sum(map(len, files.values())):,} bytes"
-    )
+    nbytes = sum(map(len, files.values()))
+    names = f"{target.parent / stem}.0.et to {stem}.{len(files) - 1}.et"
+    print(f"wrote {names}: {subject}{steps:,} nodes, {nbytes:,} bytes")
 
 
 def _traces(workload: Workload, place: Topology | None, *, messages: bool) -> Traces:

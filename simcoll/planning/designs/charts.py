@@ -57,15 +57,20 @@ def _stacked_chart(
             "x": {"field": "size", "type": "quantitative", "title": title, "stack": "zero"},
             "y": {"field": "design", "type": "nominal", "title": None, "sort": None},
             "color": {
-                "field": "part", "type": "nominal", "title": None, "sort": {"field": "order"}, "scale": {"range": COLOURS},
+                "field": "part",
+                "type": "nominal",
+                "title": None,
+                "sort": {"field": "order"},
+                "scale": {"range": COLOURS},
             },
             "order": {"field": "order", "type": "quantitative"},
             "tooltip": [
-                {"field": "design"}, {"field": "part"},
+                {"field": "design"},
+                {"field": "part"},
                 {"field": "size", "type": "quantitative", "title": unit, "format": ",.4~g"},
             ],
         },
-    }  # fmt: skip
+    }
 
 
 def links_chart(best: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
@@ -137,11 +142,13 @@ def timeline_chart(bars: Sequence[Bar]) -> dict[str, Any]:
             "y": {"field": "lane", "type": "nominal", "title": None, "sort": lanes},
             "color": {"field": "name", "type": "nominal", "title": None, "scale": {"range": COLOURS}, "legend": BELOW},
             "tooltip": [
-                {"field": "name"}, {"field": "lane"}, {"field": "b", "type": "quantitative", "title": "begin (ms)"},
+                {"field": "name"},
+                {"field": "lane"},
+                {"field": "b", "type": "quantitative", "title": "begin (ms)"},
                 {"field": "e", "type": "quantitative", "title": "end (ms)"},
             ],
         },
-    }  # fmt: skip
+    }
 
 
 def _frame(height: int, values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

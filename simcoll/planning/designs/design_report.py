@@ -153,17 +153,21 @@ def _pareto(space: Space, best: Sequence[Row], front: Sequence[Row]) -> dict[str
     group = next((name for name in axes if len(kinds[name]) <= len(COLOURS)), None)
     values = [
         {
-            "x": six_digits(row["result"][x]), "y": six_digits(row["result"][y]), "tier": f"tier {row['result']['tier']}",
-            "front": row["key"] in on_front, "name": _name(row, axes),
+            "x": six_digits(row["result"][x]),
+            "y": six_digits(row["result"][y]),
+            "tier": f"tier {row['result']['tier']}",
+            "front": row["key"] in on_front,
+            "name": _name(row, axes),
             **({"group": str(row["point"]["case"].get(group))} if group else {}),
         }
         for row in best[:MOST_POINTS]
-    ]  # fmt: skip
+    ]
     tooltip = [
-        {"field": "name", "type": "nominal", "title": "design"}, {"field": "tier", "type": "nominal"},
+        {"field": "name", "type": "nominal", "title": "design"},
+        {"field": "tier", "type": "nominal"},
         {"field": "x", "type": "quantitative", "title": _label(x), "format": ",.5~r"},
         {"field": "y", "type": "quantitative", "title": _label(y), "format": ",.5~r"},
-    ]  # fmt: skip
+    ]
     plane = {
         "x": {"field": "x", "type": "quantitative", "title": _label(x), "scale": {"zero": False}},
         "y": {"field": "y", "type": "quantitative", "title": _label(y), "scale": {"zero": False}},
@@ -237,10 +241,13 @@ def _comparison(designs: Sequence[Row], axes: Sequence[str]) -> Comparison:
     parts = list(dict.fromkeys(name for row in designs for name in row["result"]["axes"]))
     names, columns = _columns(None, designs)
     heads = [
-        *(ReportColumn(name) for name in axes), ReportColumn("tier"), *columns, ReportColumn("computation", "ms", number=True, better=-1),
+        *(ReportColumn(name) for name in axes),
+        ReportColumn("tier"),
+        *columns,
+        ReportColumn("computation", "ms", number=True, better=-1),
         ReportColumn("bubble", "ms", number=True, better=-1),
         *(ReportColumn(f"{name}, exposed", "ms", number=True, better=-1) for name in parts),
-    ]  # fmt: skip
+    ]
 
     def milliseconds(fs: int) -> Cell:
         return Cell(f"{fs / 1e12:,.2f}", fs / 1e12)

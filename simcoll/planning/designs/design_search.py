@@ -109,13 +109,13 @@ def _fits(design: Design, memory_bytes: int, terms: Mapping[str, Any]) -> str:
     """``"yes"``, or the exceeded limit."""
     limits = terms["limits"]
     totals = (
-        ("memory", memory_bytes / 2**30, design.memory_limit / 2**30, "GiB"),
-        ("gpus", design.mesh.nranks, limits["gpus"], "GPUs"),
-        ("usd_per_hour", _price(design, terms), limits["usd_per_hour"], "$ an hour"),
-        ("kilowatts", _power(design), limits["kilowatts"], "kW"),
+        (memory_bytes / 2**30, design.memory_limit / 2**30, "GiB"),
+        (design.mesh.nranks, limits["gpus"], "GPUs"),
+        (_price(design, terms), limits["usd_per_hour"], "$ an hour"),
+        (_power(design), limits["kilowatts"], "kW"),
     )
     return next(
-        (f"{value:,.1f} of {limit:,.1f} {unit}" for _, value, limit, unit in totals if limit and value > limit), "yes"
+        (f"{value:,.1f} of {limit:,.1f} {unit}" for value, limit, unit in totals if limit and value > limit), "yes"
     )
 
 

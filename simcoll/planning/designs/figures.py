@@ -45,7 +45,7 @@ FIGURES: Mapping[str, Figure] = {
     "goodput_tokens_per_dollar": Figure("tokens per dollar that are kept", "tokens/$", True, "{:,.0f}".format),
     "days": Figure("time to train", "days", False, "{:.3g}".format),
     "usd": Figure("cost to train", "$", False, "{:,.0f}".format),
-}  # fmt: skip
+}
 
 
 def better_of(figure: str) -> Callable[[Mapping[str, Any]], float]:

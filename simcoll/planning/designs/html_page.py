@@ -99,15 +99,24 @@ def page_html(page: Page) -> bytes:
     script_data = msgspec.json.encode(data).decode().replace("<", "\\u003c")
     template = Environment(autoescape=True, trim_blocks=False).from_string(_asset("report.html.jinja"))
     text = template.render(
-        title=page.title, summary=page.summary, footer=page.footer, version=__version__,
+        title=page.title,
+        summary=page.summary,
+        footer=page.footer,
+        version=__version__,
         sections=[
             {
-                "id": section.id, "title": section.title, "text": section.text, "chart": bool(section.chart), "table": section.table,
+                "id": section.id,
+                "title": section.title,
+                "text": section.text,
+                "chart": bool(section.chart),
+                "table": section.table,
                 "compare": section.comparison.names if section.comparison else None,
             }
             for section in page.sections
         ],
-        licences=_asset("LICENSES.txt"), style=Markup(_asset("report.css")), data=Markup(script_data),  # noqa: S704 - our own files, and escaped above
+        licences=_asset("LICENSES.txt"),
+        style=Markup(_asset("report.css")),  # noqa: S704 - our own file
+        data=Markup(script_data),  # noqa: S704 - our own files, and escaped above
         scripts=[Markup(_asset(name)) for name in SCRIPTS],  # noqa: S704 - our own files
-    )  # fmt: skip
+    )
     return text.encode()

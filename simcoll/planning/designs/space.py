@@ -258,8 +258,11 @@ def _terms(merged: dict[str, Any], objective: Objective) -> dict[str, Any]:
         merged["limits"] = {"memory": limits.memory}
     tokens = number_of(objective.tokens, "$.objective.tokens") if objective.tokens else 0
     return {
-        "limits": msgspec.structs.asdict(limits), "cost": msgspec.structs.asdict(cost), "failures": failures, "tokens": tokens,
-    }  # fmt: skip
+        "limits": msgspec.structs.asdict(limits),
+        "cost": msgspec.structs.asdict(cost),
+        "failures": failures,
+        "tokens": tokens,
+    }
 
 
 def _table(document: dict[str, Any], name: str, record: type[_Record]) -> _Record:

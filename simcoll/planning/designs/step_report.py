@@ -20,9 +20,13 @@ if TYPE_CHECKING:
 __all__ = ["step_json", "step_lines", "step_svg", "workload_lines"]
 
 _COLOURS = {
-    "forward": "#0072B2", "backward": "#D55E00", "weights": "#E69F00", "optimizer": "#000000", "activations": "#56B4E9",
+    "forward": "#0072B2",
+    "backward": "#D55E00",
+    "weights": "#E69F00",
+    "optimizer": "#000000",
+    "activations": "#56B4E9",
     "gradients of activations": "#56B4E9",
-}  # fmt: skip
+}
 _OTHERS = ("#009E73", "#CC79A7", "#F0E442")
 _MORE = ("seconds", "tokens_per_second", "mfu", "hfu", "fits")
 _PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
@@ -34,8 +38,11 @@ def step_lines(result: StepResult) -> Iterator[str]:
     A row has a name of 12 characters, then its values.
     """
     yield f"# {result.title}: design {result.design_hash}, {result.nranks} GPUs, tier {result.tier}, {result.calibration}"
-    yield _row("step", f"{format_time(result.time_fs)}, {result.tokens_per_second:,.0f} tokens/s, "
-               f"{result.tokens_per_second / result.nranks:,.0f} for each GPU")  # fmt: skip
+    yield _row(
+        "step",
+        f"{format_time(result.time_fs)}, {result.tokens_per_second:,.0f} tokens/s, "
+        f"{result.tokens_per_second / result.nranks:,.0f} for each GPU",
+    )
     yield _row(
         "MFU, HFU",
         f"{100 * result.mfu:.1f} %, {100 * result.hfu:.1f} % of {result.peak_flops / result.nranks / 1e12:,.0f} TFLOPS",

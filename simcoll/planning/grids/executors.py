@@ -231,9 +231,11 @@ def _dask(kind: str) -> Iterator[GridPool]:
                 )
         # Not even the scheduler may take two requests for one: a point that is played again shall be played.
         yield GridPool(
-            client.get_executor(pure=False), _worker_counter(lambda: sum(client.nthreads().values())), lost=(KilledWorker,),
+            client.get_executor(pure=False),
+            _worker_counter(lambda: sum(client.nthreads().values())),
+            lost=(KilledWorker,),
             gone=(CommClosedError, CancelledError),
-        )  # fmt: skip
+        )
 
 
 def _worker_counter(count: Callable[[], int]) -> Callable[[], int]:

@@ -148,7 +148,7 @@ def run_grid(
     """
     shard_grid = shard_of(grid, shard) if shard else grid
     name = f"rows-{shard.replace('/', '-of-')}.jsonl" if shard else ROWS
-    saved_rows = read_rows(folder) if resume else _read(_not_of_other_shards(folder, name))
+    saved_rows = read_rows(folder) if resume else _read_files(_not_of_other_shards(folder, name))
     if saved_rows and not resume:
         raise ConfigError(
             f"has {len(saved_rows):,} rows of an earlier run; --resume continues with them, --output names another folder",
@@ -183,7 +183,7 @@ def read_rows(folder: Path) -> dict[str, Row]:
     ConfigError
         With the line, for a file that does not consist of rows.
     """
-    return _read(_files(folder))
+    return _read_files(_files(folder))
 
 
 def _files(folder: Path) -> list[Path]:
@@ -205,7 +205,7 @@ def _not_of_other_shards(folder: Path, name: str) -> list[Path]:
     return [path for path in files if path.name == name or not other_shards.fullmatch(path.name)]
 
 
-def _read(paths: Iterable[Path]) -> dict[str, Row]:
+def _read_files(paths: Iterable[Path]) -> dict[str, Row]:
     rows: dict[str, Row] = {}
     for path in paths:
         if not path.is_file():
@@ -223,8 +223,11 @@ def _read(paths: Iterable[Path]) -> dict[str, Row]:
                 row = {}
             has_outcome = isinstance(row.get("result"), dict) or isinstance(row.get("error"), str)
             if not isinstance(row.get("key"), str) or not isinstance(row.get("point"), dict) or not has_outcome:
-                raise ConfigError("not a row of a grid; remove the line, and --resume plays its point again", file=str(path),
-                                  path=f"line {number}")  # fmt: skip
+                raise ConfigError(
+                    "not a row of a grid; remove the line, and --resume plays its point again",
+                    file=str(path),
+                    path=f"line {number}",
+                )
             rows[row["key"]] = row
     return rows
 
@@ -235,8 +238,8 @@ def _adopt(folder: Path, file: _Appended) -> None:
     hands = [path for path in files if path.match("rows-in-hand-*.jsonl")]
     if not hands:
         return
-    elsewhere = _read(path for path in files if path not in hands)
-    file.append([row for key, row in _read(hands).items() if key not in elsewhere])
+    elsewhere = _read_files(path for path in files if path not in hands)
+    file.append([row for key, row in _read_files(hands).items() if key not in elsewhere])
     for hand in hands:
         hand.unlink()
 
@@ -317,6 +320,9 @@ def _play(
     grid: PointGrid, todo: Iterable[Point], pool: GridPool, report: Callable[[], object], hands: Path | None
 ) -> Iterator[tuple[list[Row], Path | None]]:
     """Yield new rows as the pool returns them, with the file that held them in the meantime."""
+    # Invariant: every point of `todo` is in `waiting`, in a batch of `running`, or in a row already yielded. A worker answers after
+    # `hold_s` with the rows of a prefix of its batch. The remaining points return to the head of the queue in their order, because
+    # neighbours share a topology and a schedule, which the next worker then builds once for all of them.
     waiting = deque(todo)
     running: dict[Future[list[Row]], Batch] = {}
     report()

@@ -39,9 +39,14 @@ class Gathered:
 
 
 def gather(
-    logs: Sequence[str | Path], topology: str, *, nodes: int | None = None, library: str | None = None, environment: str = "",
+    logs: Sequence[str | Path],
+    topology: str,
+    *,
+    nodes: int | None = None,
+    library: str | None = None,
+    environment: str = "",
     collective: str | None = None,
-) -> Gathered:  # fmt: skip
+) -> Gathered:
     """Read all logs.
 
     Raises

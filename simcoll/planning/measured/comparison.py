@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from simcoll.errors import ConfigError, nearest
 from simcoll.formats.logs.measured import Log, Measured, Table
@@ -25,6 +26,7 @@ from simcoll.units import format_size, printable
 
 __all__ = [
     "BANDS",
+    "BandError",
     "Compared",
     "Setting",
     "band_errors",
@@ -212,9 +214,13 @@ def compare(
 ) -> list[Compared]:
     """Predict every row; calls ``progress(sizes done, total sizes, next size)``."""
     of_size = partial(
-        predict, setting.table.collective, topology=setting.topology, library=setting.library, calibration=calibration,
+        predict,
+        setting.table.collective,
+        topology=setting.topology,
+        library=setting.library,
+        calibration=calibration,
         environment=setting.environment,
-    )  # fmt: skip
+    )
     sizes = sorted({row.size_bytes for row in setting.table.rows})
     predictions = {}
     for number, size in enumerate(sizes):
@@ -224,18 +230,36 @@ def compare(
     return [Compared(row, predictions[row.size_bytes]) for row in setting.table.rows]
 
 
-def band_errors(ratios: Iterable[tuple[int, float]]) -> list[tuple[str, int, float, float]]:
+class BandError(NamedTuple):
+    """Relative errors of the rows in a band of sizes.
+
+    Attributes
+    ----------
+    band, rows
+        Name of the band, and number of its rows.
+    median, ninth
+        Median and 90th percentile.
+    """
+
+    band: str
+    rows: int
+    median: float
+    ninth: float
+
+
+def band_errors(ratios: Iterable[tuple[int, float]]) -> list[BandError]:
     """Number of rows, median and 90th percentile of the relative error of each non-empty band, from sizes and ratios.
 
     >>> band_errors([(8, 1.1), (16, 0.8)])
-    [('below 64 KiB', 2, 0.15, 0.2)]
+    [BandError(band='below 64 KiB', rows=2, median=0.15, ninth=0.2)]
     """
-    pairs, bands = list(ratios), []
+    pairs = list(ratios)
+    bands: list[BandError] = []
     for name, low, high in BANDS:
         errors = sorted(abs(ratio - 1) for size, ratio in pairs if low <= size < high)
         if errors:
             ninth = errors[min(len(errors) - 1, 9 * len(errors) // 10)]
-            bands.append((name, len(errors), round(median(errors), 6), round(ninth, 6)))
+            bands.append(BandError(name, len(errors), round(median(errors), 6), round(ninth, 6)))
     return bands
 
 
@@ -277,8 +301,12 @@ def _range(run: Sequence[Compared]) -> str:
 
 
 _COLUMNS: tuple[Column, ...] = (
-    ("size", "(B)", 13), ("measured", "(us)", 11), ("predicted", "(us)", 11), ("pred/meas", "", 10), ("bound", "(us)", 11),
-)  # fmt: skip
+    ("size", "(B)", 13),
+    ("measured", "(us)", 11),
+    ("predicted", "(us)", 11),
+    ("pred/meas", "", 10),
+    ("bound", "(us)", 11),
+)
 
 
 def comparison_lines(rows: Sequence[Compared]) -> Iterator[str]:
@@ -297,5 +325,6 @@ def comparison_lines(rows: Sequence[Compared]) -> Iterator[str]:
 
 def band_lines(ratios: Iterable[tuple[int, float]]) -> Iterator[str]:
     """Lines with median and 90th percentile of the error by band."""
-    for name, rows, middle, ninth in band_errors(ratios):
-        yield f"{name}: median {middle:.0%}, 90th percentile {ninth:.0%} of {rows} row{'s' * (rows != 1)}"
+    for error in band_errors(ratios):
+        rows = f"{error.rows} row{'s' * (error.rows != 1)}"
+        yield f"{error.band}: median {error.median:.0%}, 90th percentile {error.ninth:.0%} of {rows}"

@@ -26,8 +26,14 @@ def comparison_svg(title: str, tables: Mapping[str, Sequence[Compared]]) -> byte
                 markersize=4,
                 label="measured",
             )
-            axes.plot(sizes, [row.prediction.time_fs / 1e9 for row in ordered], color=COLOURS[1], marker="^", markersize=4,
-                      label=f"predicted, {ordered[0].prediction.library}")  # fmt: skip
+            axes.plot(
+                sizes,
+                [row.prediction.time_fs / 1e9 for row in ordered],
+                color=COLOURS[1],
+                marker="^",
+                markersize=4,
+                label=f"predicted, {ordered[0].prediction.library}",
+            )
             bounds = [(row.row.size_bytes, row.prediction.bound_fs / 1e9) for row in ordered if row.prediction.bound_fs]
             if bounds:
                 axes.plot(

@@ -115,9 +115,12 @@ def _fit_claims(
     for name in (*names, *(("fabric_latency",) if several else ())):
         fitted = fit_series([series], (name,))
         changed = replace(
-            base, launch_fs=base.launch_fs + fitted.launch_fs, rate=base.rate * fitted.rate,
-            fabric_latency_fs=base.fabric_latency_fs + fitted.fabric_latency_fs, growth=base.growth * fitted.growth,
-        )  # fmt: skip
+            base,
+            launch_fs=base.launch_fs + fitted.launch_fs,
+            rate=base.rate * fitted.rate,
+            fabric_latency_fs=base.fabric_latency_fs + fitted.fabric_latency_fs,
+            growth=base.growth * fitted.growth,
+        )
         hop = format_signed(fitted.fabric_latency_fs)
         claim = {
             "launch": _launch(fitted.launch_fs),

@@ -29,9 +29,12 @@ MOST_ALIKE = 1.01
 """Ratio of two times below which neither counts as faster."""
 _TIMES = TIMES[:3]
 _SCHEDULES = {
-    "ring": ("ring", "nvlink_ring", "chain"), "tree": ("nccl_tree",), "nvls": ("nvls",), "nvls_tree": ("nvls_tree",),
+    "ring": ("ring", "nvlink_ring", "chain"),
+    "tree": ("nccl_tree",),
+    "nvls": ("nvls",),
+    "nvls_tree": ("nvls_tree",),
     "grouped": ("grouped", "direct"),
-}  # fmt: skip
+}
 """The schedules of a library's algorithms; a send_recv is grouped sends to one rank, and so direct."""
 
 
@@ -65,9 +68,8 @@ def library_lines(
     if predictions[0].calibration:
         yield f"# calibration {predictions[0].calibration}"
     width = max(len(_choice(prediction)) for prediction in predictions) + 2
-    for table_title, bound_title, name, last in zip(
-        titles((_SIZE, *_TIMES)), titles(_BOUND), ("runs", ""), ("bottleneck", ""), strict=True
-    ):
+    heads = (("runs", "bottleneck"), ("", ""))
+    for table_title, bound_title, (name, last) in zip(titles((_SIZE, *_TIMES)), titles(_BOUND), heads, strict=True):
         yield f"{table_title}  {name:<{width}} {bound_title[1:]}  {last}".rstrip()
     for prediction in predictions:
         rate = prediction.size_bytes / (prediction.time_fs / 1e15)

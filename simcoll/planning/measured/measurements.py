@@ -73,10 +73,19 @@ def published_tables(*, added: bool = False, later: bool = False) -> tuple[Publi
     with (folder / "tables.csv").open(encoding="utf-8", newline="") as stream:
         return tuple(
             PublishedTable(
-                about["table"], about["set"], about["system"], about["collective"], about["topology"], int(about["nodes"]),
-                int(about["ranks"]), about["environment"], about["library"], about["version"], about["source"],
+                about["table"],
+                about["set"],
+                about["system"],
+                about["collective"],
+                about["topology"],
+                int(about["nodes"]),
+                int(about["ranks"]),
+                about["environment"],
+                about["library"],
+                about["version"],
+                about["source"],
                 tuple(sorted(rows[about["table"]])),
             )
             for about in csv.DictReader(stream)
             if about["set"] in parts
-        )  # fmt: skip
+        )

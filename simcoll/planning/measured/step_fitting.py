@@ -136,7 +136,10 @@ class _Problem:
     """The fitting problem: rows, and free constants."""
 
     def __init__(self, rows: Sequence[StepRow], names: tuple[str, ...], start: Calibration, weights: Floats) -> None:
-        self.rows, self.names, self.start, self.weights = rows, names, start, weights
+        self.rows = rows
+        self.names = names
+        self.start = start
+        self.weights = weights
         self.ranges = [PARAMETERS[name] for name in names]
         self.measured = np.array([row.seconds for row in rows])
 

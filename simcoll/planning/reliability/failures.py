@@ -319,6 +319,9 @@ class _JobRun:
 
     def _settle(self, elapsed: int, *, all_kept: bool) -> None:
         """Account for an ended interval of training, useful up to the last durable checkpoint."""
+        # Invariant: useful, slow, checkpoint and lost grow by exactly `elapsed` in all. Checkpoint k begins at k * cycle - blocking
+        # and is durable `saving` later, so `safe` counts those of which that time has come; training after the last of them is lost.
+        # All of it is arithmetic on `elapsed`: an event for each checkpoint would fill a long job with events that decide nothing.
         job, spent = self.job, self.spent
         cycle = job.interval_us + job.blocking_us
         safe = max(0, elapsed - (job.saving_us - job.blocking_us)) // cycle

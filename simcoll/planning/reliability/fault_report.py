@@ -51,9 +51,14 @@ def replanned_lines(kind: str, seed: int, attempts: Sequence[Replanned], whole_f
 
 def _columns(run: Outcome, whole_fs: int) -> dict[str, Any]:
     return {
-        "kind": run.kind, "seed": run.seed, "finished": "no" if run.raised else "yes", "time_fs": run.time_fs,
-        "undisturbed_fs": whole_fs, "fault": run.text, "raised": run.raised,
-    }  # fmt: skip
+        "kind": run.kind,
+        "seed": run.seed,
+        "finished": "no" if run.raised else "yes",
+        "time_fs": run.time_fs,
+        "undisturbed_fs": whole_fs,
+        "fault": run.text,
+        "raised": run.raised,
+    }
 
 
 def results_hash(outcomes: Outcomes, whole_fs: int) -> str:

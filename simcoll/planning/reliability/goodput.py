@@ -141,9 +141,13 @@ def goodput_grid(path: Path) -> tuple[str, PointGrid]:
             span_us = _whole_us(content.days, 86400 * 10**6, "days", "$.days")
             _refuse_too_many(job, span_us)
         shared = {
-            "case": chosen, "job": asdict(job), "span_us": span_us, "gpus": content.job.gpus,
-            "tokens_per_second": content.job.tokens_per_second, "usd_per_gpu_hour": content.job.usd_per_gpu_hour,
-        }  # fmt: skip
+            "case": chosen,
+            "job": asdict(job),
+            "span_us": span_us,
+            "gpus": content.job.gpus,
+            "tokens_per_second": content.job.tokens_per_second,
+            "usd_per_gpu_hour": content.job.usd_per_gpu_hour,
+        }
         points += [{**shared, "seed": seed} for seed in range(content.seeds)]
     return title, PointGrid(simulate_point, tuple(points))
 

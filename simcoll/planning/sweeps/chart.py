@@ -51,10 +51,18 @@ def shares_svg(title: str, axis: str, curves: Mapping[str, tuple[Sequence[float]
     def shares(panels: Sequence[Any]) -> None:
         axes = panels[0]
         for number, (name, (values, cases)) in enumerate(curves.items()):
-            colour, dashes = COLOURS[number % len(COLOURS)], ("-", "--")[number // len(COLOURS) % 2]
+            colour = COLOURS[number % len(COLOURS)]
+            dashes = ("-", "--")[number // len(COLOURS) % 2]
             # From the axis up, where the first is done.
             heights = [100 * place / cases for place in range(len(values) + 1)]
-            axes.step([*values[:1], *values], heights if values else [], dashes, where="post", color=colour, label=name)
+            axes.step(
+                [*values[:1], *values],
+                heights if values else [],
+                dashes,
+                where="post",
+                color=colour,
+                label=name,
+            )
         axes.set(
             xlabel=axis,
             ylabel="runs (%)",
@@ -89,9 +97,10 @@ def picture(
         for axes in panels:
             axes.spines[["top", "right"]].set_visible(False)
         stream = io.BytesIO()
-        figure.savefig(
-            stream, format="svg", metadata={"Date": None, "Creator": "simcoll"} | ({"Identifier": run} if run else {})
-        )
+        metadata = {"Date": None, "Creator": "simcoll"}
+        if run:
+            metadata["Identifier"] = run
+        figure.savefig(stream, format="svg", metadata=metadata)
         plt.close(figure)
     return stream.getvalue()
 
@@ -110,9 +119,13 @@ def _draw_times(axes: Any, rows: Sequence[SweepRow]) -> None:
 def _draw_curves(axes: Any, rows: Sequence[SweepRow], height: Callable[[SweepRow], float]) -> None:
     for number, (label, curve) in enumerate(_curves(rows).items()):
         axes.plot(
-            [row.size_bytes for row in curve], [height(row) for row in curve], markersize=3, label=label,
-            color=COLOURS[number % len(COLOURS)], marker=_MARKERS[number // len(COLOURS) % len(_MARKERS)],
-        )  # fmt: skip
+            [row.size_bytes for row in curve],
+            [height(row) for row in curve],
+            markersize=3,
+            label=label,
+            color=COLOURS[number % len(COLOURS)],
+            marker=_MARKERS[number // len(COLOURS) % len(_MARKERS)],
+        )
 
 
 def _draw_bound(axes: Any, rows: Sequence[SweepRow], label: str, height: Callable[[SweepRow], float]) -> None:

@@ -42,10 +42,18 @@ class ProgramRun:
         """Its columns in files: those of a schedule's run that apply, and the bytes moved."""
         result = self.result
         return {
-            "choice": str(self.choice), "schedule": self.about, "protocol": self.protocol, "proof": UNPROVED,
-            "time_fs": result.time_fs, "messages": result.messages, "trace_hash": result.trace_hash, "engine": result.engine,
-            "path": result.path, "classes": result.classes, "bytes": result.bytes_moved,
-        }  # fmt: skip
+            "choice": str(self.choice),
+            "schedule": self.about,
+            "protocol": self.protocol,
+            "proof": UNPROVED,
+            "time_fs": result.time_fs,
+            "messages": result.messages,
+            "trace_hash": result.trace_hash,
+            "engine": result.engine,
+            "path": result.path,
+            "classes": result.classes,
+            "bytes": result.bytes_moved,
+        }
 
     def timeline(self, run: str) -> bytes:
         """Its timeline for Perfetto, compressed; ``run`` identifies the results."""

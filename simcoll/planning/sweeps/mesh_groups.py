@@ -26,9 +26,16 @@ __all__ = ["COLUMNS", "GroupRow", "group_rows", "groups_csv", "machines_along", 
 
 _AXIS = re.compile(r"([A-Za-z_][A-Za-z0-9_]{0,30})=([0-9]{1,7})")
 COLUMNS = (
-    ("axis", "", 9), ("ranks", "", 7), ("groups", "", 8), ("size", "(B)", 13), ("one", "(us)", 12), ("all", "(us)", 12),
-    ("all/one", "", 9), ("algorithm", "", 22), ("protocol", "", 10),
-)  # fmt: skip
+    ("axis", "", 9),
+    ("ranks", "", 7),
+    ("groups", "", 8),
+    ("size", "(B)", 13),
+    ("one", "(us)", 12),
+    ("all", "(us)", 12),
+    ("all/one", "", 9),
+    ("algorithm", "", 22),
+    ("protocol", "", 10),
+)
 
 
 def parse_mesh(text: str, nranks: int) -> Mesh:
@@ -117,8 +124,17 @@ def group_rows(sweep: Sweep, machine: Topology, mesh: Mesh, library: str = "") -
             name, single, plan = min(runs, key=lambda run: (run[1].cut is not None, run[1].time_fs))
             every = _play_groups(sweep, machine, groups, plan)
             yield GroupRow(
-                axis, size, len(groups), plan.total_bytes, name, plan.protocol.name, single.time_fs, every.time_fs, _cut_kind(single), _cut_kind(every)
-            )  # fmt: skip
+                axis,
+                size,
+                len(groups),
+                plan.total_bytes,
+                name,
+                plan.protocol.name,
+                single.time_fs,
+                every.time_fs,
+                _cut_kind(single),
+                _cut_kind(every),
+            )
 
 
 def groups_csv(sweep: Sweep, rows: Sequence[GroupRow]) -> bytes:

@@ -54,17 +54,24 @@ def nccl_tests_json(table: SweepTable, run: str) -> bytes:
     best, bounds = best_rows(table.rows), bound_rows(table.rows)
     results: list[dict[str, Any]] = []
     for row, bound in zip(best, bounds, strict=True):
-        size, count, dtype, op, root, *_ = cells(table.sweep, [row])
+        line = cells(table.sweep, [row])
         timed = {"time": row.time_fs / 1e9, "alg_bw": row.algbw / 1e9, "bus_bw": row.busbw / 1e9}
         figures = timed if row.wrong is None else {**timed, "nwrong": row.wrong}
         results.append(
             {
-                "size": size, "count": count, "type": dtype, "redop": op, "root": str(root),
-                "out_of_place": None if row.result.cut else figures, "in_place": None,
-                "best": str(row), "bound": bound.bound_fs / 1e9, "bottleneck": bound.result.bottleneck,
+                "size": line.size,
+                "count": line.elements,
+                "type": line.dtype,
+                "redop": line.op,
+                "root": str(line.root),
+                "out_of_place": None if row.result.cut else figures,
+                "in_place": None,
+                "best": str(row),
+                "bound": bound.bound_fs / 1e9,
+                "bottleneck": bound.result.bottleneck,
                 **({"cut": str(row.result.cut)} if row.result.cut else {}),
             }
-        )  # fmt: skip
+        )
     through = [row for row in best if not row.result.cut]
     wrong = sum(row.wrong or 0 for row in through)
     average = sum(row.busbw for row in through) / max(1, len(through)) / 1e9
@@ -96,12 +103,19 @@ def predictions_json(predictions: Sequence[Prediction], topology: Topology) -> b
         timed = {"time": prediction.time_us, "alg_bw": rate, "bus_bw": rate * factor}
         results.append(
             {
-                "size": prediction.size_bytes, "out_of_place": timed, "in_place": None, "algorithm": prediction.algorithm,
-                "protocol": prediction.protocol, "channels": prediction.channels, "timed_by": prediction.timed_by, "note": prediction.note,
-                "bound": prediction.bound_fs / 1e9, "bottleneck": prediction.bottleneck,
+                "size": prediction.size_bytes,
+                "out_of_place": timed,
+                "in_place": None,
+                "algorithm": prediction.algorithm,
+                "protocol": prediction.protocol,
+                "channels": prediction.channels,
+                "timed_by": prediction.timed_by,
+                "note": prediction.note,
+                "bound": prediction.bound_fs / 1e9,
+                "bottleneck": prediction.bottleneck,
                 "assumed": prediction.assumed.split("; ") if prediction.assumed else [],
             }
-        )  # fmt: skip
+        )
     config = {"collective": predictions[0].collective, "topology": topology.name, "nranks": topology.nranks}
     config |= {"library": predictions[0].library, "calibration": predictions[0].calibration}
     document = {"version": NCCL_TESTS_VERSION, "args": [f"{predictions[0].collective}_perf"], "config": config}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, NamedTuple, overload
 
 from simcoll.binding import bind
 from simcoll.core.memory_limits import give_back, in_words
@@ -22,11 +22,21 @@ from simcoll.topology import Topology
 
 if TYPE_CHECKING:
     from simcoll.planning.sweeps.goal_programs import ProgramRun
+    from simcoll.tuning import Choice
 
 __all__ = ["SweepTable", "check_data", "runs"]
 
 CHECKED_BYTES = 512 << 20
 """Limit on data moved for a check."""
+
+
+class _Candidate(NamedTuple):
+    """An algorithm of the table: its schedule, the check of its data, and the protocols to time it with."""
+
+    choice: Choice
+    schedule: Schedule
+    check: DataCheck
+    protocols: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -108,18 +118,19 @@ def runs(
     protocols = [sweep.protocols_of(schedule) for schedule in schedules]
     finished, total = 0, len(counts) * sum(map(len, protocols))
     tell = progress or (lambda _finished, _total, _next: None)
-    engine, checks = "auto", list[DataCheck]()
-    for choice, schedule in zip(sweep.choices, schedules, strict=True):
+    engine, candidates = "auto", list[_Candidate]()
+    for choice, schedule, names in zip(sweep.choices, schedules, protocols, strict=True):
         tell(finished, total, f"data of {choice}")
-        checks.append(check_data(sweep, schedule))
+        candidates.append(_Candidate(choice, schedule, check_data(sweep, schedule), names))
         give_back()
-    for schedule, names in zip(schedules, protocols, strict=True):
-        schedule.known.expected_protocols = len(names)
+    for candidate in candidates:
+        candidate.schedule.known.expected_protocols = len(candidate.protocols)
     for count in counts:
         rows: list[SweepRow] = []
-        for choice, schedule, check, names in zip(sweep.choices, schedules, checks, protocols, strict=True):
-            for name in names:
-                tell(finished, total, f"{choice} {name}")
+        for candidate in candidates:
+            schedule = candidate.schedule
+            for name in candidate.protocols:
+                tell(finished, total, f"{candidate.choice} {name}")
                 protocol = costs_of(sweep, name, topology, schedule)
                 plan = bind(schedule, count, sweep.dtype, sweep.op, protocol=protocol)
                 # Not by what the process has loaded: the same table has the same bytes.
@@ -131,7 +142,8 @@ def runs(
                     result = replace(result, path=f"only {result.messages} messages")
                 elif result.path == ASKED:
                     result = replace(result, path="a table of many messages")
-                rows.append(SweepRow(choice, name, replace(result, outputs=None), check))  # checked, and large
+                outcome = replace(result, outputs=None)  # checked, and large
+                rows.append(SweepRow(candidate.choice, name, outcome, candidate.check))
                 finished += 1
             forget_sizes(schedule)
             give_back()

@@ -182,12 +182,23 @@ def sweep_of(scenario: Scenario, file: str) -> Sweep:
             size(scenario.sizes.begin, "$.sizes.begin"), size(scenario.sizes.end, "$.sizes.end"), scenario.sizes.factor
         )
         return Sweep(
-            scenario.collective.kind, ladder, choices, tuple(scenario.protocols), scenario.collective.dtype,
-            scenario.collective.op, scenario.collective.root, size(scenario.check_up_to, "$.check_up_to"),
+            scenario.collective.kind,
+            ladder,
+            choices,
+            tuple(scenario.protocols),
+            scenario.collective.dtype,
+            scenario.collective.op,
+            scenario.collective.root,
+            size(scenario.check_up_to, "$.check_up_to"),
             disturbance(
-                scenario.stragglers, scenario.background, scenario.jitter, scenario.seed, scenario.faults, scenario.policy
+                scenario.stragglers,
+                scenario.background,
+                scenario.jitter,
+                scenario.seed,
+                scenario.faults,
+                scenario.policy,
             ),
-        )  # fmt: skip
+        )
 
 
 def write_results(

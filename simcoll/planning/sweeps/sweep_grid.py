@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import chain, product
+from itertools import chain, product, starmap
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -43,9 +43,21 @@ MAX_POINTS = 10**6
 AXES = ("topology", "nodes", "degraded", "collective", "algorithm", "protocol", "seed", "size")
 """Axes of the grid, the last fastest, so that neighbours share topology and schedule."""
 FIGURES = (
-    "size_bytes", "count", "schedule", "proof", "time_fs", "algbw", "busbw", "bound_fs", "bound_kind", "bottleneck", "headroom",
-    "wrong", "messages", "trace_hash",
-)  # fmt: skip
+    "size_bytes",
+    "count",
+    "schedule",
+    "proof",
+    "time_fs",
+    "algbw",
+    "busbw",
+    "bound_fs",
+    "bound_kind",
+    "bottleneck",
+    "headroom",
+    "wrong",
+    "messages",
+    "trace_hash",
+)
 
 
 class SweepFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -84,6 +96,24 @@ def load_sweep(path: str | Path) -> SweepFile:
     return decode_toml(read_file(path, MAX_BYTES), SweepFile, str(path))
 
 
+class _MachineCase(NamedTuple):
+    """One value of every axis of the machine: the keys of its topology, nodes, degraded links; and the collective."""
+
+    topology: Mapping[str, str]
+    nodes: int | None
+    degraded: Mapping[str, str | int | float]
+    collective: str
+
+
+class _RunCase(NamedTuple):
+    """One value of every other axis; a program has no size."""
+
+    algorithm: str
+    protocol: str
+    seed: int
+    size: int | None
+
+
 def sweep_grid(sweep: SweepFile, path: Path) -> PointGrid:
     """Expand a sweep file to points, one per combination.
 
@@ -110,9 +140,12 @@ def sweep_grid(sweep: SweepFile, path: Path) -> PointGrid:
             "seeds differ only where there is jitter; add a key such as jitter = '1 us'", file=file, path="$.seeds"
         )
     fixed: dict[str, Any] = {
-        "dtype": parse_dtype(sweep.dtype).name, "op": sweep.op, "root": sweep.root, "jitter_fs": jitter_fs,
+        "dtype": parse_dtype(sweep.dtype).name,
+        "op": sweep.op,
+        "root": sweep.root,
+        "jitter_fs": jitter_fs,
         "check_up_to": parse_size(sweep.check_up_to, file=file, path="$.check_up_to"),
-    }  # fmt: skip
+    }
     # Only what is asked for is part of a point, so that others keep their keys.
     disturbed = disturbance(sweep.stragglers, sweep.background, faults=sweep.faults, policy=sweep.policy)
     fixed |= {"stragglers": list(disturbed.stragglers)} if disturbed.stragglers else {}
@@ -122,19 +155,21 @@ def sweep_grid(sweep: SweepFile, path: Path) -> PointGrid:
     mesh = parse_axes(sweep.group).axes if sweep.group else ()
     groups = [{"group": sweep.group, "axis": axis} for axis, size in mesh if size > 1] or [{}]
     points: list[Point] = []
-    for topology, nodes, degraded, collective, group in product(
-        *(axes[n] for n in ("topologies", "nodes", "degraded", "collectives")), groups
-    ):
-        serving = [text for text in axes["algorithms"] if _serves(text, collective)]
-        algorithms = serving if sweep.algorithms else _all_of(collective)
+    machines = starmap(_MachineCase, product(*(axes[n] for n in ("topologies", "nodes", "degraded", "collectives"))))
+    for case, group in product(machines, groups):
+        serving = [text for text in axes["algorithms"] if _serves(text, case.collective)]
+        algorithms = serving if sweep.algorithms else _all_of(case.collective)
         combinations = product(algorithms, *(axes[name] for name in ("protocols", "seeds", "sizes")))
         programs = product(filter(_plays, axes["algorithms"]), axes["protocols"], axes["seeds"], [None])
-        for algorithm, protocol, seed, size in chain(combinations, programs):
-            kind = None if size is None else collective
-            values = ((), nodes, degraded, kind, algorithm, protocol, seed, size)
-            points.append(
-                {**dict(zip(AXES, values, strict=True)), **topology, **group, **fixed, **_file_hash(algorithm)}
-            )
+        for run in starmap(_RunCase, chain(combinations, programs)):
+            point = {
+                "topology": (),
+                "nodes": case.nodes,
+                "degraded": case.degraded,
+                "collective": None if run.size is None else case.collective,
+                **run._asdict(),
+            }
+            points.append({**point, **case.topology, **group, **fixed, **_file_hash(run.algorithm)})
             if len(points) > MAX_POINTS:
                 raise ConfigError(f"more than {MAX_POINTS:,} points; split the file", file=file)
     return PointGrid(time_point, tuple(points))

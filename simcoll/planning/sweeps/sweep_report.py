@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simcoll.core.collective import KINDS
 from simcoll.emulator import Result
@@ -55,16 +55,43 @@ def titles_of() -> tuple[tuple[str, str], ...]:
     return tuple((title, unit) for part in parts for title, unit, _ in part)
 
 
-def cells(sweep: Sweep, rows: Sequence[SweepRow]) -> tuple[object, ...]:
+class SizeCells(NamedTuple):
+    """The cells of one size: nccl-tests' columns, then the best run, the bound, the headroom and the bottleneck."""
+
+    size: int
+    elements: int
+    dtype: str
+    op: str
+    root: int
+    time: str
+    algbw: str
+    busbw: str
+    wrong: int | str
+    best: str
+    bound: str
+    headroom: str
+    bottleneck: str
+
+
+def cells(sweep: Sweep, rows: Sequence[SweepRow]) -> SizeCells:
     """The cells of one size: its best run, and the bound over all runs."""
     (row,), (bound,) = best_rows(rows), bound_rows(rows)
     cut, bound_fs = row.result.cut, bound.bound_fs
-    return (
-        row.size_bytes, row.count, sweep.dtype, sweep.op if KINDS[sweep.collective].reduces else "none", _root(sweep),
-        microseconds(row.time_fs / 1e9) if cut is None else cut.kind, gigabytes(row.algbw), gigabytes(row.busbw),
-        "-" if row.wrong is None else row.wrong, str(row), microseconds(bound_fs / 1e9),
-        f"{row.time_fs / bound_fs:.2f}x" if bound_fs and cut is None else "-", bound.result.bottleneck,
-    )  # fmt: skip
+    return SizeCells(
+        row.size_bytes,
+        row.count,
+        sweep.dtype,
+        sweep.op if KINDS[sweep.collective].reduces else "none",
+        _root(sweep),
+        microseconds(row.time_fs / 1e9) if cut is None else cut.kind,
+        gigabytes(row.algbw),
+        gigabytes(row.busbw),
+        "-" if row.wrong is None else row.wrong,
+        str(row),
+        microseconds(bound_fs / 1e9),
+        f"{row.time_fs / bound_fs:.2f}x" if bound_fs and cut is None else "-",
+        bound.result.bottleneck,
+    )
 
 
 def _width(sweep: Sweep) -> int:
@@ -84,9 +111,8 @@ def _request(sweep: Sweep) -> dict[str, Any]:
 
 def head_lines(sweep: Sweep) -> Iterator[str]:
     """The two header lines."""
-    for figures_title, bound_title, name, last in zip(
-        titles((*DATA, *TIMES)), titles(_BOUND), ("best", ""), ("bottleneck", ""), strict=True
-    ):
+    heads = (("best", "bottleneck"), ("", ""))
+    for figures_title, bound_title, (name, last) in zip(titles((*DATA, *TIMES)), titles(_BOUND), heads, strict=True):
         yield f"{figures_title}  {name:<{_width(sweep)}} {bound_title[1:]}  {last}".rstrip()
 
 

@@ -125,10 +125,21 @@ def nccl_choices(
             best = min(predictions.values(), key=lambda prediction: prediction.time_fs)
             preferred = predictions.get(prefers[0], default) if prefers else default
             yield Picked(
-                collective, size, best.algorithm, best.protocol.lower(), best.channels, best.time_fs,
-                f"{default.algorithm} {default.protocol}", default.time_fs, _errors(collective).get(band_of(size)),
-                *((f"{preferred.algorithm} {preferred.protocol}", preferred.time_fs) if preferred is not default else ()),
-            )  # fmt: skip
+                collective,
+                size,
+                best.algorithm,
+                best.protocol.lower(),
+                best.channels,
+                best.time_fs,
+                f"{default.algorithm} {default.protocol}",
+                default.time_fs,
+                _errors(collective).get(band_of(size)),
+                *(
+                    (f"{preferred.algorithm} {preferred.protocol}", preferred.time_fs)
+                    if preferred is not default
+                    else ()
+                ),
+            )
 
 
 def played_choices(

@@ -172,9 +172,10 @@ def fit_lines(channels: NcclChannels, topology: Topology) -> Iterator[str]:
     if channels.path in _KINDS and slowest != _KINDS[channels.path]:
         yield f"  NCCL says that its slowest path is {channels.path}; on this machine it goes over {slowest}"
     fast = [
-        link for link in range(topology.nlinks)
+        link
+        for link in range(topology.nlinks)
         if LINK_KINDS[topology.link_kind[link]] == "nvlink" and link not in times
-    ]  # fmt: skip
+    ]
     if fast:
         yield f"  {len(fast)} NVLinks of {topology.name} are left idle, such as {topology.link_name(fast[0])}"
 
@@ -242,17 +243,23 @@ def channels_schedule(channels: NcclChannels, collective: str = "all_reduce", *,
     def steps() -> Iterator[Step]:
         yield transfers(rank, layout.input(), rank, layout.output(), count=count)
         for time in range(max(map(len, below))):
-            yield joined([
-                transfers(level, layout.output(0, c), tree[level], layout.output(0, c), op=REDUCE, channel=c)
-                for c, (tree, tree_levels) in enumerate(zip(trees, below, strict=True)) if time < len(tree_levels)
-                for level in [tree_levels[len(tree_levels) - 1 - time]]
-            ])  # fmt: skip
+            yield joined(
+                [
+                    transfers(level, layout.output(0, c), tree[level], layout.output(0, c), op=REDUCE, channel=c)
+                    for c, (tree, tree_levels) in enumerate(zip(trees, below, strict=True))
+                    if time < len(tree_levels)
+                    for level in [tree_levels[len(tree_levels) - 1 - time]]
+                ]
+            )
         for time in range(max(map(len, below))):
-            yield joined([
-                transfers(tree[level], layout.output(0, c), level, layout.output(0, c), channel=c + lane)
-                for c, (tree, tree_levels) in enumerate(zip(trees, below, strict=True)) if time < len(tree_levels)
-                for level in [tree_levels[time]]
-            ])  # fmt: skip
+            yield joined(
+                [
+                    transfers(tree[level], layout.output(0, c), level, layout.output(0, c), channel=c + lane)
+                    for c, (tree, tree_levels) in enumerate(zip(trees, below, strict=True))
+                    if time < len(tree_levels)
+                    for level in [tree_levels[time]]
+                ]
+            )
 
     return compose.pipelined(Schedule("nccl_trees", layout, steps, count + lane), pieces)
 
