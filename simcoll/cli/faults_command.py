@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -131,13 +131,7 @@ def play_faults(
         "--sigma": sigma,
         **{f"--{option}": times[option] for option in times if option != "timeout"},
     }
-    again = [
-        "simcoll",
-        "faults",
-        scenario,
-        *(word for pair in options.items() if pair[1] and pair[1] != DEFAULTS.get(pair[0], "0") for word in pair),
-    ]
-    print(f"# replay one: {shlex.join(map(str, again))} --kind {next(iter(outcomes))} --seed {first}")
+    print(f"# replay one: {_command(scenario, options)} --kind {next(iter(outcomes))} --seed {first}")
     print(f"# wrote {', '.join(str(folder / filename) for filename in files)}")
 
 
@@ -147,6 +141,15 @@ MOST_SEEDS = 100_000
 DEFAULTS = {"--policy": "stall", "--timeout": "600s", "--sigma": "1"}
 MOVED = 5
 """Number of seeds of each kind that are also played with data."""
+
+
+def _command(scenario: str, options: Mapping[str, str | None]) -> str:
+    """The command line that plays a scenario with the same options."""
+    words = ["simcoll", "faults", scenario]
+    for option, value in options.items():
+        if value and value != DEFAULTS.get(option, "0"):
+            words += [option, value]
+    return shlex.join(words)
 
 
 def _calm_run(content: Scenario, path: Path, algorithm: str | None, size: str | None) -> tuple[Plan, Topology, int]:
