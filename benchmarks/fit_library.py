@@ -28,7 +28,7 @@ from simcoll.files.paths import data_folder
 from simcoll.libraries import corrected
 from simcoll.libraries.library import Library, load_library
 from simcoll.libraries.prediction import chosen, launch_us
-from simcoll.planning.measured.measurements import Table, published_tables
+from simcoll.planning.measured.measurements import PublishedTable, published_tables
 from simcoll.topology.machine import machine
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ LAUNCHERS = {"launcher.one_process": (3.0, 0.3), "launcher.torch": (15.0, 0.3)}
 class Rows:
     """A table as arrays, with its machine."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: PublishedTable) -> None:
         self.table, self.machine, self.settings = table, machine(table.machine()), table.settings()
         self.size = np.array([size for size, _ in table.rows], float)
         self.time = np.array([time for _, time in table.rows], float) / 1000

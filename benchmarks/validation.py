@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simcoll.files.paths import data_folder
-from simcoll.planning.measured.accuracy import BANDS, WAYS, errors_of, medians
+from simcoll.planning.measured.accuracy import BANDS, METHODS, errors_of, medians
 from simcoll.planning.measured.measurements import published_tables
 
 if TYPE_CHECKING:
@@ -161,10 +161,10 @@ def _blind() -> Iterator[str]:
     with (data_folder("measurements") / "blind.csv").open(encoding="utf-8", newline="") as stream:
         rows = list(csv.DictReader(stream))
     cells = {(row["group"], row["way"], row["band"]): row for row in rows}
-    yield f"| | tables | {' | '.join(f'{way}: small / middle / large' for way in WAYS)} |\n|---|---|---|---|---|\n"
+    yield f"| | tables | {' | '.join(f'{way}: small / middle / large' for way in METHODS)} |\n|---|---|---|---|---|\n"
     for group in dict.fromkeys(row["group"] for row in rows):
         line = [group, str(max(int(row["tables"]) for row in rows if row["group"] == group))]
-        for way in WAYS:
+        for way in METHODS:
             found = [cells.get((group, way, band)) for band in BANDS]
             line.append(" / ".join(f"{row['median_of_tables']} ({row['p90']})" if row else "-" for row in found))
         yield f"| {' | '.join(line)} |\n"
@@ -173,7 +173,7 @@ def _blind() -> Iterator[str]:
 def _left_out(errors: Sequence[Error]) -> Iterator[str]:
     def line(title: str, own: Iterable[Error]) -> str:
         of = list(own)
-        return f"| {title} | {' | '.join(_cell(error for error in of if error.way == way) for way in WAYS)} |\n"
+        return f"| {title} | {' | '.join(_cell(error for error in of if error.method == way) for way in METHODS)} |\n"
 
     development = [error for error in errors if error.table.part == "development"]
     yield line("**development tables alone**", development)
@@ -186,7 +186,7 @@ def _left_out(errors: Sequence[Error]) -> Iterator[str]:
 def _furthest(errors: Sequence[Error]) -> Iterator[str]:
     systems: dict[str, list[Error]] = defaultdict(list)
     for error in errors:
-        if error.way == WAYS[0]:
+        if error.method == METHODS[0]:
             systems[error.table.system].append(error)
     for system, own in sorted(systems.items(), key=lambda item: -float(np.mean(list(medians(item[1]).values()))))[
         :LARGEST
@@ -201,7 +201,7 @@ def _later() -> Iterator[str]:
     yield LATER.format(tables=len(tables))
     for table in tables:
         errors = errors_of(table, by_formula=True)
-        cells = (_cell(error for error in errors if error.way == way) for way in WAYS[:2])
+        cells = (_cell(error for error in errors if error.method == way) for way in METHODS[:2])
         yield f"| {table.name} | {table.ranks} of {table.topology} | {' | '.join(cells)} |\n"
 
 
@@ -215,7 +215,7 @@ def main() -> None:
         left_out = sum(1 for _ in stream) - 1
     counts = {"development": development, "added": len(tables) - development, "all": len(tables)}
     parts = [HEAD.format(date="22 November 2026", tables=234, **counts), *_blind()]
-    ways = " | ".join(f"{way}: small / middle / large" for way in WAYS)
+    ways = " | ".join(f"{way}: small / middle / large" for way in METHODS)
     parts += [
         NEXT.format(ways=ways, **counts),
         *_left_out(nccl),

@@ -15,7 +15,7 @@ from cyclopts import App, Parameter
 from realcoll.process_errors import FaultError, MissingError
 from realcoll.transports.interface import Transport
 from simcoll.binding import verify
-from simcoll.command_line import WHOLE, completion_script, run_app, separated
+from simcoll.command_line import WHOLE, completion_script, run_app, separate_program
 from simcoll.errors import ConfigError, InternalError, ScheduleError, nearest
 from simcoll.terminal import say, say_text
 from simcoll.topology import Topology
@@ -296,7 +296,7 @@ def _split(arguments: list[str]) -> list[str]:
     if arguments[:1] != ["launch"]:
         return arguments
     at = arguments.index("-m") if "-m" in arguments else len(arguments)  # a module is part of the script
-    return ["launch", *separated(arguments[1:at], ("-n", "--nproc")), *arguments[at:]]
+    return ["launch", *separate_program(arguments[1:at], ("-n", "--nproc")), *arguments[at:]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,8 +10,8 @@ import numpy as np
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.fitting import formula
 from simcoll.libraries.library import Library, load_library
-from simcoll.planning.measured.accuracy import BANDS, WAYS, Error, left_out_library, medians
-from simcoll.planning.measured.measurements import Table, published_tables
+from simcoll.planning.measured.accuracy import BANDS, METHODS, Error, left_out_library, medians
+from simcoll.planning.measured.measurements import PublishedTable, published_tables
 
 __all__ = ["page"]
 
@@ -118,10 +118,10 @@ def _rows(errors: Iterable[Error], band: str) -> list[float]:
 def _figures(errors: Sequence[Error]) -> Iterator[str]:
     """Medians over tables and over rows, p90, and geometric mean, for every way."""
     yield f"| | {COLUMNS} |\n|---|---|---|---|---|\n"
-    for way in WAYS:
-        over_tables, *over_rows = _cells([error for error in errors if error.way == way])
-        bold = " / ".join(f"**{each}**" for each in over_tables.split(" / "))
-        yield f"| {way} | {' | '.join([bold, *over_rows])} |\n"
+    for method in METHODS:
+        over_tables, *over_rows = _cells([error for error in errors if error.method == method])
+        bold = " / ".join(f"**{value}**" for value in over_tables.split(" / "))
+        yield f"| {method} | {' | '.join([bold, *over_rows])} |\n"
     yield POINTS
 
 
@@ -131,60 +131,60 @@ def _cells(errors: Sequence[Error]) -> list[str]:
     cells = [" / ".join(_percent(over_tables[band]) if band in over_tables else "-" for band in BANDS)]
     ratios = [np.array(_rows(errors, band)) for band in BANDS]
     cells += [
-        " / ".join(_percent(float(np.quantile(abs(each - 1), q))) if len(each) else "-" for each in ratios)
+        " / ".join(_percent(float(np.quantile(abs(values - 1), q))) if len(values) else "-" for values in ratios)
         for q in (0.5, 0.9)
     ]
-    return [*cells, " / ".join(f"{np.exp(np.log(each).mean()):.2f}" if len(each) else "-" for each in ratios)]
+    return [*cells, " / ".join(f"{np.exp(np.log(values).mean()):.2f}" if len(values) else "-" for values in ratios)]
 
 
-def _noise(tables: Sequence[Table]) -> dict[str, object]:
+def _noise(tables: Sequence[PublishedTable]) -> dict[str, object]:
     """Differences between two systems of one kind."""
-    found: dict[str, list[float]] = {band: [] for band in BANDS}
+    differences: dict[str, list[float]] = {band: [] for band in BANDS}
     pairs = 0
-    for place, one in enumerate(tables):
-        for two in tables[:place]:
-            kind = [(t.collective, _kind(t), t.ranks, t.environment) for t in (one, two)]
-            if one.system == two.system or kind[0] != kind[1]:
+    for place, table in enumerate(tables):
+        for peer in tables[:place]:
+            kind = [(t.collective, _kind(t), t.ranks, t.environment) for t in (table, peer)]
+            if table.system == peer.system or kind[0] != kind[1]:
                 continue
             pairs += 1
-            times = dict(two.rows)
-            for size, time in one.rows:
+            times = dict(peer.rows)
+            for size, time in table.rows:
                 if size in times:
-                    apart = Error(one, "", size, times[size], time)
-                    found[apart.band].append(abs(apart.relative))
-    shown = (_percent(float(np.median(found[band]))) if found[band] else "-" for band in BANDS)
-    return {"medians": " / ".join(shown), "pairs": pairs}
+                    difference = Error(table, "", size, times[size], time)
+                    differences[difference.band].append(abs(difference.relative))
+    cells = (_percent(float(np.median(differences[band]))) if differences[band] else "-" for band in BANDS)
+    return {"medians": " / ".join(cells), "pairs": pairs}
 
 
-def _kind(table: Table) -> tuple[str, str, int]:
+def _kind(table: PublishedTable) -> tuple[str, str, int]:
     traits = table.machine().traits
     fabric = traits.get("fabric", "") if table.nodes > 1 else ""
     return traits.get("gpu", "").replace("H200", "H100"), fabric, table.nodes
 
 
-def _groups(errors: Sequence[Error], title: str, of: Callable[[Table], str]) -> Iterator[str]:
+def _groups(errors: Sequence[Error], title: str, of: Callable[[PublishedTable], str]) -> Iterator[str]:
     """The figures of each group of tables for every way."""
     names = {error.table.name: of(error.table) for error in errors}
     yield f"| {title} | tables | | {COLUMNS} |\n|---|---|---|---|---|---|---|\n"
     for group in sorted(set(names.values())):
-        for way in WAYS:
-            own = [error for error in errors if names[error.table.name] == group and error.way == way]
-            if own:
-                tables = len({error.table.name for error in own})
-                yield f"| {group} | {tables} | {way} | {' | '.join(_cells(own))} |\n"
+        for method in METHODS:
+            group_errors = [error for error in errors if names[error.table.name] == group and error.method == method]
+            if group_errors:
+                tables = len({error.table.name for error in group_errors})
+                yield f"| {group} | {tables} | {method} | {' | '.join(_cells(group_errors))} |\n"
 
 
 def _neutral(library: Library, changes: dict[str, float]) -> Library:
     """The library with all numbers of certain names set to their neutral values."""
-    found = {}
+    neutral_values = {}
     for place in library.values:
         for ending, value in changes.items():
             if place.endswith(ending):
                 numbers = library.numbers(place)
-                found[place] = (
+                neutral_values[place] = (
                     value if len(numbers) == 1 and isinstance(library.values[place], float) else (value,) * len(numbers)
                 )
-    return library.with_values(found)
+    return library.with_values(neutral_values)
 
 
 _TAKEN: dict[str, Callable[[Library], Library]] = {
@@ -227,10 +227,10 @@ _TAKEN: dict[str, Callable[[Library], Library]] = {
 def _worth() -> Iterator[str]:
     """Medians of the formula without each addition."""
     tables = published_tables()
-    for name, taken in _TAKEN.items():
+    for name, without in _TAKEN.items():
         errors = []
         for table in tables:
-            library = taken(left_out_library(table.library, table.system))
+            library = without(left_out_library(table.library, table.system))
             sizes = [size for size, _ in table.rows]
             times = formula(table.collective, table.machine(), library, table.settings())(sizes, Calibration())
             errors += [Error(table, "", *row, round(fs / 10**6)) for row, fs in zip(table.rows, times, strict=True)]
@@ -241,24 +241,24 @@ def _furthest(errors: Sequence[Error]) -> Iterator[str]:
     """The bands of tables with the largest median error, and the error left after correcting offset and rate."""
     groups: dict[tuple[str, str], list[Error]] = {}
     for error in errors:
-        if error.way == WAYS[0]:
+        if error.method == METHODS[0]:
             groups.setdefault((error.table.name, error.band), []).append(error)
-    worst = sorted(groups.values(), key=lambda own: -float(np.median([abs(error.relative) for error in own])))
-    for own in worst[:MOST_ROWS]:
-        table = own[0].table
-        rows = [error for error in errors if error.way == WAYS[0] and error.table is table]
-        first = rows[0] if len(rows) == 1 or rows[0].measured_ns < 1.5 * rows[1].measured_ns else rows[1]
-        offset = first.measured_ns - first.predicted_ns
+    worst = sorted(groups.values(), key=lambda group: -float(np.median([abs(error.relative) for error in group])))
+    for group in worst[:MOST_ROWS]:
+        table = group[0].table
+        rows = [error for error in errors if error.method == METHODS[0] and error.table is table]
+        reference = rows[0] if len(rows) == 1 or rows[0].measured_ns < 1.5 * rows[1].measured_ns else rows[1]
+        offset = reference.measured_ns - reference.predicted_ns
         rate = (rows[-1].measured_ns - offset) / rows[-1].predicted_ns
-        in_rate = rate if own[0].band == BANDS[2] else 1.0
-        steps = [_left(own, factor, added) for factor, added in ((1.0, 0), (1.0, offset), (in_rate, offset))]
+        in_rate = rate if group[0].band == BANDS[2] else 1.0
+        steps = [_median_error(group, factor, added) for factor, added in ((1.0, 0), (1.0, offset), (in_rate, offset))]
         launch, links = steps[1] < steps[0] / 2, steps[2] < steps[0] / 2
         cause = "the launch of the run" if launch else "the rate of its links" if links else "not explained"
         machine = f"{table.ranks} ranks of {table.topology}"
-        yield f"| {table.name} | {machine} | {own[0].band} | {' | '.join(map(_percent, steps))} | {cause} |\n"
+        yield f"| {table.name} | {machine} | {group[0].band} | {' | '.join(map(_percent, steps))} | {cause} |\n"
 
 
-def _left(errors: Sequence[Error], factor: float, added_ns: int) -> float:
+def _median_error(errors: Sequence[Error], factor: float, added_ns: int) -> float:
     """The median error of predictions times a factor, plus an offset."""
     return float(np.median([abs((e.predicted_ns * factor + added_ns) / e.measured_ns - 1) for e in errors]))
 
@@ -267,13 +267,13 @@ def _tables(errors: Sequence[Error]) -> Iterator[str]:
     """Every table."""
     yield EVERY
     for table in {error.table.name: error.table for error in errors}.values():
-        own = [error for error in errors if error.table is table]
-        cells = [_bands(medians(error for error in own if error.way == way)) for way in WAYS]
+        table_errors = [error for error in errors if error.table is table]
+        cells = [_bands(medians(error for error in table_errors if error.method == method)) for method in METHODS]
         yield f"| {table.name} | {table.ranks} ranks of {table.topology} | {len(table.rows)} | {' | '.join(cells)} |\n"
 
 
 def _ending(errors: Sequence[Error]) -> str:
     """Notes on how rows were timed, and on the limits of these figures."""
-    blind = [error for error in errors if error.way == WAYS[0]]
+    blind = [error for error in errors if error.method == METHODS[0]]
     events = sum(error.timed_by == "events" for error in blind)
     return ENDING.format(events=events, rows=len(blind), missing="; ".join(load_library("nccl").missing))

@@ -8,9 +8,9 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from step_examples import CONTENTION, DEEPEP, PLACED, contention, exchange_us, placed
+from step_examples import CONTENTION, DEEPEP, PLACED, contention, exchange_us, placement_ms
 
-from simcoll.planning.measured.step_fitting import fit_steps, predicted
+from simcoll.planning.measured.step_fitting import fit_steps, predict_seconds
 from simcoll.planning.measured.step_rows import StepTable, published_steps
 from simcoll.training.design import Design
 from simcoll.training.step_calibration import UNCALIBRATED, Calibration, shipped_calibration
@@ -200,25 +200,25 @@ def megatron_a100() -> Calibration:
 
 def step_page() -> str:
     """The page, in Markdown; made from scratch it takes some ten minutes."""
-    parts = (_vtrain, _korthikanti, _mlperf, _gpt3, _megatron, _fsdp, _titan, _blind, _exchange, _shared)
+    parts = (_vtrain, _korthikanti, _mlperf, _gpt3, _megatron, _fsdp, _titan, _blind, _exchange, _contention_rows)
     return "".join(line for part in parts for line in part())
 
 
 def _vtrain() -> Iterator[str]:
-    several, one = published_steps("vtrain-multi").rows, published_steps("vtrain-single").rows
-    some = one[::SINGLE_EVERY]
+    several, single = published_steps("vtrain-multi").rows, published_steps("vtrain-single").rows
+    some = single[::SINGLE_EVERY]
     rows, weights = [*several, *some], [1 / len(several)] * len(several) + [1 / len(some)] * len(some)
     shipped = megatron_a100()
-    found = fit_steps(rows, FITTED, start=shipped, weights=weights)
+    fit = fit_steps(rows, FITTED, start=shipped, weights=weights)
     words = f"`{shipped.hash}` in `calibrations/megatron-a100.toml`"
     yield HEAD.format(
         constants=", ".join(f"`{name}` {getattr(shipped, name):.4g}" for name in FITTED), calibration=words
     )
     count = len(several)
     for name, part in (("several nodes", slice(count)), ("one node", slice(count, None))):
-        for how, errors in (("left out", found.unseen[part]), ("all", found.seen[part])):
+        for how, errors in (("left out", fit.unseen_errors[part]), ("all", fit.errors[part])):
             yield f"| {name} | {how} | {len(errors)} | {_summary(errors)} |\n"
-    blind = predicted(several, UNCALIBRATED) / np.array([row.seconds for row in several]) - 1
+    blind = predict_seconds(several, UNCALIBRATED) / np.array([row.seconds for row in several]) - 1
     yield f"| several nodes | no constant | {count} | {_summary(blind)} |\n"
     yield PUBLISHED
 
@@ -230,7 +230,7 @@ def _summary(errors: NDArray[np.float64]) -> str:
 
 
 def _errors(table: StepTable, calibration: Calibration) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    times = predicted(table.rows, calibration)
+    times = predict_seconds(table.rows, calibration)
     return times, times / np.array([row.seconds for row in table.rows]) - 1
 
 
@@ -249,25 +249,28 @@ def _mlperf() -> Iterator[str]:
     _, blind = _errors(table, UNCALIBRATED)
     errors = _errors(table, fit.calibration)[1]
     yield MLPERF.format(rate=f"{fit.calibration.rate:.3f} of what the GPU sustains", slower=round(100 * SLOWER))
-    for row, one, other in zip(table.rows, blind, errors, strict=True):
+    for row, blind_error, fitted_error in zip(table.rows, blind, errors, strict=True):
         design = row.design
-        yield f"| {design.mesh.nranks} | {design.micro_batches} | {row.seconds:.3f} | {100 * one:+.1f} % | {100 * other:+.1f} % |\n"
+        shape = f"{design.mesh.nranks} | {design.micro_batches} | {row.seconds:.3f}"
+        yield f"| {shape} | {100 * blind_error:+.1f} % | {100 * fitted_error:+.1f} % |\n"
     parallel = table.rows[0].design.parallel
     passes = [row.design.micro_batches + (parallel.pp - 1) / parallel.virtual for row in table.rows]
     measured = np.array([row.seconds for row in table.rows])
-    said, weighed = _intercept(passes, measured), _intercept(passes, measured, 1 / measured)
+    intercept, weighed = _intercept(passes, measured), _intercept(passes, measured, 1 / measured)
     played = [Step(replace(row.design, calibration=fit.calibration)).time_fs(tier=2) / 1e15 for row in table.rows]
-    lines = (_intercept(passes, played), said), (_intercept(passes, played, 1 / measured), weighed)
-    together = " and ".join(f"{one:.3f} s ({100 * (one / other - 1):+.0f} %)" for one, other in lines)
-    yield INTERCEPT.format(line=said, weighted=weighed, slower=SLOWER, together=together)
+    lines = (_intercept(passes, played), intercept), (_intercept(passes, played, 1 / measured), weighed)
+    together = " and ".join(
+        f"{simulated:.3f} s ({100 * (simulated / reference - 1):+.0f} %)" for simulated, reference in lines
+    )
+    yield INTERCEPT.format(line=intercept, weighted=weighed, slower=SLOWER, together=together)
     for slower, words in SLOWDOWNS.items():
         constants = msgspec.structs.replace(fit.calibration, overlap=slower)
-        told = []
+        cells = []
         for buckets in ("chunk", "aligned", "layer"):
             rows = [replace(row, design=_with(row.design, buckets=buckets)) for row in table.rows]
-            found = _intercept(passes, predicted(rows, constants))
-            told.append(f"{found:.3f} ({100 * (found / said - 1):+.0f} %)")
-        yield f"| {slower:.3g}: {words} | {' | '.join(told)} |\n"
+            seconds = _intercept(passes, predict_seconds(rows, constants))
+            cells.append(f"{seconds:.3f} ({100 * (seconds / intercept - 1):+.0f} %)")
+        yield f"| {slower:.3g}: {words} | {' | '.join(cells)} |\n"
     yield BUCKETS
 
 
@@ -282,10 +285,11 @@ def _intercept(passes: Sequence[float], seconds: ArrayLike, weights: NDArray[np.
 def _gpt3() -> Iterator[str]:
     table = published_steps("mlperf-gpt3-h100")
     yield GPT3.format(slower=round(100 * SLOWER))
-    blind, slowed = (_errors(table, each)[1] for each in (UNCALIBRATED, Calibration(overlap=SLOWER)))
-    for row, one, other in zip(table.rows, blind, slowed, strict=True):
+    blind, slowed = (_errors(table, calibration)[1] for calibration in (UNCALIBRATED, Calibration(overlap=SLOWER)))
+    for row, blind_error, slowed_error in zip(table.rows, blind, slowed, strict=True):
         design = row.design
-        yield f"| {design.mesh.nranks} | {design.micro_batches} | {row.seconds:.3f} | {100 * one:+.1f} % | {100 * other:+.1f} % |\n"
+        shape = f"{design.mesh.nranks} | {design.micro_batches} | {row.seconds:.3f}"
+        yield f"| {shape} | {100 * blind_error:+.1f} % | {100 * slowed_error:+.1f} % |\n"
 
 
 def _megatron() -> Iterator[str]:
@@ -300,16 +304,18 @@ def _fsdp() -> Iterator[str]:
     names = " and ".join(f"`{name}`" for name in dict.fromkeys(name for _, name in STACKS))
     yield FSDP.format(constants=names, fitted=", ".join(STACK_FITTED), slower=round(100 * SLOWER))
     for name, constants in STACKS:
-        table, made = published_steps(name), shipped_calibration(constants)
-        blind, errors = (_errors(table, each)[1] for each in (UNCALIBRATED, made))
-        fitted = np.array([row.fold in STACK_FITTED and made.source.startswith(f"{name}:") for row in table.rows])
+        table, calibration = published_steps(name), shipped_calibration(constants)
+        blind, errors = (_errors(table, candidate)[1] for candidate in (UNCALIBRATED, calibration))
+        fitted = np.array(
+            [row.fold in STACK_FITTED and calibration.source.startswith(f"{name}:") for row in table.rows]
+        )
         size = np.abs(errors)
-        seen = f"{100 * size[fitted].mean():.1f} %" if fitted.any() else "-"
-        other = size[~fitted]
-        values = (f"{100 * value:.1f} %" for value in (other.mean(), np.median(other), np.quantile(other, 0.9)))
+        fitted_text = f"{100 * size[fitted].mean():.1f} %" if fitted.any() else "-"
+        unseen = size[~fitted]
+        values = (f"{100 * value:.1f} %" for value in (unseen.mean(), np.median(unseen), np.quantile(unseen, 0.9)))
         yield (
             f"| {table.title.removeprefix('MPT with PyTorch FSDP on ')} | {len(table.rows)} | {100 * np.abs(blind).mean():.0f} % "
-            f"| {100 * blind.mean():+.0f} % | {seen} | {len(other)} | {' | '.join(values)} |\n"
+            f"| {100 * blind.mean():+.0f} % | {fitted_text} | {len(unseen)} | {' | '.join(values)} |\n"
         )
 
 
@@ -350,7 +356,7 @@ def _blind() -> Iterator[str]:
     launched: dict[str, list[float]] = {}
     for name in BLIND_TABLES:
         rows = [row for row in published_steps(name).rows if row.design.model.experts and row.seconds != HOST_ROW]
-        for row, time in zip(rows, predicted(rows, host), strict=True):
+        for row, time in zip(rows, predict_seconds(rows, host), strict=True):
             launched.setdefault(row.fold.split()[0], []).append(abs(float(time / row.seconds - 1)))
     yield HOST.format(layer=host.host_layer_us, expert=host.host_expert_us, means=_means(launched))
 
@@ -363,15 +369,15 @@ def _exchange() -> Iterator[str]:
     yield EXCHANGE
     errors = []
     for gpus, measured in DEEPEP.items():
-        for which, kernel in enumerate(("dispatch", "combine")):
-            time, even = exchange_us(gpus, which), exchange_us(gpus, which, balanced=True)
-            errors.append(time / measured[which] - 1)
-            off = f"{100 * errors[-1]:+.1f} % | {100 * (even / measured[which] - 1):+.1f} %"
-            yield f"| {gpus} | {kernel} | {measured[which]} | {time:.0f} | {off} |\n"
+        for phase, kernel in enumerate(("dispatch", "combine")):
+            time, even = exchange_us(gpus, phase), exchange_us(gpus, phase, balanced=True)
+            errors.append(time / measured[phase] - 1)
+            off = f"{100 * errors[-1]:+.1f} % | {100 * (even / measured[phase] - 1):+.1f} %"
+            yield f"| {gpus} | {kernel} | {measured[phase]} | {time:.0f} | {off} |\n"
     yield f"\nMean {100 * float(np.abs(errors).mean()):.1f} %.\n"
 
 
-def _shared() -> Iterator[str]:
+def _contention_rows() -> Iterator[str]:
     yield SHARED
     for case in CONTENTION:
         longer, summed, played = contention(case)
@@ -382,7 +388,7 @@ def _shared() -> Iterator[str]:
         )
     yield PLACEMENT
     for (oversubscription, order), words in PLACED.items():
-        whole, alone, apart = (
-            placed(oversubscription, order, **bytes_of) for bytes_of in ({}, {"data": False}, {"sends": False})
+        total, without_data, without_sends = (
+            placement_ms(oversubscription, order, **bytes_of) for bytes_of in ({}, {"data": False}, {"sends": False})
         )
-        yield f"| {words} | {whole:.0f} | {whole - alone:.0f} | {whole - apart:.0f} |\n"
+        yield f"| {words} | {total:.0f} | {total - without_data:.0f} | {total - without_sends:.0f} |\n"

@@ -30,7 +30,7 @@ def show_accuracy(
     from simcoll.files.output import refuse_places, write_file
     from simcoll.planning.measured.accuracy import measure
 
-    def told(name: str) -> None:
+    def tell(name: str) -> None:
         if sys.stderr.isatty():
             sys.stderr.write(f"\r{name:<60}")
             sys.stderr.flush()
@@ -39,8 +39,8 @@ def show_accuracy(
     if steps:
         text = _writer("step_accuracy").step_page()
     else:
-        text = _writer("accuracy_page").page(measure(told))
-        told("")
+        text = _writer("accuracy_page").page(measure(tell))
+        tell("")
     if output is None:
         sys.stdout.write(text)
     else:

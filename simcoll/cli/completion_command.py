@@ -24,12 +24,12 @@ def help_of(app: App) -> Callable[..., None]:
         command
             A command such as perf, or calibrate step. Default: all commands.
         """
-        known, at = app, list[str]()
+        commands, path = app, list[str]()
         for word in command:
-            names = [name for name in known if not name.startswith("-")]
+            names = [name for name in commands if not name.startswith("-")]
             if word not in names:
-                raise ConfigError(f"no command {' '.join([*at, word])!r}; {nearest(word, names)}")
-            known, at = known[word], [*at, word]
+                raise ConfigError(f"no command {' '.join([*path, word])!r}; {nearest(word, names)}")
+            commands, path = commands[word], [*path, word]
         app.help_print(list(command))
 
     return show_help

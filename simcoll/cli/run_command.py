@@ -36,7 +36,7 @@ def run_scenario(
     """
     from msgspec import structs
 
-    from simcoll.cli.sweeping import print_sweep, proved
+    from simcoll.cli.sweeping import print_sweep, prove_all
     from simcoll.files.output import open_folder
     from simcoll.planning.sweeps import scenario as scenarios
     from simcoll.planning.sweeps.goal_programs import split_programs
@@ -48,15 +48,15 @@ def run_scenario(
         machines = scenarios.scenario_machines(content, path)
         choices, programs = split_programs(sweep.choices)
         sweep = replace(sweep, choices=choices)
-        made = []
+        axis_schedules = []
         for axis, machine in machines.items():
             with blamed_on(f"{path}: --group, axis {axis}" if axis else str(path)):
                 sweep.disturbed.check(machine)
-                made.append([] if programs and not choices else proved(sweep, machine))
+                axis_schedules.append([] if programs and not choices else prove_all(sweep, machine))
     folders = [(output or Path("out") / path.stem) / axis for axis in machines]
     for folder in folders:
         open_folder(folder, scenarios.RESULT_FILES)
-    for folder, (axis, machine), schedules in zip(folders, machines.items(), made, strict=True):
+    for folder, (axis, machine), schedules in zip(folders, machines.items(), axis_schedules, strict=True):
         title = f"{content.title}; one group along {axis}" if axis else content.title
         table, proofs, stopped = print_sweep(title, sweep, schedules, machine, programs)
         if table or table.programs:

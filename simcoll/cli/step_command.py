@@ -66,16 +66,16 @@ def time_step(
                 f"this is {TITLES[kind]}; expected a design, a list of operations, a workload or a Chakra trace",
                 file=str(design),
             )
-        if any(each is not None for each in (topology, nodes, gpu, system, comm_groups)):
+        if any(option is not None for option in (topology, nodes, gpu, system, comm_groups)):
             raise ConfigError(
                 f"--topology, --nodes, --gpu, --system and --comm-groups are for workloads; this is {TITLES[kind]}",
                 file=str(design),
             )
-        asked = Step(load_design(design))
+        step = Step(load_design(design))
         open_folder(folder, FILES)
-        result = asked.result(tier=tier)
-        lines, workload, title = step_lines(result), asked.workload, result.title
-        clock, content, plans = asked.clock(tier=tier).clock, step_json(result), asked.alone.plans
+        result = step.result(tier=tier)
+        lines, workload, title = step_lines(result), step.workload, result.title
+        clock, content, plans = step.clock(tier=tier).clock, step_json(result), step.alone.plans
     else:
         workload, place, slow = read_any_workload(design, kind, topology, nodes, gpu, system, comm_groups)
         if place is None:
@@ -86,7 +86,8 @@ def time_step(
         with blamed_on(str(design)):
             run = run_workload(workload, place, tier=tier, slow=slow)
         plans = alone_on(place, alike=False, rules=workload.rules).plans
-        lines, title, clock, content = workload_lines(run), run.title or design.stem, run.clock, step_json(run)
+        lines, content = workload_lines(run), step_json(run)
+        title, clock = run.title or design.stem, run.clock
     for line in lines:
         say(line)
     trace = step_trace(workload, clock, title, plans)

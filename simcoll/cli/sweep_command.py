@@ -11,7 +11,7 @@ from simcoll.cli.grids import GridOptions
 from simcoll.terminal import say
 
 if TYPE_CHECKING:
-    from simcoll.planning.grids.grid import Grid
+    from simcoll.planning.grids.grid import PointGrid
 
 __all__ = ["sweep_all"]
 
@@ -42,7 +42,7 @@ def sweep_all(
 
     file = file_of("sweep", given)
 
-    def grid() -> Grid:
+    def grid() -> PointGrid:
         content = load_sweep(file)
         keys = disturbed.keys(content.jitter)
         keys |= {"group": group} if group else {}

@@ -14,7 +14,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from simcoll.command_line import separated, status_of
+from simcoll.command_line import separate_program, status_of
 from simcoll.distributed.server.secret import VARIABLE, job_secret, new_secret
 from simcoll.distributed.start.processes import Job, Worker, run_workers, worker_environment
 from simcoll.errors import ConfigError
@@ -119,7 +119,7 @@ def _launch(
 def main(words: Sequence[str] | None = None) -> int:
     """The command line; the exit status is that of `launch`, or 2 for invalid arguments."""
     valued = {f"--{form}" for field in fields(Job) for form in (field.name, field.name.replace("_", "-"))}
-    return status_of(app, separated(sys.argv[1:] if words is None else words, valued))
+    return status_of(app, separate_program(sys.argv[1:] if words is None else words, valued))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
-from simcoll.command_line import separated, status_of
+from simcoll.command_line import separate_program, status_of
 from simcoll.distributed.linked.process_links import BACKEND_VARIABLE, EMULATOR, HOMES, connected
 from simcoll.distributed.runtime.objects import ObjectEncodingError, encode
 from simcoll.distributed.start.results import RunResult, collected, memory_of, table_of
@@ -235,7 +235,7 @@ def _command(
 def main(words: Sequence[str] | None = None) -> int:
     """The command line; exit status 0, or 2 for bad input. Exceptions of the program pass through."""
     valued = {"-n", "-t", "-p", "-a", *(f"--{each.name}" for each in fields(_Options) if each.name != "script")}
-    return status_of(app, separated(sys.argv[1:] if words is None else words, valued), _say)
+    return status_of(app, separate_program(sys.argv[1:] if words is None else words, valued), _say)
 
 
 if __name__ == "__main__":

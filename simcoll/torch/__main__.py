@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
-from simcoll.command_line import separated, status_of
+from simcoll.command_line import separate_program, status_of
 from simcoll.errors import ConfigError
 from simcoll.topology import load_topology
 from simcoll.torch.scripts import Script, run_script
@@ -149,7 +149,7 @@ def main(words: Sequence[str] | None = None) -> int:
         "--library",
         "--alike",
     )
-    return status_of(app, separated(sys.argv[1:] if words is None else words, valued))
+    return status_of(app, separate_program(sys.argv[1:] if words is None else words, valued))
 
 
 if __name__ == "__main__":

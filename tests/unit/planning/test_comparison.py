@@ -110,8 +110,8 @@ CAUSES = [
 def test_the_first_hypothesis_is_what_the_log_was_made_with(topology, cause, claim):
     first = told(made(topology, **cause), topology)[0]
     assert first.claim.startswith(claim)
-    assert first.after < min(0.02, first.before / 5)
-    assert f"the mean error falls from {first.before:.0%} to {first.after:.0%}" in str(first)
+    assert first.new_error < min(0.02, first.old_error / 5)
+    assert f"the mean error falls from {first.old_error:.0%} to {first.new_error:.0%}" in str(first)
 
 
 def test_ll_kept_too_long():
@@ -122,7 +122,7 @@ def test_ll_kept_too_long():
         for slow, fast in zip(low.tables[0].rows, log.tables[0].rows, strict=True)
     )
     found = told(replace(log, tables=(replace(log.tables[0], rows=rows),)), "dgx-h100")
-    assert any(each.claim.startswith("LL kept up to 2 MiB") and each.after == 0 for each in found)
+    assert any(each.claim.startswith("LL kept up to 2 MiB") and each.new_error == 0 for each in found)
 
 
 def test_two_rows_fit_too_many_changes():

@@ -17,9 +17,9 @@ from simcoll.planning.designs.design_search import (
     bars_of,
     best_of,
     beyond_pcie,
+    exact_grid,
     latest,
     notes_of,
-    refined,
     tight_of,
     time_design,
 )
@@ -178,7 +178,7 @@ def test_no_design_leads_because_tier_1_overrates_it(tmp_path):
         "d": row_of("d", 2, 1, 9),
     }
     runs = [GridRun((row_of("a", 1, 100, 3), row_of("b", 1, 90, 2), row_of("c", 1, 80, 1), row_of("d", 1, 2, 9)), 4)]
-    while (grid := refined(latest(runs), space, 1)) is not None:
+    while (grid := exact_grid(latest(runs), space, 1)) is not None:
         runs.append(GridRun(tuple(exact[point["case"]["name"]] for point in grid.points), len(grid)))
     best, front = best_of(latest(runs), space)
     assert [row["key"] for row in best] == ["b 2", "c 2", "a 2", "d 1"]
