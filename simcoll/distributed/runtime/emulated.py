@@ -271,6 +271,9 @@ class EmulatedWorld:
 
     def _plan_expiry(self, upcoming: float) -> None:
         """Schedule the next deadline if it comes before the next event and a task still waits for it."""
+        # Only the earliest deadline is ever on the calendar, and only if nothing else comes before it. With an event for every
+        # wait, the calendar would not be empty before the longest timeout, and an empty calendar is how a hang is seen at once.
+        # Then a deadline is no reason to go on, unless a program has asked for this timeout (_may_expire).
         tasks = self.tasks
         waiting = [task for task in tasks.live if task.waiting is not None]
         times = [task.deadline_fs for task in waiting if task.deadline_fs >= 0]

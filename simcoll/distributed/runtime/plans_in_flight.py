@@ -137,6 +137,8 @@ class PlanStage:
 class Playing:
     """A plan in flight: ranks enter with their inputs, and leave with their outputs.
 
+    Its times come from a take or from a player, and a plan that follows a take has to be able to change to a player at any moment.
+
     Parameters
     ----------
     label
@@ -149,6 +151,17 @@ class Playing:
         Whether no data moves.
     """
 
+    # What gives the times:
+    #   following  _take is set and _player is not; the log is a prefix of the take's, whose next event is on the calendar.
+    #   behind     The take was given up: _player is set, and Emulator.catch_up simulates from begin_fs to now. The player
+    #              repeats the logged entries, so its ranks leave at the logged times once more; until they have, they are in
+    #              _early, and those departures are not reported again.
+    #   playing    _player is set, and every departure comes from it.
+    # Invariant: either every plan in flight follows a take, or none does. So catching up replays all of them together on a
+    # fabric without other messages, and it cannot contradict what ranks have seen: no logged event is later than now, and up to
+    # now every plan did what its take says. If a player disagrees with its take all the same, that is an InternalError, never
+    # another time. A take could keep the state of its player instead, to continue from it; but that state is spread over the
+    # fabric's flows, and a take is only entries, departures and a hash.
     emulator: Emulator
     plan: Plan
     label: tuple[str, int, str]

@@ -85,6 +85,10 @@ class Recording:
 
     def note_resumption(self, task: Task, waitable: Waitable) -> None:
         """Record that a task continues after a waitable."""
+        # Invariant: a past holds the last operation on each stream that everything later depends on, and none that another
+        # one of it implies. Operations of a stream are in order, so the highest number stands for all before it.
+        # An operation that implies an entry of the past replaces it; otherwise each operation would name a predecessor on every
+        # stream that its rank has used so far.
         rank = task.owner.number
         history = self.ranks[rank]
         causes = history.past if waitable.causes is None else waitable.causes.get(rank, {})
