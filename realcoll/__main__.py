@@ -21,7 +21,7 @@ from simcoll.terminal import say, say_text
 from simcoll.topology import Topology
 
 if TYPE_CHECKING:
-    from realcoll.measure.timed_sizes import Line, Request
+    from realcoll.measure.timed_sizes import Line, TimingRequest
 
 __all__ = ["app", "main"]
 
@@ -33,7 +33,7 @@ TRANSPORTS = ("auto", "mpi", "nccl", "local")
 
 
 @contextmanager
-def _opened(transport: str, timeout_s: float) -> Iterator[Transport]:
+def _open_transport(transport: str, timeout_s: float) -> Iterator[Transport]:
     """Open a transport. ``auto``: NCCL where there is a GPU, MPI under its launcher, else one process."""
     from realcoll.start.job_environment import place_from
     from realcoll.transports import LocalTransport, MpiTransport, NcclTransport, gpu_is_here
@@ -43,19 +43,20 @@ def _opened(transport: str, timeout_s: float) -> Iterator[Transport]:
     under_mpi = any(key in os.environ for key in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK"))
     if transport == "auto":
         transport = "nccl" if gpu_is_here() else "mpi" if under_mpi else "local"
-        launcher, _, size, _ = place_from(os.environ)
-        if transport == "local" and launcher == "torchrun" and size > 1:
+        place = place_from(os.environ)
+        if transport == "local" and place.launcher == "torchrun" and place.size > 1:
             raise ConfigError(
-                f"torchrun started {size} processes, and there is no GPU: start them with mpiexec or realcoll launch for --transport mpi"
+                f"torchrun started {place.size} processes, and there is no GPU: "
+                "start them with mpiexec or realcoll launch for --transport mpi"
             )
-    made = {"mpi": MpiTransport, "nccl": NcclTransport}.get(transport)
-    found: Transport = LocalTransport() if made is None else made(timeout_s=timeout_s)
+    transport_class = {"mpi": MpiTransport, "nccl": NcclTransport}.get(transport)
+    chosen_transport: Transport = LocalTransport() if transport_class is None else transport_class(timeout_s=timeout_s)
     try:
-        yield found
+        yield chosen_transport
     except (FaultError, KeyboardInterrupt, BrokenPipeError) as error:
-        found.abort(error.message if isinstance(error, FaultError) else "stopped")
+        chosen_transport.abort(error.message if isinstance(error, FaultError) else "stopped")
         raise
-    found.close()
+    chosen_transport.close()
 
 
 @app.command
@@ -119,7 +120,7 @@ def perf(
     timeout
         Seconds that other ranks may take for their part.
     """
-    from realcoll.measure.timed_sizes import Request, kinds_of_data
+    from realcoll.measure.timed_sizes import TimingRequest, kinds_of_data
     from simcoll.algorithms import find_algorithm
     from simcoll.files.output import refuse_places
     from simcoll.planning.sweeps.sweep import counts_for
@@ -136,43 +137,51 @@ def perf(
     sizes = _sizes(begin, end, factor, step)
     data = kinds_of_data(collective, dtype, op)
     topology = load_topology(predict) if predict else None
-    with _opened(transport, timeout) as found:
-        nranks = found.control.size * (ngpus or (4 if found.control.size == 1 else 1))
+    with _open_transport(transport, timeout) as link:
+        nranks = link.control.size * (ngpus or (4 if link.control.size == 1 else 1))
         requests = [
-            Request(
-                collective, choice, element.name, each, root,
-                tuple(counts_for(collective, sizes, nranks, element.itemsize)), nranks, iters, warmup, check != 0,
+            TimingRequest(
+                collective,
+                choice,
+                element.name,
+                reduction,
+                root,
+                tuple(counts_for(collective, sizes, nranks, element.itemsize)),
+                nranks,
+                iters,
+                warmup,
+                check != 0,
             )
-            for element, each in data
-        ]  # fmt: skip
-        _measure_and_show(requests, found, topology, json)
+            for element, reduction in data
+        ]
+        _measure_and_show(requests, link, topology, json)
 
 
 def _measure_and_show(
-    requests: Sequence[Request], transport: Transport, topology: Topology | None, json: Path | None
+    requests: Sequence[TimingRequest], transport: Transport, topology: Topology | None, json: Path | None
 ) -> None:
     """Run sweeps that differ only in their data; process 0 prints them and writes the file."""
     from realcoll.measure.nccl_tests_report import footer, header, json_document, row, write_new
     from realcoll.measure.timed_sizes import measure, schedules
 
     began, predicts, request = time.time(), topology is not None, requests[0]
-    shown = transport.control.process == 0
-    if shown:
+    speaks = transport.control.process == 0
+    if speaks:
         processes = transport.control.size
         ranks = f"{request.nranks} ranks in {processes} process{'es' * (processes != 1)}"
         say(f"# realcoll: {request.collective} with {request.choice} on {transport.name}: {ranks}")
-        first = next(each for each in schedules(request) if each is not None)
-        say(f"# {verify(first)}")
+        proved = next(print_line for print_line in schedules(request) if print_line is not None)
+        say(f"# {verify(proved)}")
         say(f"# warmup iters: {request.warmup} iters: {request.iterations} validation: {int(request.check)}")
         if topology is not None:
             say(f"# predictions on topology {topology.name}, protocol ideal: {topology.description}")
         say_text("\n".join(header(predicts=predicts)), flush=True)
 
-    def each(line: Line) -> None:
+    def print_line(line: Line) -> None:
         say(row(line, predicts=predicts), flush=True)
 
-    lines = [line for part in requests for line in measure(part, transport, topology, each if shown else None)]
-    if shown:
+    lines = [line for part in requests for line in measure(part, transport, topology, print_line if speaks else None)]
+    if speaks:
         say_text("\n".join(footer(lines)))
         if json is not None:
             config = {"transport": transport.name, "processes": transport.control.size}
@@ -186,15 +195,15 @@ def _sizes(begin: str, end: str, factor: int, step: str | None) -> tuple[int, ..
     from simcoll.planning.sweeps.sweep import size_ladder
     from simcoll.units import parse_size
 
-    first, last = parse_size(begin, what="-b"), parse_size(end, what="-e")
+    smallest, largest = parse_size(begin, what="-b"), parse_size(end, what="-e")
     if step is None:
-        return size_ladder(first, last, factor)
+        return size_ladder(smallest, largest, factor)
     distance = parse_size(step, what="-i")
-    if distance < 1 or not 1 <= first <= last or (last - first) // distance > 10**6:
+    if distance < 1 or not 1 <= smallest <= largest or (largest - smallest) // distance > 10**6:
         raise ConfigError(
             f"sizes from {begin} to {end} in steps of {step}: expected an upward range with steps of at least 1 byte"
         )
-    return tuple(range(first, last + 1, distance))
+    return tuple(range(smallest, largest + 1, distance))
 
 
 @app.command
@@ -244,20 +253,22 @@ def calibrate(
     refuse_places([output])
     if predict:
         load_topology(predict)
-    with _opened(transport, timeout) as found:
-        nranks = max(2, found.control.size)
-        times = sizes_and_times(found, nranks, sizes, iters)
-        if found.control.process == 0:
+    with _open_transport(transport, timeout) as link:
+        nranks = max(2, link.control.size)
+        times = sizes_and_times(link, nranks, sizes, iters)
+        if link.control.process == 0:
             line = fit(sizes, times)
             for size, seconds, residual in zip(line.sizes, line.times_s, line.residuals, strict=True):
                 say(f"{format_size(size):>10}  {seconds * 1e6:12.2f} us  {residual:+8.1%}")
             say(f"# latency {line.latency_s * 1e6:.3g} us, bandwidth {line.bandwidth / 1e9:.3g} GB/s")
             if predict:
-                made = calibration(sizes, times, predict, nranks, found.name)
-                say(f"# launch {made.launch_fs / 1e9:+.3g} us, rates x {float(made.rate):.3g}: calibration {made.hash}")
-                write_calibration(output, made)
+                fitted = calibration(sizes, times, predict, nranks, link.name)
+                say(
+                    f"# launch {fitted.launch_fs / 1e9:+.3g} us, rates x {float(fitted.rate):.3g}: calibration {fitted.hash}"
+                )
+                write_calibration(output, fitted)
             else:
-                write_file(output, topology_toml(line, output.stem, nranks, found.name).encode())
+                write_file(output, topology_toml(line, output.stem, nranks, link.name).encode())
             say(f"# wrote {output}")
 
 
@@ -295,8 +306,8 @@ def _split(arguments: list[str]) -> list[str]:
     """Separate the options of a launched script from realcoll's."""
     if arguments[:1] != ["launch"]:
         return arguments
-    at = arguments.index("-m") if "-m" in arguments else len(arguments)  # a module is part of the script
-    return ["launch", *separate_program(arguments[1:at], ("-n", "--nproc")), *arguments[at:]]
+    position = arguments.index("-m") if "-m" in arguments else len(arguments)  # a module is part of the script
+    return ["launch", *separate_program(arguments[1:position], ("-n", "--nproc")), *arguments[position:]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -305,9 +316,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns the exit status: 0 done, 1 another rank failed, 2 bad input or something is not installed, 3 a bug, 130 stopped.
     """
     keys = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
-    first = next((os.environ[key] for key in keys if key in os.environ), "0") == "0"
+    speaks = next((os.environ[key] for key in keys if key in os.environ), "0") == "0"
     arguments = _split(list(sys.argv[1:] if argv is None else argv))
-    return run_app(app, arguments, statuses={FaultError: 1, MissingError: 2, ScheduleError: 2}, speaks=first)
+    return run_app(app, arguments, statuses={FaultError: 1, MissingError: 2, ScheduleError: 2}, speaks=speaks)
 
 
 if __name__ == "__main__":

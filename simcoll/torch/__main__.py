@@ -17,7 +17,7 @@ from cyclopts import App, Parameter
 from simcoll.command_line import separate_program, status_of
 from simcoll.errors import ConfigError
 from simcoll.topology import load_topology
-from simcoll.torch.scripts import Script, run_script
+from simcoll.torch.scripts import RankScript, run_script
 
 __all__ = ["main"]
 
@@ -30,7 +30,7 @@ app = App(
 
 
 @dataclass(frozen=True, slots=True)
-class _Options:
+class _ScriptOptions:
     """How to run the script.
 
     Attributes
@@ -92,7 +92,7 @@ def _command(
     script: str,
     /,
     *arguments: Annotated[str, Parameter(allow_leading_hyphen=True)],
-    options: Annotated[_Options, Parameter(name="*")] = _Options(),  # it cannot change
+    options: Annotated[_ScriptOptions, Parameter(name="*")] = _ScriptOptions(),  # it cannot change
 ) -> int:
     """Run a PyTorch script on every rank of a simulated cluster, as torchrun runs it on a real one.
 
@@ -113,7 +113,7 @@ def _command(
     if not options.module and not Path(script).is_file():
         raise ConfigError("there is no such file", file=script)
     return run_script(
-        Script(script, arguments, options.module),
+        RankScript(script, arguments, options.module),
         ranks,
         shared=options.shared,
         topology=options.topology if grows else place,

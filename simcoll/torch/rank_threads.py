@@ -27,13 +27,13 @@ import greenlet  # type: ignore[import-untyped]
 import torch
 from torch._C._distributed_c10d import _register_process_group, _unregister_all_process_groups
 
-from simcoll.distributed.runtime.device import Device
+from simcoll.distributed.runtime.device import SimulatedDevice
 from simcoll.distributed.runtime.records import Site, asked_from, calling_site
 from simcoll.distributed.runtime.tasks import Task, Waitable, current_task, wait_until
 from simcoll.distributed.runtime.world import Rank, current_rank
 from simcoll.distributed.stores import DistBackendError
 
-__all__ = ["Groups", "Job", "Process", "RankThread", "current_thread", "current_thread_or_none", "rank_thread_of"]
+__all__ = ["Groups", "Process", "RankJob", "RankThread", "current_thread", "current_thread_or_none", "rank_thread_of"]
 
 _NOT_THE_PROGRAM = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), threading.__file__)
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
@@ -46,7 +46,7 @@ class _StoppedError(BaseException):
 
 
 @dataclass(frozen=True, slots=True)
-class _Request:
+class _ThreadRequest:
     """A call that a rank requests from the clock's thread, and the requesting line."""
 
     function: Callable[[], Any]
@@ -66,7 +66,7 @@ class _Answer:
     failure: BaseException | None = None
 
 
-class Job(Waitable):
+class RankJob(Waitable):
     """A function that a rank's thread runs: its program, or a callback of a future."""
 
     __slots__ = ("failure", "function", "value")
@@ -128,7 +128,7 @@ class Process:
         A context manager around each of its threads.
     threads
         The live threads of the program.
-    outside
+    outsiders
         Names of started threads that take no turns.
     pid
         The ID of the run's process, which tells it from forked ones.
@@ -145,7 +145,7 @@ class Process:
     backend: str = "emulator"
     stores: list[Any] = field(default_factory=list)
     functional: dict[int, Any] = field(default_factory=dict)
-    device: Device | None = None
+    device: SimulatedDevice | None = None
     watched: Any = None
     cuda_device: int = 0
     generators: dict[str, Any] = field(default_factory=dict)
@@ -153,7 +153,7 @@ class Process:
     modules: dict[str, Any] = field(default_factory=dict)
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
     threads: list[RankThread] = field(default_factory=list)
-    outside: list[threading.Thread] = field(default_factory=list)
+    outsiders: list[threading.Thread] = field(default_factory=list)
     pid: int = field(default_factory=os.getpid)
 
 
@@ -190,7 +190,7 @@ class RankThread:
         self.profile: Any = None
         self._rank: Rank | None = None
         self._task: Task | None = None
-        self._jobs: list[Job] = []
+        self._jobs: list[RankJob] = []
         self._message: Any = None
         # threading.Lock() would take turns.
         self._rank_turn, self._clock_turn = _thread.allocate_lock(), _thread.allocate_lock()
@@ -224,10 +224,10 @@ class RankThread:
         Exception
             What the function raised.
         """
-        here = rank_thread_of()
-        if here is not self:
-            if here is not None and here.process is self.process:
-                return here.call(function, *args, **kwargs)
+        caller = rank_thread_of()
+        if caller is not self:
+            if caller is not None and caller.process is self.process:
+                return caller.call(function, *args, **kwargs)
             raise RuntimeError(
                 f"thread {threading.current_thread().name!r} uses a process group of rank {self.number}; only the "
                 "threads of that rank may: the one that runs its program, and those that it starts and that take turns"
@@ -239,7 +239,7 @@ class RankThread:
             )
         if self._stopping:
             raise _StoppedError
-        self._send(_Request(functools.partial(function, *args, **kwargs), calling_site(*_NOT_THE_PROGRAM)))
+        self._send(_ThreadRequest(functools.partial(function, *args, **kwargs), calling_site(*_NOT_THE_PROGRAM)))
         answer = self._receive()
         if self.awake is not None:
             self.awake()
@@ -258,9 +258,9 @@ class RankThread:
         work = getattr(future, "work", None)
         if work is not None:
             work.wait()
-        over = Waitable("a torch.futures.Future whose value no rank has set")
-        future.add_done_callback(lambda _: over.finish())
-        self.call(wait_until, over)
+        settled = Waitable("a torch.futures.Future whose value no rank has set")
+        future.add_done_callback(lambda _: settled.finish())
+        self.call(wait_until, settled)
 
     def _send(self, message: Any) -> None:
         self._message = message
@@ -278,7 +278,7 @@ class RankThread:
                 return message
             message.run()
             if os.getpid() != self.process.pid:
-                _end_forked(message)
+                _end_fork(message)
             self._send(message)
         return _Answer(failure=_StoppedError())
 
@@ -301,7 +301,7 @@ class RankThread:
         Several tasks of the rank may do so: the thread runs the latest function first, and continues the others when it ends.
         """
         self._rank, self._task = current_rank(), self._task or current_task()
-        job = Job(function)
+        job = RankJob(function)
         self._jobs.append(job)
         message = self._hand_over(job)
         while message is not job:
@@ -366,7 +366,7 @@ class RankThread:
         self.end()
 
 
-def _end_forked(job: Job) -> None:
+def _end_fork(job: RankJob) -> None:
     """End a forked process that has reached the end of the rank's program."""
     failure = job.failure
     status = failure.code if isinstance(failure, SystemExit) else failure is not None
@@ -386,8 +386,8 @@ def rank_thread_of(thread: threading.Thread | None = None) -> RankThread | None:
 
 def current_thread_or_none() -> RankThread | None:
     """The current rank thread, in the run's process; else None."""
-    found = rank_thread_of()
-    return found if found is None or os.getpid() == found.process.pid else None
+    thread = rank_thread_of()
+    return thread if thread is None or os.getpid() == thread.process.pid else None
 
 
 def current_thread() -> RankThread:

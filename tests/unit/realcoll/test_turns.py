@@ -31,7 +31,7 @@ def test_two_ranks_swap_through_memory_set_aside():
     assert source == (0, turn.recvs[0][0][1], 0, 4)
     assert turn.sends == ((aside, 1, 0),)
     assert turn.recvs == ((source, 1, 0),)
-    assert turn.after == ()
+    assert turn.afterwards == ()
 
 
 def test_operands_land_in_staging_and_combine_in_row_order():
@@ -44,9 +44,9 @@ def test_operands_land_in_staging_and_combine_in_row_order():
     (first, second) = turn.recvs
     assert first == (target, 2, 0)
     assert (second[0][0], second[1]) == (STAGING, 1)
-    assert turn.after == ((True, target, second[0]), (True, target, (0, 0, 0, 4)))
+    assert turn.afterwards == ((True, target, second[0]), (True, target, (0, 0, 0, 4)))
     assert found.staging_bytes == (64,)
-    assert part(plan, [0, 1, 2], 1).lanes[0][0].after == ()
+    assert part(plan, [0, 1, 2], 1).lanes[0][0].afterwards == ()
 
 
 def test_staging_is_shared_by_turns_and_not_by_rows():
@@ -67,7 +67,7 @@ def test_a_synchronisation_is_one_byte_each_way():
         assert (source, target) == (1 - process, 1 - process)
         assert (landing[3], span[3]) == (1, 1)
         assert landing != span
-        assert turn.after == ()
+        assert turn.afterwards == ()
 
 
 @pytest.mark.parametrize("hosts", [[0, 0, 0, 0, 0], [0, 1, 2, 3, 4], [1, 1, 0, 2, 0]])
@@ -187,7 +187,7 @@ class Slow(realcoll.LocalTransport):
 
         return post
 
-    def finished(self, group):
+    def is_over(self, group):
         return group not in self.held
 
     def wait(self, groups):
