@@ -36,7 +36,7 @@ class MessageFit:
     latency_s, bandwidth
         Seconds, and bytes per second.
     sizes, times_s, residuals
-        The measurements; residuals are measured over fit_calibration time, minus 1.
+        The measurements; residuals are measured over fitted time, minus 1.
     """
 
     latency_s: float
@@ -69,8 +69,8 @@ def fit(sizes: Sequence[int], times_s: Sequence[float]) -> MessageFit:
         latency, slope = 0.0, float((rows[:, 1].sum()) / (rows[:, 1] ** 2).sum())
     if slope <= 0:
         raise ConfigError("the measured times do not grow with the size; measure larger messages (-e)")
-    fit_calibration = latency + slope * size
-    residuals = tuple((seconds / fit_calibration - 1).tolist())
+    fitted = latency + slope * size
+    residuals = tuple((seconds / fitted - 1).tolist())
     return MessageFit(latency, 1 / slope, tuple(int(s) for s in sizes), tuple(float(t) for t in times_s), residuals)
 
 
@@ -97,8 +97,8 @@ def sizes_and_times(transport: Transport, nranks: int, sizes: Sequence[int], ite
 
 
 def topology_toml(line: MessageFit, name: str, nranks: int, transport: str) -> str:
-    """Write a topology file: a crossbar with the fit_calibration values, with measurements and residuals as traits."""
-    source = f"fit_calibration to {len(line.sizes)} sizes measured with {transport} on {platform.node()}, {time.strftime('%Y-%m-%d', time.gmtime())}"
+    """Write a topology file: a crossbar with the fitted values, with measurements and residuals as traits."""
+    source = f"fitted to {len(line.sizes)} sizes measured with {transport} on {platform.node()}, {time.strftime('%Y-%m-%d', time.gmtime())}"
     worst = max(abs(residual) for residual in line.residuals)
     lines = [
         f'name = "{name}"',
