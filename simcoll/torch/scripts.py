@@ -184,10 +184,9 @@ def run_script(script: RankScript, nprocs: int, *, shared: Sequence[str] = (), *
         except Exception as error:  # noqa: BLE001  # the script's own
             sys.stderr.write(_report(error))
             return 1
-    sys.stdout.write(
-        f"# {counted(nprocs, 'rank')} ({printable(result.topology)}): {counted(result.operations, 'operation')}, {format_time(result.time_fs)}"
-        f"{memory_of(result)}{_steps(notes)}\n{printable_lines(table_of(result))}"
-    )
+    played = f"# {counted(nprocs, 'rank')} ({printable(result.topology)}): {counted(result.operations, 'operation')}"
+    table = printable_lines(table_of(result))
+    sys.stdout.write(f"{played}, {format_time(result.time_fs)}{memory_of(result)}{_steps(notes)}\n{table}")
     if own_modules.shared:
         reported = own_modules.shared | own_modules.following
         reasons = own_modules.shared | {
