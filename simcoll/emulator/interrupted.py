@@ -20,7 +20,7 @@ from simcoll.errors import InternalError
 if TYPE_CHECKING:
     from simcoll.emulator.fast.changing import Changes
     from simcoll.emulator.fast.cutting import Remains
-    from simcoll.emulator.fast.driver import Machine
+    from simcoll.emulator.fast.driver import StepMachine
 
 
 __all__ = ["changes_of", "links_of_cut", "machine_cut", "player_cut", "until_end"]
@@ -71,14 +71,14 @@ def changes_of(
 
     ``companions`` as in a CapacityTimeline.
     """
-    from simcoll.emulator.fast.changing import Changes, Ways
+    from simcoll.emulator.fast.changing import BlockRoutes, Changes
 
-    ways = Ways(Detours(timeline.topology), endpoints) if timeline.detours else None
+    ways = BlockRoutes(Detours(timeline.topology), endpoints) if timeline.detours else None
     return Changes(CapacityTimeline(timeline, capacity.tolist(), companions), len(endpoints), stride, ways)
 
 
 def machine_cut(
-    timeline: Timeline, machine: Machine, link_name: Callable[[int], str], stride: int, planned_bytes: int
+    timeline: Timeline, machine: StepMachine, link_name: Callable[[int], str], stride: int, planned_bytes: int
 ) -> tuple[Remains, Cut]:
     """The record of a compiled run that ended early.
 

@@ -99,12 +99,12 @@ class _Expansion:
 
 def play_all(lowered: Lowered, *, keep: bool, timeline: Timeline | None = None) -> Played:
     """Play every row with the compiled loops, including events."""
-    from simcoll.emulator.fast.driver import Machine  # imports numba
+    from simcoll.emulator.fast.driver import StepMachine  # imports numba
 
     resources, played = lowered.resources, _Expansion(lowered, None, keep=keep) if keep else None
     changes = None if timeline is None else changes_during(resources, timeline)
-    machine = Machine(
-        resources.capacity, lowered.lane_steps, lowered.drawn(), fifo=resources.fifo, over=played, changes=changes
+    machine = StepMachine(
+        resources.capacity, lowered.lane_steps, lowered.drawn(), fifo=resources.fifo, on_step=played, changes=changes
     )
     machine.play(resources.link_name)
     if timeline is not None and not machine.through:
@@ -122,7 +122,7 @@ def play_all(lowered: Lowered, *, keep: bool, timeline: Timeline | None = None) 
 
 def play_classes(lowered: Lowered, *, keep: bool, expand: bool, worth_it: bool) -> Played | str:
     """Play one row of every class, or return the reason why not; ``expand``: with a trace hash."""
-    from simcoll.emulator.fast.driver import Machine  # imports numba
+    from simcoll.emulator.fast.driver import StepMachine  # imports numba
 
     resources = lowered.resources
     found = fold(
@@ -131,7 +131,9 @@ def play_classes(lowered: Lowered, *, keep: bool, expand: bool, worth_it: bool) 
     if isinstance(found, str):
         return found
     played = _Expansion(lowered, found, keep=keep) if keep or expand else None
-    machine = Machine(found.capacity, found.lane_steps, found.stream(), fifo=resources.fifo, hashed=False, over=played)
+    machine = StepMachine(
+        found.capacity, found.lane_steps, found.stream(), fifo=resources.fifo, hashed=False, on_step=played
+    )
     machine.play(lambda link: f"class {link}, for example {resources.link_name(int(found.links[link]))}")
     if machine.messages != found.messages:
         raise InternalError(f"{machine.messages} of {found.messages} rows of the quotient are done")

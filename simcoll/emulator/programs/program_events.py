@@ -67,7 +67,7 @@ class Disturbance:
     def stopped(self, rank: int, now_fs: int) -> bool:
         """Whether a rank has stopped."""
         pace = self.timeline.pace
-        return pace is not None and pace.stopped(rank, now_fs)
+        return pace is not None and pace.at_rest(rank, now_fs)
 
     def end_fs(self, rank: int, now_fs: int, work_fs: int) -> int | None:
         """End of work that a rank begins now; ``None``: never."""

@@ -25,8 +25,8 @@ from simcoll.emulator.programs.resources import Resources, call_of
 from simcoll.emulator.reference.prepared import check_switches
 from simcoll.emulator.steps.pruning import never_bind
 from simcoll.emulator.steps.roles import LAUNCHES, MOVES, RECORDS, SILENT, WAITS
-from simcoll.emulator.steps.step_columns import Moves, Summary, summary, turns
-from simcoll.emulator.steps.timed import Shape, StepTimer, Timed
+from simcoll.emulator.steps.step_columns import Moves, PlanSummary, summary, turns
+from simcoll.emulator.steps.timed import StepShape, StepTimer, Timed
 from simcoll.topology import Topology
 
 Steps = tuple[tuple[Timed, ...], int]
@@ -155,7 +155,7 @@ class _Steps:
         self.resources = resources
         self.known: dict[Any, Any] = {}
         self.kept: list[Any] = []  # keeps objects alive whose addresses are in keys
-        self.plans: dict[Plan, tuple[list[tuple[tuple[Moves, ...], int]], Summary]] = {}
+        self.plans: dict[Plan, tuple[list[tuple[tuple[Moves, ...], int]], PlanSummary]] = {}
         self.timers: dict[tuple[str, Protocol], StepTimer] = {}
         self.jittered: dict[int, tuple[StepTimer, list[Moves]]] = {}
 
@@ -178,7 +178,7 @@ class _Steps:
         lanes, count, connection = self.resources.lane(ranks, stream), len(ranks), None
         if role in {RECORDS, WAITS}:
             connection = self.resources.records(ranks, *((stream, other) if role == RECORDS else (other, stream)))
-        shape = Shape(lanes, lanes, ranks, ranks, *_no_links(count), connection)
+        shape = StepShape(lanes, lanes, ranks, ranks, *_no_links(count), connection)
         nothing, post = np.zeros(count, np.int64), np.broadcast_to(np.int64(post_fs), (count,))
         return (Timed(shape, nothing - 1, nothing, nothing, post, nothing, NOTHING, 0, role),)
 
@@ -247,7 +247,7 @@ class _Steps:
         other = np.tile(np.arange(1, channels), groups.size)
         lanes = self.resources.lane(ranks, stream), self.resources.lane(ranks, stream, other)
         nothing = np.zeros(len(ranks), np.int64)
-        shape = Shape(*lanes, ranks, ranks, *_no_links(len(ranks)))
+        shape = StepShape(*lanes, ranks, ranks, *_no_links(len(ranks)))
         return (Timed(shape, nothing, nothing, nothing, nothing, nothing, NOTHING, 0, SILENT),)
 
 

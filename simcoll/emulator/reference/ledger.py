@@ -12,7 +12,7 @@ from simcoll.core.plan import PlanStep
 from simcoll.core.schedule import OP_NAMES
 from simcoll.emulator.digest import TraceHash
 from simcoll.emulator.reference.messages import Block, Message
-from simcoll.emulator.steps.step_columns import Summary
+from simcoll.emulator.steps.step_columns import PlanSummary
 from simcoll.errors import InternalError
 
 __all__ = ["Ledger", "Observer"]
@@ -60,7 +60,7 @@ class Ledger:
         Batches of the hashed columns, if a list collects them: id, source, destination, bytes, start, end, done.
     """
 
-    def __init__(self, summary: Summary, observer: Observer | None, *, keep: bool) -> None:
+    def __init__(self, summary: PlanSummary, observer: Observer | None, *, keep: bool) -> None:
         self.messages = self.time_fs = self.dropped_bytes = 0
         self.bytes_by_op = [0] * len(OP_NAMES)
         self.hash = TraceHash()

@@ -22,7 +22,7 @@ from simcoll.emulator.reference.ledger import Ledger, Observer
 from simcoll.emulator.reference.messages import Block, Bundle, Lane, Message, blocks, parts, where_stuck
 from simcoll.emulator.reference.prepared import PreparedPlan, add_caps, check_switches
 from simcoll.emulator.steps.plan_placement import Placement
-from simcoll.emulator.steps.step_columns import Summary, summary
+from simcoll.emulator.steps.step_columns import PlanSummary, summary
 from simcoll.errors import InternalError
 from simcoll.topology import Topology
 
@@ -88,7 +88,7 @@ class Player:
         observer: Observer | None = None,
         *,
         keep: bool = False,
-        seen: Summary | None = None,
+        seen: PlanSummary | None = None,
         prepared: PreparedPlan | None = None,
         placement: Placement | None = None,
         recent: dict[tuple[int, int, int], list[Message]] | None = None,
@@ -232,7 +232,7 @@ class Player:
             self._calendar.at(end + more_fs, action, item)
 
     def _stopped(self, lane: Lane) -> bool:
-        return self._pace is not None and self._pace.stopped(lane.rank, self._calendar.now)
+        return self._pace is not None and self._pace.at_rest(lane.rank, self._calendar.now)
 
     def _ready(self, message: Message) -> None:
         if self._pace is not None and self._stopped(message.sender):

@@ -7,7 +7,7 @@ from simcoll.emulator.data.dataplane import Storage
 from simcoll.emulator.reference.fabric import Fabric
 from simcoll.emulator.reference.messages import Part, parts
 from simcoll.emulator.steps.plan_placement import Caps, Placement, placement_of
-from simcoll.emulator.steps.step_columns import Summary, summary
+from simcoll.emulator.steps.step_columns import PlanSummary, summary
 from simcoll.errors import ConfigError
 from simcoll.topology import Topology
 
@@ -20,7 +20,7 @@ class PreparedPlan:
     __slots__ = ("parts", "summary")
 
     def __init__(self, plan: Plan, topology: Topology, fabric: Fabric, storage: Storage | None) -> None:
-        self.summary: Summary = summary(plan)
+        self.summary: PlanSummary = summary(plan)
         self.parts: tuple[Part, ...] = tuple(parts(plan, topology, storage, add_caps(plan, fabric)))
 
 
