@@ -21,7 +21,7 @@ from simcoll.emulator.fast.compiled import COMPILED, REMEDY, UNCOMPILED, is_warm
 from simcoll.emulator.folding.expanding import Expansion
 from simcoll.emulator.folding.quotient import no_quotient
 from simcoll.emulator.folding.remembered import folded_first, folding, worth_folding
-from simcoll.emulator.interrupted import changes_of, machine_cut, player_cut, until_end
+from simcoll.emulator.interrupted import changes_of, cut_of_machine, cut_of_player, until_end
 from simcoll.emulator.model import effective_capacities
 from simcoll.emulator.reference.fabric import Calendar, Fabric
 from simcoll.emulator.reference.ledger import Observer
@@ -176,7 +176,7 @@ def play_simpy(
     fabric = Fabric(Calendar(simpy.Environment()), capacity, topology.link_name, patience_fs=patience)
     detours = Detours(topology) if timeline is not None and timeline.detours else None
     pace = None if timeline is None else timeline.pace
-    player = Player(plan, topology, fabric, storage, observer, keep=keep, seen=seen, pace=pace, detours=detours)
+    player = Player(plan, topology, fabric, storage, observer, keep=keep, plan_summary=seen, pace=pace, detours=detours)
     ledger, cut = player.ledger, None
     if timeline is not None:
         changes = CapacityTimeline(timeline, capacity), fabric, lambda: ledger.complete
@@ -185,7 +185,7 @@ def play_simpy(
     with _collector_paused():
         late = until_end(fabric)
     if timeline is not None and not ledger.complete:
-        cut = player_cut(timeline, player, detours, late)
+        cut = cut_of_player(timeline, player, detours, late)
     else:
         player.check()
         player.check_fabric()
@@ -269,7 +269,7 @@ def play_fast(
     )
     machine.play(name)
     if timeline is not None and not machine.through:
-        left, cut = machine_cut(timeline, machine, name, plan.nchannels, sum(seen.bytes_by_op))
+        left, cut = cut_of_machine(timeline, machine, name, plan.nchannels, sum(seen.bytes_by_op))
         if done is not None:
             done[left.numbers] = left.done_fs
         result = result_of(plan, topology, why, seen, cut.time_fs, left.trace_hash, done)

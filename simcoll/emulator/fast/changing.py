@@ -42,12 +42,14 @@ class Changes:
         The link capacities over time.
     ranks, stride
         Number of ranks, and of lanes per rank.
-    ways
+    routes
         Routes around links that are down.
     """
 
-    def __init__(self, course: CapacityTimeline, ranks: int, stride: int, ways: BlockRoutes | None = None) -> None:
-        self._course, self._ranks, self._stride, self._ways = course, ranks, stride, ways
+    def __init__(self, course: CapacityTimeline, ranks: int, stride: int, routes: BlockRoutes | None = None) -> None:
+        self._course = course
+        self._ranks, self._stride = ranks, stride
+        self._routes = routes
         pace = course.timeline.pace
         self._stops = sorted((at_fs, rank) for rank, at_fs in pace.stops()) if pace is not None else []
         self._tick = 0
@@ -73,13 +75,13 @@ class Changes:
         """Handle a stop of the loops so that they can continue."""
         if stop == CHANGE:
             self._due(machine)
-        elif self._ways is not None:
-            self._ways.change(machine, self._course.down())
+        elif self._routes is not None:
+            self._routes.change(machine, self._course.down())
 
     def note_block(self, machine: DisturbedMachine, block: int) -> None:
         """Note a block with new links."""
-        if self._ways is not None:
-            self._ways.note_block(machine, block)
+        if self._routes is not None:
+            self._routes.note_block(machine, block)
 
     def _due(self, machine: DisturbedMachine) -> None:
         """Apply all events up to now, and set the time of the next stop."""
@@ -89,7 +91,7 @@ class Changes:
             capacities |= self._course.step()
         if capacities:
             change(s, np.array(list(capacities), np.int64), np.array(list(capacities.values()), np.int64))
-            s.reg[MOVES_FLOWS] = self._ways is not None
+            s.reg[MOVES_FLOWS] = self._routes is not None
         while self._stops and self._stops[0][0] <= now_fs:
             lane = self._stops.pop(0)[1] * self._stride
             s.lane_free[lane : lane + self._stride] = MAX
@@ -127,10 +129,10 @@ class BlockRoutes:
     def __init__(self, detours: Detours, endpoints: Ints) -> None:
         self._detours, self._endpoints = detours, endpoints
         self._down: list[int] = []
-        self._known: dict[StepShape, Links] = {}
+        self._links_now: dict[StepShape, Links] = {}
         self._planned: dict[int, Ints] = {}  # first hops of a block's slots
-        self._now: dict[int, Links] = {}
-        self._beside: dict[tuple[int, int], int] = {}  # first hop of a block's detours, by width
+        self._current: dict[int, Links] = {}
+        self._detour_hops: dict[tuple[int, int], int] = {}  # first hop of a block's detours, by width
 
     def note_block(self, machine: DisturbedMachine, block: int) -> None:
         """Note the planned routes of a block, and apply detours at once."""
@@ -138,12 +140,12 @@ class BlockRoutes:
         if step is not None:
             base = int(machine.state.block_base[block])
             self._planned[block] = machine.state.entry[base : base + len(step)].astype(np.int64)
-            self._now[block] = step.shape.links
+            self._current[block] = step.shape.links
             self._set(machine, block, step.shape)
 
     def change(self, machine: DisturbedMachine, down: list[int]) -> None:
         """Set the links that are down from now on."""
-        self._down, self._known = down, {}
+        self._down, self._links_now = down, {}
         self._detours.lose(down)
         for block, step in enumerate(machine.contents):
             if step is not None:
@@ -153,9 +155,9 @@ class BlockRoutes:
         """The current links of a step."""
         if not self._down:
             return shape.links
-        if shape not in self._known:
-            self._known[shape] = self._around(shape)
-        return self._known[shape]
+        if shape not in self._links_now:
+            self._links_now[shape] = self._around(shape)
+        return self._links_now[shape]
 
     def _around(self, shape: StepShape) -> Links:
         links = shape.links
@@ -175,10 +177,10 @@ class BlockRoutes:
 
     def _set(self, machine: DisturbedMachine, block: int, shape: StepShape) -> None:
         """Give the rows of a block their current links."""
-        old_links, links = self._now[block], self._links(shape)
+        old_links, links = self._current[block], self._links(shape)
         if links is old_links:
             return
-        self._now[block] = links
+        self._current[block] = links
         width = max(table.shape[1] for table in (old_links, links, shape.links))
         old, new, planned = (
             np.pad(table, ((0, 0), (0, width - table.shape[1])), constant_values=-1)
@@ -196,9 +198,9 @@ class BlockRoutes:
 
     def _room(self, machine: DisturbedMachine, block: int, width: int) -> int:
         """First of the detour hops of a block, ``width`` per slot."""
-        if (block, width) not in self._beside:
-            self._beside[block, width] = machine.hops_used
+        if (block, width) not in self._detour_hops:
+            self._detour_hops[block, width] = machine.hops_used
             machine.hops_used += machine.room[block] * width
             if machine.hops_used > len(machine.state.link):
                 machine.state = more_hops(machine.state, machine.hops_used + machine.hops_used // 2)
-        return self._beside[block, width]
+        return self._detour_hops[block, width]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -34,6 +34,15 @@ if TYPE_CHECKING:
 __all__ = ["Remains", "remains"]
 
 
+class WaitingMessage(NamedTuple):
+    """A message that waits for links that are down."""
+
+    number: int
+    src: int
+    dst: int
+    links: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Remains:
     """A run that ended early.
@@ -49,7 +58,7 @@ class Remains:
     trace_hash
         Trace hash of the completed messages.
     waiting
-        Messages that were waiting for a link that was down: number, source, destination, and links.
+        Messages that were waiting for a link that was down.
     """
 
     aborted: bool
@@ -60,7 +69,7 @@ class Remains:
     delivered_bytes: int
     dropped_bytes: int
     trace_hash: str
-    waiting: tuple[tuple[int, int, int, tuple[int, ...]], ...]
+    waiting: tuple[WaitingMessage, ...]
 
 
 def remains(machine: StepMachine) -> Remains:
@@ -115,14 +124,12 @@ def remains(machine: StepMachine) -> Remains:
 
 def _steps_ahead(machine: StepMachine) -> Iterator[tuple[Timed, int]]:
     """Steps that no lane has reached, and their repetitions."""
-    if machine.left_of_run is not None:
-        yield machine.left_of_run
+    if machine.rest_of_run is not None:
+        yield machine.rest_of_run
     yield from machine.steps
 
 
-def _waiting(
-    machine: StepMachine, number: dict[int, int], *, late: bool
-) -> Iterator[tuple[int, int, int, tuple[int, ...]]]:
+def _waiting(machine: StepMachine, number: dict[int, int], *, late: bool) -> Iterator[WaitingMessage]:
     """Messages whose flows wait: all, or only those that have waited too long."""
     s = machine.state
     waits = (s.phase == FLOW) & (s.rate == 0) & (not late or s.finish_fs <= s.reg[NOW])
@@ -131,5 +138,5 @@ def _waiting(
         hops = slice(int(s.entry[slot]), int(s.entry[slot]) + int(s.hops[slot]))
         links = tuple(link for link in s.link[hops].tolist() if not s.capacity[link])
         while slot >= 0:  # with all parts of a switch operation
-            yield number[slot], int(s.src[slot]), int(s.dst[slot]), links
+            yield WaitingMessage(number[slot], int(s.src[slot]), int(s.dst[slot]), links)
             slot = int(s.partner[slot]) if s.rule[slot] == SWITCHED else -1

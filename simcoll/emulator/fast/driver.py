@@ -17,8 +17,8 @@ from simcoll.emulator.fast.room import (
     PER_BLOCK,
     PER_CONNECTION,
     edges,
-    larger_calendar,
     extend_arrays,
+    larger_calendar,
     more_hops,
     more_rings,
     more_slots,
@@ -104,7 +104,7 @@ class StepMachine:
         changes: Changes | None = None,
     ) -> None:
         self.steps = _singles(steps)
-        self.left_of_run: tuple[Timed, int] | None = None
+        self.rest_of_run: tuple[Timed, int] | None = None
         self.waits = waits or (np.zeros(0, np.int64), np.zeros(0, np.int64))  # later and earlier messages
         self.sees_all = bool(on_step or len(self.waits[0]))
         self.on_step = on_step
@@ -190,7 +190,7 @@ class StepMachine:
         rows = steps = 0
         blocks: list[int] = []
         while rows < AHEAD_ROWS and steps < AHEAD_STEPS:
-            timed, times = self.left_of_run or next(self.steps, (None, 0))
+            timed, times = self.rest_of_run or next(self.steps, (None, 0))
             if timed is None:
                 if steps:
                     break
@@ -198,7 +198,7 @@ class StepMachine:
                     f"lane {lane} expects {self.state.lane_left[lane]} more steps, but the plan has ended"
                 )
             count = min(times, AHEAD_STEPS - steps, max(1, -(-(AHEAD_ROWS - rows) // len(timed))))
-            self.left_of_run = (timed, times - count) if times > count else None
+            self.rest_of_run = (timed, times - count) if times > count else None
             blocks += [self._block(timed) for _ in range(count)]
             self._count(timed, count, self.wire[blocks[-1]])
             if len(self.waits[0]):
@@ -218,8 +218,8 @@ class StepMachine:
 
     def _offer(self) -> None:
         """Let the loops reload a repeated step themselves, unless each iteration must be reported."""
-        if self.left_of_run is not None and not self.sees_all:
-            self.state.reg[CONTENT], self.state.reg[AGAIN] = id(self.left_of_run[0]), self.left_of_run[1]
+        if self.rest_of_run is not None and not self.sees_all:
+            self.state.reg[CONTENT], self.state.reg[AGAIN] = id(self.rest_of_run[0]), self.rest_of_run[1]
 
     def _block(self, timed: Timed) -> int:
         """A block that can hold a step."""
@@ -266,12 +266,8 @@ class StepMachine:
         s.post_fs[slots], s.size[slots] = timed.post_fs, timed.size
         if previous is not None and previous.shape is shape:
             return
-        s.sender[slots], s.receiver[slots], s.src[slots], s.dst[slots] = (
-            shape.sender,
-            shape.receiver,
-            shape.src,
-            shape.dst,
-        )
+        s.sender[slots], s.receiver[slots] = shape.sender, shape.receiver
+        s.src[slots], s.dst[slots] = shape.src, shape.dst
         s.rule[slots] = RULES.get(timed.role, np.where((timed.delay_fs >= 0) & (timed.depth > 0), EAGER, BOTH))
         if shape.leader is not None:
             following = partners(shape.leader)
@@ -344,11 +340,11 @@ class StepMachine:
 
     def _take_back(self) -> None:
         s = self.state
-        if self.left_of_run is not None and not self.sees_all:
-            timed, times = self.left_of_run
+        if self.rest_of_run is not None and not self.sees_all:
+            timed, times = self.rest_of_run
             turns_left = int(s.reg[AGAIN])
             self._count(timed, times - turns_left, int(timed.wire.sum()))
-            self.left_of_run = (timed, turns_left) if turns_left else None
+            self.rest_of_run = (timed, turns_left) if turns_left else None
             s.reg[AGAIN] = 0
         count = int(s.reg[RETIRED])
         s.reg[RETIRED] = 0

@@ -197,7 +197,8 @@ def _spread(s: State) -> int:
     """Propagate levels to the fixpoint; return the number of links that changed or lost their timer's flow."""
     r = s.reg
     # The queue is a ring with room for every link: the flag ``queued`` keeps each link from being in it twice.
-    front, waiting, changed, links = 0, r[DIRTY], 0, len(s.level)
+    front, waiting = 0, r[DIRTY]
+    changed, links = 0, len(s.level)
     while waiting > 0:
         l = s.queue[front]
         waiting -= 1

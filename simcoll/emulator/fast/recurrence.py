@@ -16,6 +16,8 @@ ENTERED, LEFT, FREE = range(3)
 SENDER, RECEIVER, SRC, DST, DELAY, BUSY, PLACE, CONNECTION = range(8)
 SIZE, FLOW, POST = range(3)
 START, END, DONE = range(3)
+NUMBER, TIMES, STRIDE, DEPTH, JITTER = range(5)
+"""Settings of a run: number of the first message, repetitions, stride, FIFO depth, and jitter."""
 
 BY_SENDER, BY_RECEIVER, LATEST, CROWDED = range(4)
 """Rows of a link: its only sending lane, its only receiving lane (-1: none yet, -2: several), its latest step, and whether two flows
@@ -69,7 +71,8 @@ def advance(
     payloads. ``settings``: number of the first message, repetitions, stride, FIFO depth, and jitter. ``done_fs`` receives all completion
     times, if it has room.
     """
-    number, times, stride, depth, jitter = settings
+    number, times, stride = settings[NUMBER], settings[TIMES], settings[STRIDE]
+    depth, jitter = settings[DEPTH], settings[JITTER]
     span = len(window) // 2
     a, b = sums[0], sums[1]
     for turn in range(times):

@@ -71,7 +71,8 @@ def hash_steps(
     ``patterns[p]``; ``ends`` are source, destination and class of each row, and ``times`` size, start, end and done of all classes.
     """
     src, dst, name = ends
-    size, start_fs, end_fs, done_fs = times
+    size = times[0]
+    start_fs, end_fs, done_fs = times[1:]
     a, b = sums[0], sums[1]
     for step in range(steps.shape[1]):
         first_row = patterns[steps[0, step]]

@@ -16,7 +16,7 @@ from simcoll.emulator.fast.filling import index_blocks, private_rates, wait_for
 from simcoll.emulator.fast.loading import load
 from simcoll.emulator.fast.loops import run
 from simcoll.emulator.fast.refusing import check_clock, check_end, refuse
-from simcoll.emulator.fast.room import PER_BLOCK, PER_HOP, edges, larger_calendar, extend_arrays, new_state
+from simcoll.emulator.fast.room import PER_BLOCK, PER_HOP, edges, extend_arrays, larger_calendar, new_state
 from simcoll.emulator.fast.state import BOTH, FULL, HASHED, IDLE, LAST, NOW, SWITCHED, State
 from simcoll.emulator.steps.joint import partners
 

@@ -215,8 +215,8 @@ class StepTimer:
 
 def joined_moves(steps: Sequence[Moves]) -> Moves:
     """The transfers of several steps, without their switch operations."""
-    src, dst, channel, size, op, operands = map(np.concatenate, list(zip(*(step[:6] for step in steps), strict=True)))
-    return Moves(src, dst, channel, size, op, operands, None)
+    columns: Any = zip(*(step[:-1] for step in steps), strict=True)  # all but the leaders
+    return Moves(*map(np.concatenate, columns), leader=None)
 
 
 def joined_routes(routes: list[Routes]) -> Routes:
