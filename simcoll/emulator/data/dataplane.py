@@ -38,7 +38,14 @@ class BufferPlace:
 
 
 class FoldedPlace(BufferPlace):
-    """A place that several reductions of one step write; each waits for its predecessors in the fold."""
+    """A place that several reductions of one step write; each waits for its predecessors in the fold.
+
+    Floating-point sums depend on the order of their terms. The plan therefore fixes the order of a fold, and the bits of a result are
+    the same on every machine, although messages arrive in an order that depends on its speed. A value that arrives early is set aside
+    as a copy (its source may change meanwhile). The alternative, to make the message itself wait, would let data decide about time.
+
+    Invariant: ``early`` is the number of predecessors that have not been written, and a place has a ``value`` only while it is above 0.
+    """
 
     __slots__ = ("before", "behind", "early", "value")
 
@@ -63,8 +70,8 @@ class FoldedPlace(BufferPlace):
         for place in self.behind:
             place.early -= 1
             if not place.early and place.value is not None:
-                value_in_wait, place.value = place.value, None
-                place.write(value_in_wait)
+                late_value, place.value = place.value, None
+                place.write(late_value)
 
 
 class Storage:

@@ -101,23 +101,23 @@ def play_all(lowered: Lowered, *, keep: bool, timeline: Timeline | None = None) 
     """Play every row with the compiled loops, including events."""
     from simcoll.emulator.fast.driver import StepMachine  # imports numba
 
-    resources, played = lowered.resources, _ProgramTimes(lowered, None, keep=keep) if keep else None
+    resources, expansion = lowered.resources, _ProgramTimes(lowered, None, keep=keep) if keep else None
     changes = None if timeline is None else changes_during(resources, timeline)
     machine = StepMachine(
-        resources.capacity, lowered.lane_steps, lowered.drawn(), fifo=resources.fifo, on_step=played, changes=changes
+        resources.capacity, lowered.lane_steps, lowered.drawn(), fifo=resources.fifo, on_step=expansion, changes=changes
     )
     machine.play(resources.link_name)
     if timeline is not None and not machine.through:
         record, cut = cut_of_machine(timeline, machine, resources.link_name, resources.stride, sum(lowered.bytes_by_op))
-        done = None if played is None else played.done_fs
-        if done is not None:
-            done[record.numbers] = record.done_fs
-        return ProgramOutcome(cut.time_fs, record.trace_hash, None, done, cut=cut, messages=record.messages)
+        done_fs = None if expansion is None else expansion.done_fs
+        if done_fs is not None:
+            done_fs[record.numbers] = record.done_fs
+        return ProgramOutcome(cut.time_fs, record.trace_hash, None, done_fs, cut=cut, messages=record.messages)
     if machine.messages != lowered.rows or tuple(machine.bytes_by_op) != lowered.bytes_by_op:
         raise InternalError(
             f"{machine.messages} rows moved {machine.bytes_by_op} bytes; the program has {lowered.rows} and {lowered.bytes_by_op}"
         )
-    return _times(machine.time_fs, machine.hexdigest(), None, played, keep=keep)
+    return _times(machine.time_fs, machine.hexdigest(), None, expansion, keep=keep)
 
 
 def play_classes(lowered: Lowered, *, keep: bool, expand: bool, worth_it: bool) -> ProgramOutcome | str:

@@ -50,15 +50,15 @@ def times_of(subject: str, values: int | ArrayLike, count: int) -> int | Ints:
     return times
 
 
-def _after(after: After) -> tuple[int | str, ...]:
-    if isinstance(after, (int, str, np.integer)):
-        after = (after,)
+def _after(predecessors: After) -> tuple[int | str, ...]:
+    if isinstance(predecessors, (int, str, np.integer)):
+        predecessors = (predecessors,)
     try:
-        entries = tuple(entry if isinstance(entry, str) else int(entry) for entry in after)
+        entries = tuple(entry if isinstance(entry, str) else int(entry) for entry in predecessors)
     except (TypeError, ValueError):
         entries = None
-    if entries is None or any(isinstance(entry, (bool, float)) for entry in after):
-        raise ConfigError(f"after must be numbers or names of earlier operations, got {after!r:.60}")
+    if entries is None or any(isinstance(entry, (bool, float)) for entry in predecessors):
+        raise ConfigError(f"after must be numbers or names of earlier operations, got {predecessors!r:.60}")
     return entries
 
 
@@ -278,11 +278,11 @@ def _bind(pairs: tuple[tuple[int, int], ...], nbytes: int, protocol: Protocol) -
     return bind(schedule(collective, "direct"), nbytes, "uint8", protocol=protocol)
 
 
-def _set(operation: Any, stream: str, after: After, name: str) -> None:
+def _set(operation: Any, stream: str, predecessors: After, name: str) -> None:
     _text("stream", stream)
     _text("name", name)
     object.__setattr__(operation, "stream", stream)
-    object.__setattr__(operation, "after", _after(after))
+    object.__setattr__(operation, "after", _after(predecessors))
     object.__setattr__(operation, "name", name)
 
 

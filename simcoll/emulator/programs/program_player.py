@@ -142,18 +142,18 @@ class ProgramPlayer:
 
         def work(rank: int) -> None:
             begin = self.calendar.now
-            done = (
+            end = (
                 begin + times[place[rank]]
                 if self.events is None
                 else self.events.end_fs(rank, begin, times[place[rank]])
             )
-            if done is None:
+            if end is None:
                 return
-            self.calendar.at(done, finish, (rank, begin, done))
+            self.calendar.at(end, finish, (rank, begin, end))
 
         def finish(when: tuple[int, int, int]) -> None:
-            rank, begin, done = when
-            self._count(number, 0, begin, HashedRow(base + place[rank], rank, rank, 0, begin, begin, done))
+            rank, begin, end = when
+            self._count(number, 0, begin, HashedRow(base + place[rank], rank, rank, 0, begin, begin, end))
             self._over(number, rank)
 
         return work
@@ -208,11 +208,11 @@ class ProgramPlayer:
             ready: int,
             start: int,
             end: int,
-            done: int,
+            done_fs: int,
         ) -> None:
             name = self._name(number, group, starts, count, message)
             self.bytes_by_op[op] += size
-            self._count(number, group, ready, HashedRow(name, ranks[src], ranks[dst], size, start, end, done))
+            self._count(number, group, ready, HashedRow(name, ranks[src], ranks[dst], size, start, end, done_fs))
 
         return report
 

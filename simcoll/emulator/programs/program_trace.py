@@ -76,15 +76,15 @@ class ProgramTrace:
 
     def _from_launch(self) -> list[Row]:
         """Messages, starting when their operations began: a protocol's launch precedes the readiness of a message."""
-        ends = {(rank, row.done) for row in self._rows for rank in (row.src, row.dst)}
+        ends = {(rank, row.done_fs) for row in self._rows for rank in (row.src, row.dst)}
         rows = []
         for row in self._rows:
             call = call_of(self._program.operations[row.step])
             launch_fs = call.plan.protocol.launch_fs if call is not None else 0
-            begin = row.ready - launch_fs
-            waited = {(row.src, row.ready), (row.dst, row.ready)} & ends
+            begin = row.ready_fs - launch_fs
+            waited = {(row.src, row.ready_fs), (row.dst, row.ready_fs)} & ends
             began = not begin or {(row.src, begin), (row.dst, begin)} & ends
-            rows.append(row._replace(ready=begin) if began and not waited else row)
+            rows.append(row._replace(ready_fs=begin) if began and not waited else row)
         return rows
 
     def _describe(self, row: Row) -> tuple[tuple[int, str], str, dict[str, Any]]:

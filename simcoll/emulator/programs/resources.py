@@ -66,7 +66,7 @@ class Resources:
             if call is not None:
                 calls[operation.stream, call.plan.protocol] = None
         widths = list(self.channels.values())
-        self.offset = dict(zip(self.channels, [sum(widths[:stream]) for stream in range(len(widths))], strict=True))
+        self.offset = dict(zip(self.channels, [sum(widths[:number]) for number in range(len(widths))], strict=True))
         self.stride = sum(widths)
         protocols = dict.fromkeys(protocol for _, protocol in calls)
         self.queued = [protocol for protocol in protocols if protocol.fifo_depth]

@@ -281,15 +281,15 @@ def _dependencies(resources: Resources, builder: _StepBuilder) -> list[list[tupl
     latest = {stream: np.full(program.nranks, -1) for stream in resources.channels}
     shared: dict[tuple[int, int], Ints] = {}
     for number, operation in enumerate(program.operations):
-        ranks_of, latest_here = rank_array(operation), latest[operation.stream]
+        members, latest_here = rank_array(operation), latest[operation.stream]
         for earlier in sorted(set(program.before[number]), reverse=True):
             predecessor = program.operations[earlier]
             if predecessor.stream == operation.stream:
                 continue
-            theirs = rank_array(predecessor)
-            key = id(theirs), id(ranks_of)
+            peer_members = rank_array(predecessor)
+            key = id(peer_members), id(members)
             if key not in shared:
-                shared[key] = ranks_of if theirs is ranks_of else np.intersect1d(theirs, ranks_of)
+                shared[key] = members if peer_members is members else np.intersect1d(peer_members, members)
             ranks = shared[key]
             latest_wait = waited.setdefault((predecessor.stream, operation.stream), np.full(program.nranks, -1))
             new = latest_wait[ranks] < earlier
@@ -301,5 +301,5 @@ def _dependencies(resources: Resources, builder: _StepBuilder) -> list[list[tupl
                 waits[latest_here[ranks].max()].append(
                     builder.local(ranks, operation.stream, 0, WAITS, predecessor.stream)
                 )
-        latest_here[ranks_of] = number
-    return [[*builder, *more] for builder, more in zip(records, waits, strict=True)]
+        latest_here[members] = number
+    return [[*record_steps, *wait_steps] for record_steps, wait_steps in zip(records, waits, strict=True)]

@@ -12,11 +12,16 @@ take no more from l than from U. That is at least L n + SLACK for its n flows wi
 L + SLACK // n > L, because a run has fewer than ``SLACK`` flows at a time; l is not settled in this round, which is therefore the same
 with and without it. (Without the slack this fails: a link of 10 behind links of 3, 3 and 4 gives each of three flows 10 // 3 = 3.)
 
-A link of U may be dropped in turn. It has less capacity than l, so dropping the widest links first keeps the excuses of each drop in
-place.
+**No circle of excuses.** A link of U may be dropped in turn, by its own set. Every link is wider than each of its excuses, so drop
+the widest first: its excuses are all still there, and the claim applies to what remains, again and again. Therefore every link
+can be judged with all others present, and in any order.
 
-Only routes are used to find U: for each flow on l, the narrowest link before l, or for each the narrowest link after l. With either
-choice U is the set of the links found.
+**Which U.** Any set is sound; one of small total capacity drops more links. The best hits every flow on l with the least capacity, a
+weighted hitting set, which is hard. Two choices fit trees, where the links that feed a link, or that it feeds, are together as wide as
+it: for each flow on l the narrowest link before l on its route, or for each the narrowest after l. They are not mixed: each is a cut on
+one side of l, while a mixture counts links on both sides. Only routes are used to find them, so a link is dropped for the flows of
+these steps, not for all traffic. (A link exactly as wide as its feeders passes because :func:`simcoll.emulator.model.with_slack` has
+added ``SLACK`` to its capacity.)
 """
 
 from __future__ import annotations
@@ -75,7 +80,7 @@ def _distinct(keys: Ints) -> Ints:
 
 
 def _excuses(links: Shorts, capacity: Ints, candidates: NDArray[np.bool_]) -> Ints:
-    """Pairs of a wanted link and the narrowest link before it on a route; one past the last link stands for none."""
+    """Pairs of a candidate link and the narrowest link before it on a route; one past the last link stands for none."""
     none = len(capacity)
     wide = np.append(capacity, np.iinfo(np.int64).max)
     candidate = np.append(candidates, False)  # -1 is no link

@@ -21,7 +21,7 @@ MOST_LINKS = 32
 
 
 class Row(NamedTuple):
-    """A transfer as an observer receives it; times in femtoseconds."""
+    """A transfer as an observer receives it."""
 
     message: int
     step: int
@@ -29,11 +29,11 @@ class Row(NamedTuple):
     dst: int
     channel: int
     op: int
-    size: int
-    ready: int
-    start: int
-    end: int
-    done: int
+    size_bytes: int
+    ready_fs: int
+    start_fs: int
+    end_fs: int
+    done_fs: int
 
 
 def critical_messages(rows: Sequence[Row]) -> list[int]:
@@ -44,13 +44,13 @@ def critical_messages(rows: Sequence[Row]) -> list[int]:
     by_done: dict[tuple[int, int], list[Row]] = defaultdict(list)
     for row in sorted(rows):
         for rank in {row.src, row.dst}:
-            by_done[rank, row.done].append(row)
+            by_done[rank, row.done_fs].append(row)
 
     def predecessors(row: Row) -> Iterator[Row]:
         for rank in (row.src, row.dst):
-            yield from by_done[rank, row.ready]
+            yield from by_done[rank, row.ready_fs]
 
-    last = max(rows, key=lambda row: (row.done, -row.message), default=None)
+    last = max(rows, key=lambda row: (row.done_fs, -row.message), default=None)
     return [row.message for row in path_back(last, predecessors)]
 
 
@@ -83,7 +83,7 @@ def link_counters(
     rows: Sequence[Row], topology: Topology, ranks: Sequence[int], process: int
 ) -> Iterator[dict[str, Any]]:
     """Counters of the payload of the busiest links over time, each message at its mean rate, in GB/s."""
-    moving = [row for row in sorted(rows) if row.src != row.dst and row.end > row.start and row.size]
+    moving = [row for row in sorted(rows) if row.src != row.dst and row.end_fs > row.start_fs and row.size_bytes]
     if not moving:
         return
     ends = np.array([[ranks[row.src], ranks[row.dst]] for row in moving], np.int64)
@@ -92,15 +92,15 @@ def link_counters(
     for row, route in zip(moving, routes.tolist(), strict=True):
         for link in route:
             if link >= 0:
-                carried[link] += row.size
+                carried[link] += row.size_bytes
     busiest = sorted(carried, key=lambda link: (-carried[link], link))[:MOST_LINKS]
     changes: dict[int, dict[int, float]] = {link: defaultdict(float) for link in busiest}
     for row, route in zip(moving, routes.tolist(), strict=True):
-        rate = row.size * 10**6 / (row.end - row.start)  # bytes per nanosecond
+        rate = row.size_bytes * 10**6 / (row.end_fs - row.start_fs)  # bytes per nanosecond
         for link in route:
             if link in changes:
-                changes[link][row.start] += rate
-                changes[link][row.end] -= rate
+                changes[link][row.start_fs] += rate
+                changes[link][row.end_fs] -= rate
     yield from counters(changes, topology, process)
 
 
@@ -127,5 +127,5 @@ def counters(changes: Mapping[int, Mapping[int, float]], topology: Topology, pro
 def summary(path: Sequence[int], rows: Sequence[Row], time_fs: int) -> dict[str, Any]:
     """The critical path in numbers: its transfers, and their share of the run time."""
     by_message = {row.message: row for row in rows}
-    covered = sum(by_message[message].done - by_message[message].ready for message in path)
+    covered = sum(by_message[message].done_fs - by_message[message].ready_fs for message in path)
     return {"messages": len(path), "share": round(covered / time_fs, 4) if time_fs else 0.0}

@@ -59,20 +59,20 @@ def trace_document(
         args = {
             "message": row.message,
             **details,
-            "bytes": row.size,
-            "flow_start_us": _us(row.start),
-            "flow_end_us": _us(row.end),
+            "bytes": row.size_bytes,
+            "flow_start_us": _us(row.start_fs),
+            "flow_end_us": _us(row.end_fs),
         }
         if row.message in critical:
             args["critical"] = True
         if row.src == row.dst:
             local = spans.setdefault((row.src, lane, f"{name} local".strip()), [])
-            local.append(_Span(row.ready, row.done, work, args))
+            local.append(_Span(row.ready_fs, row.done_fs, work, args))
             continue
         sends = spans.setdefault((row.src, lane, f"{name} send".strip()), [])
-        sends.append(_Span(row.ready, row.end, f"send -> {row.dst}", args))
+        sends.append(_Span(row.ready_fs, row.end_fs, f"send -> {row.dst}", args))
         receives = spans.setdefault((row.dst, lane, f"{name} receive".strip()), [])
-        receives.append(_Span(row.start, row.done, f"receive <- {row.src}", args))
+        receives.append(_Span(row.start_fs, row.done_fs, f"receive <- {row.src}", args))
     tracks = _tracks(spans)
     counters = link_counters(rows, topology, ranks, len(ranks))
     return {
