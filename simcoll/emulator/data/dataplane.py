@@ -148,7 +148,7 @@ class Storage:
                 later_place.follow(earlier_place)
         return places
 
-    def _slices(self, rank: Ints, buffer: Ints, offset: Ints, elements: Ints) -> list[Array]:
+    def _slices(self, rank: Ints, buffer: Array, offset: Ints, elements: Ints) -> list[Array]:
         """The views of one end of every transfer."""
         stores = [self._buffers[name][number] for name, number in zip(rank.tolist(), buffer.tolist(), strict=True)]
         bounds = zip(stores, offset.tolist(), (offset + elements).tolist(), strict=True)

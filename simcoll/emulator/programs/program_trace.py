@@ -6,7 +6,7 @@ from typing import Any
 
 from simcoll.emulator.programs import Program, ProgramResult
 from simcoll.emulator.programs.resources import call_of
-from simcoll.emulator.traces.trace_marks import Row
+from simcoll.emulator.traces.trace_marks import TraceRow
 from simcoll.emulator.traces.trace_tracks import compress, trace_document
 from simcoll.topology import Topology
 
@@ -42,7 +42,7 @@ class ProgramTrace:
 
     def __init__(self, program: Program, topology: Topology) -> None:
         self._program, self._topology = program, topology
-        self._rows: list[Row] = []
+        self._rows: list[TraceRow] = []
         self._seen = 0
         streams = dict.fromkeys(operation.stream for operation in program.operations)
         self._lanes = {stream: number for number, stream in enumerate(streams)}
@@ -51,7 +51,7 @@ class ProgramTrace:
         """Record a message; the arguments are those of :class:`simcoll.planning.ProgramObserver`."""
         self._seen += 1
         if message < MAX_EVENTS // 2:  # two events for each
-            self._rows.append(Row(message, operation, src, dst, group, 0, size, *times))
+            self._rows.append(TraceRow(message, operation, src, dst, group, 0, size, *times))
 
     def document(self, result: ProgramResult, about: dict[str, Any] | None = None) -> dict[str, Any]:
         """The trace as a JSON object; ``about`` adds entries to ``otherData``."""
@@ -74,7 +74,7 @@ class ProgramTrace:
         """The compressed trace. Equal runs give equal bytes."""
         return compress(self.document(result, about))
 
-    def _from_launch(self) -> list[Row]:
+    def _from_launch(self) -> list[TraceRow]:
         """Messages, starting when their operations began: a protocol's launch precedes the readiness of a message."""
         ends = {(rank, row.done_fs) for row in self._rows for rank in (row.src, row.dst)}
         rows = []
@@ -87,7 +87,7 @@ class ProgramTrace:
             rows.append(row._replace(ready_fs=begin) if began and not waited else row)
         return rows
 
-    def _describe(self, row: Row) -> tuple[tuple[int, str], str, dict[str, Any]]:
+    def _describe(self, row: TraceRow) -> tuple[tuple[int, str], str, dict[str, Any]]:
         operation = self._program.operations[row.step]
         name = operation.name or f"operation {row.step}"
         return (self._lanes[operation.stream], operation.stream), name, {"operation": name}

@@ -277,8 +277,9 @@ def _spins(plan: Plan, block: Repeat) -> Spinning | None:
     """A repeat whose single chunks have one of two non-zero sizes; ``None`` for others."""
     # A count that is no multiple of the chunks makes some chunks one element larger. A repeat moves along its chunks, so no two
     # iterations have the same sizes, and unrolling it costs as many columns as it has iterations: a ring of 1,024 ranks has 2,046.
-    # But the sizes only rotate: in iteration t a transfer moves the chunk at (place + t * stride) mod m of a window of m chunks. If every transfer sees the same window, one window and each row's place in it describe all iterations.
-    # Each None below is a case in which an iteration has something else than a rotation.
+    # But the sizes only rotate: in iteration t a transfer moves the chunk at (place + t * stride) mod m of a window of m chunks. If
+    # every transfer sees the same sizes in its window, one window and each row's place in it describe all iterations. Each None below is
+    # a case in which an iteration is more than a rotation.
     layout = plan.schedule.layout
     listed = layout.scratch_pieces is not None or block.order is not None
     if not isinstance(plan.sizes, int) or listed or plan.sizes < layout.chunks:

@@ -216,7 +216,7 @@ class StepTimer:
 def joined_moves(steps: Sequence[Moves]) -> Moves:
     """The transfers of several steps, without their switch operations."""
     columns: Any = zip(*(step[:-1] for step in steps), strict=True)  # all but the leaders
-    return Moves(*map(np.concatenate, columns), leader=None)
+    return Moves._make([*map(np.concatenate, columns), None])
 
 
 def joined_routes(routes: list[Routes]) -> Routes:

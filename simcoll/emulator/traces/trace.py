@@ -8,7 +8,7 @@ from typing import Any
 from simcoll.core.plan import Plan
 from simcoll.core.schedule import OP_NAMES
 from simcoll.emulator.result import Result
-from simcoll.emulator.traces.trace_marks import Row
+from simcoll.emulator.traces.trace_marks import TraceRow
 from simcoll.emulator.traces.trace_tracks import FS_PER_US, compress, trace_document
 from simcoll.errors import ConfigError
 from simcoll.files.output import write_file
@@ -42,14 +42,14 @@ class Trace:
         self._plan = plan
         self._topology = topology
         self._limit = max_events // EVENTS_PER_TRANSFER
-        self._rows: list[Row] = []
+        self._rows: list[TraceRow] = []
         self._seen = 0
 
     def __call__(self, message: int, /, *columns: int) -> None:
         """Record a transfer; the arguments are those of :class:`simcoll.emulator.reference.ledger.Observer`."""
         self._seen += 1
         if message < self._limit:
-            self._rows.append(Row(message, *columns))
+            self._rows.append(TraceRow(message, *columns))
 
     def document(self, result: Result, run: str = "") -> dict[str, Any]:
         """The trace as a JSON object."""
@@ -89,6 +89,6 @@ class Trace:
         return about
 
 
-def _describe(row: Row) -> tuple[tuple[int, str], str, dict[str, Any]]:
+def _describe(row: TraceRow) -> tuple[tuple[int, str], str, dict[str, Any]]:
     lane = row.channel, f"channel {row.channel}"
     return lane, OP_NAMES[row.op], {"step": row.step, "op": OP_NAMES[row.op]}

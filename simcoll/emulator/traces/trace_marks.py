@@ -20,7 +20,7 @@ MOST_LINKS = 32
 """Number of links shown: those that carry the most bytes."""
 
 
-class Row(NamedTuple):
+class TraceRow(NamedTuple):
     """A transfer as an observer receives it."""
 
     message: int
@@ -36,17 +36,17 @@ class Row(NamedTuple):
     done_fs: int
 
 
-def critical_messages(rows: Sequence[Row]) -> list[int]:
+def critical_messages(rows: Sequence[TraceRow]) -> list[int]:
     """The critical path: transfers each of which waited for the previous one, up to the last to end, in order of time.
 
     A transfer waits for one that ended on a rank of its own at the moment when it became ready; of several, the lowest number counts.
     """
-    by_done: dict[tuple[int, int], list[Row]] = defaultdict(list)
+    by_done: dict[tuple[int, int], list[TraceRow]] = defaultdict(list)
     for row in sorted(rows):
         for rank in {row.src, row.dst}:
             by_done[rank, row.done_fs].append(row)
 
-    def predecessors(row: Row) -> Iterator[Row]:
+    def predecessors(row: TraceRow) -> Iterator[TraceRow]:
         for rank in (row.src, row.dst):
             yield from by_done[rank, row.ready_fs]
 
@@ -80,7 +80,7 @@ def arrows(spans: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def link_counters(
-    rows: Sequence[Row], topology: Topology, ranks: Sequence[int], process: int
+    rows: Sequence[TraceRow], topology: Topology, ranks: Sequence[int], process: int
 ) -> Iterator[dict[str, Any]]:
     """Counters of the payload of the busiest links over time, each message at its mean rate, in GB/s."""
     moving = [row for row in sorted(rows) if row.src != row.dst and row.end_fs > row.start_fs and row.size_bytes]
@@ -124,7 +124,7 @@ def counters(changes: Mapping[int, Mapping[int, float]], topology: Topology, pro
             }
 
 
-def summary(path: Sequence[int], rows: Sequence[Row], time_fs: int) -> dict[str, Any]:
+def summary(path: Sequence[int], rows: Sequence[TraceRow], time_fs: int) -> dict[str, Any]:
     """The critical path in numbers: its transfers, and their share of the run time."""
     by_message = {row.message: row for row in rows}
     covered = sum(by_message[message].done_fs - by_message[message].ready_fs for message in path)

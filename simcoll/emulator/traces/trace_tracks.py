@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from simcoll.emulator.traces.trace_marks import RED, Row, arrows, critical_messages, link_counters, summary
+from simcoll.emulator.traces.trace_marks import RED, TraceRow, arrows, critical_messages, link_counters, summary
 from simcoll.topology import Topology
 
 __all__ = ["FS_PER_US", "compress", "trace_document"]
@@ -19,7 +19,7 @@ Lane = tuple[int, str]
 """The track group of a rank's transfers: its sort order and name."""
 
 
-class _Span(NamedTuple):
+class _TrackSpan(NamedTuple):
     """A stretch of time on a track, in femtoseconds."""
 
     begin: int
@@ -29,12 +29,12 @@ class _Span(NamedTuple):
 
 
 def trace_document(
-    rows: Sequence[Row],
+    rows: Sequence[TraceRow],
     topology: Topology,
     ranks: Sequence[int],
     time_fs: int,
     about: dict[str, Any],
-    describe: Callable[[Row], tuple[Lane, str, dict[str, Any]]],
+    describe: Callable[[TraceRow], tuple[Lane, str, dict[str, Any]]],
 ) -> dict[str, Any]:
     """A trace as a JSON object.
 
@@ -51,7 +51,7 @@ def trace_document(
     describe
         Returns lane, name of local work, and arguments of a row.
     """
-    spans: dict[tuple[int, int, str], list[_Span]] = {}
+    spans: dict[tuple[int, int, str], list[_TrackSpan]] = {}
     path = critical_messages(rows)
     critical = set(path)
     for row in sorted(rows):
@@ -67,12 +67,12 @@ def trace_document(
             args["critical"] = True
         if row.src == row.dst:
             local = spans.setdefault((row.src, lane, f"{name} local".strip()), [])
-            local.append(_Span(row.ready_fs, row.done_fs, work, args))
+            local.append(_TrackSpan(row.ready_fs, row.done_fs, work, args))
             continue
         sends = spans.setdefault((row.src, lane, f"{name} send".strip()), [])
-        sends.append(_Span(row.ready_fs, row.end_fs, f"send -> {row.dst}", args))
+        sends.append(_TrackSpan(row.ready_fs, row.end_fs, f"send -> {row.dst}", args))
         receives = spans.setdefault((row.dst, lane, f"{name} receive".strip()), [])
-        receives.append(_Span(row.start_fs, row.done_fs, f"receive <- {row.src}", args))
+        receives.append(_TrackSpan(row.start_fs, row.done_fs, f"receive <- {row.src}", args))
     tracks = _tracks(spans)
     counters = link_counters(rows, topology, ranks, len(ranks))
     return {
@@ -101,7 +101,7 @@ def _processes(topology: Topology, ranks: Sequence[int]) -> Iterable[dict[str, A
         yield {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}}
 
 
-def _tracks(spans: dict[tuple[int, int, str], list[_Span]]) -> list[dict[str, Any]]:
+def _tracks(spans: dict[tuple[int, int, str], list[_TrackSpan]]) -> list[dict[str, Any]]:
     """Complete events, each on the first free track of its lane, so that events of a track never overlap."""
     events: list[dict[str, Any]] = []
     next_track: dict[int, int] = {}
