@@ -17,6 +17,7 @@ from realcoll.transports.interface import Transport
 from simcoll.binding import verify
 from simcoll.command_line import WHOLE, completion_script, run_app, separated
 from simcoll.errors import ConfigError, InternalError, ScheduleError, nearest
+from simcoll.terminal import say, say_text
 from simcoll.topology import Topology
 
 if TYPE_CHECKING:
@@ -159,23 +160,23 @@ def _measure_and_show(
     if shown:
         processes = transport.control.size
         ranks = f"{request.nranks} ranks in {processes} process{'es' * (processes != 1)}"
-        print(f"# realcoll: {request.collective} with {request.choice} on {transport.name}: {ranks}")
+        say(f"# realcoll: {request.collective} with {request.choice} on {transport.name}: {ranks}")
         first = next(each for each in schedules(request) if each is not None)
-        print(f"# {verify(first)}")
-        print(f"# warmup iters: {request.warmup} iters: {request.iterations} validation: {int(request.check)}")
+        say(f"# {verify(first)}")
+        say(f"# warmup iters: {request.warmup} iters: {request.iterations} validation: {int(request.check)}")
         if topology is not None:
-            print(f"# predictions on topology {topology.name}, protocol ideal: {topology.description}")
-        print("\n".join(header(predicts=predicts)), flush=True)
+            say(f"# predictions on topology {topology.name}, protocol ideal: {topology.description}")
+        say_text("\n".join(header(predicts=predicts)), flush=True)
 
     def each(line: Line) -> None:
-        print(row(line, predicts=predicts), flush=True)
+        say(row(line, predicts=predicts), flush=True)
 
     lines = [line for part in requests for line in measure(part, transport, topology, each if shown else None)]
     if shown:
-        print("\n".join(footer(lines)))
+        say_text("\n".join(footer(lines)))
         if json is not None:
             config = {"transport": transport.name, "processes": transport.control.size}
-            print(f"# wrote {write_new(json, json_document(request, lines, config, began))}")
+            say(f"# wrote {write_new(json, json_document(request, lines, config, began))}")
     wrong = sum(m.wrong or 0 for line in lines for m in (line.out_of_place, line.in_place) if m is not None)
     if wrong:
         raise InternalError(f"{wrong} wrong elements from a proved schedule")
@@ -249,17 +250,15 @@ def calibrate(
         if found.control.process == 0:
             line = fit(sizes, times)
             for size, seconds, residual in zip(line.sizes, line.times_s, line.residuals, strict=True):
-                print(f"{format_size(size):>10}  {seconds * 1e6:12.2f} us  {residual:+8.1%}")
-            print(f"# latency {line.latency_s * 1e6:.3g} us, bandwidth {line.bandwidth / 1e9:.3g} GB/s")
+                say(f"{format_size(size):>10}  {seconds * 1e6:12.2f} us  {residual:+8.1%}")
+            say(f"# latency {line.latency_s * 1e6:.3g} us, bandwidth {line.bandwidth / 1e9:.3g} GB/s")
             if predict:
                 made = calibration(sizes, times, predict, nranks, found.name)
-                print(
-                    f"# launch {made.launch_fs / 1e9:+.3g} us, rates x {float(made.rate):.3g}: calibration {made.hash}"
-                )
+                say(f"# launch {made.launch_fs / 1e9:+.3g} us, rates x {float(made.rate):.3g}: calibration {made.hash}")
                 write_calibration(output, made)
             else:
                 write_file(output, topology_toml(line, output.stem, nranks, found.name).encode())
-            print(f"# wrote {output}")
+            say(f"# wrote {output}")
 
 
 @app.command(name="launch")
@@ -289,7 +288,7 @@ def completion(shell: str, /) -> None:
     """
     from simcoll.planning.names import option_names
 
-    print(completion_script(app, shell, option_names()))
+    sys.stdout.write(f"{completion_script(app, shell, option_names())}\n")
 
 
 def _split(arguments: list[str]) -> list[str]:

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 from cyclopts import App, CycloptsError, Parameter, Token, UnusedCliTokensError
 
 from simcoll.errors import ConfigError, InternalError, ScheduleError, SimcollError, nearest
+from simcoll.terminal import printable_lines, say_text
 
 __all__ = ["FAULT", "SHELLS", "WHOLE", "completion_script", "run_app", "separated", "status_of"]
 
@@ -78,7 +79,7 @@ def run_app(
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - no traceback reaches a user
         if speaks or not isinstance(error, _ALIKE):
             with contextlib.suppress(OSError):  # the status says it even where nothing can be written
-                print(f"{name}: {_message(name, error)}", file=sys.stderr)
+                say_text(f"{name}: {_message(name, error)}", error=True)
         if _is_full(error):
             return 2
         known = {**_STATUSES, **(statuses or {})}
@@ -182,7 +183,7 @@ def status_of(app: App, words: Sequence[str], say: Callable[[str], object] | Non
     try:
         found = app(words, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        say(f"{app.name[0]}: {str(error).rstrip('.')}; try --help\n")
+        say(printable_lines(f"{app.name[0]}: {str(error).rstrip('.')}; try --help\n"))
         return 2
     except SimcollError as error:
         say(f"simcoll: {error}\n")

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 
+from simcoll.terminal import printable, printable_lines
+
 __all__ = [
     "ConfigError",
     "InternalError",
@@ -56,7 +58,13 @@ def shown(value: object) -> str:
 
 
 class SimcollError(Exception):
-    """Root of all errors that simcoll and realcoll raise on purpose."""
+    """Root of all errors that simcoll and realcoll raise on purpose.
+
+    Its text is safe for a terminal, whatever names of files and in files it holds.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(printable_lines(message))
 
 
 class ConfigError(SimcollError):
@@ -73,10 +81,10 @@ class ConfigError(SimcollError):
     """
 
     def __init__(self, message: str, *, file: str | None = None, path: str | None = None) -> None:
-        self.message = message = _clipped(message, MOST_LETTERS)
+        self.message = message = printable_lines(_clipped(message, MOST_LETTERS))
         self.file = file
         self.path = path = _clipped(path, MOST_PLACE) if path else path
-        where = ": ".join(str(part) for part in (file, path) if part)
+        where = ": ".join(printable(str(part)) for part in (file, path) if part)
         super().__init__(f"{where}: {message}" if where else message)
 
 
@@ -95,7 +103,7 @@ class ScheduleError(SimcollError):
         channel: int | None = None,
         chunk: int | None = None,
     ) -> None:
-        self.message = message = _clipped(message, MOST_LETTERS)
+        self.message = message = printable_lines(_clipped(message, MOST_LETTERS))
         self.step = step
         self.rank = rank
         self.channel = channel

@@ -33,7 +33,6 @@ __all__ = [
     "parse_size",
     "parse_span",
     "parse_time",
-    "printable",
 ]
 
 Ratio: TypeAlias = str | float | Fraction | Decimal
@@ -315,12 +314,3 @@ def counted(many: int, what: str) -> str:
     ('1 rank', '1,024 ranks')
     """
     return f"{many:,} {what}{'s' * (many != 1)}"
-
-
-def printable(text: str) -> str:
-    r"""Text safe for a terminal or a picture: control characters, which names from files may contain, become ``?``.
-
-    >>> printable("ring\x1b[2J")
-    'ring?[2J'
-    """
-    return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -8,6 +8,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from simcoll.terminal import say
+
 __all__ = ["show_accuracy"]
 
 
@@ -30,7 +32,8 @@ def show_accuracy(
 
     def told(name: str) -> None:
         if sys.stderr.isatty():
-            print(f"\r{name:<60}", end="", file=sys.stderr, flush=True)
+            sys.stderr.write(f"\r{name:<60}")
+            sys.stderr.flush()
 
     refuse_places([output])
     if steps:
@@ -39,10 +42,10 @@ def show_accuracy(
         text = _writer("accuracy_page").page(measure(told))
         told("")
     if output is None:
-        print(text, end="")
+        sys.stdout.write(text)
     else:
         write_file(output, text.encode())
-        print(f"# wrote {output}")
+        say(f"# wrote {output}")
 
 
 def _writer(name: str) -> ModuleType:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from simcoll.errors import ConfigError
+from simcoll.terminal import say
 
 if TYPE_CHECKING:
     from simcoll.tuning import Choice
@@ -65,4 +66,4 @@ def list_collectives() -> None:
 
     width = max(map(len, KINDS))
     for name, kind in KINDS.items():
-        print(f"{name:<{width}}  {kind.summary}")
+        say(f"{name:<{width}}  {kind.summary}")

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from simcoll.command_line import WHOLE
 from simcoll.errors import ConfigError
+from simcoll.terminal import say
 
 if TYPE_CHECKING:
     from simcoll.libraries.calibration import Calibration
@@ -52,7 +53,6 @@ def calibrate_logs(
     from simcoll.files.output import refuse_places
     from simcoll.libraries.calibration import write_calibration
     from simcoll.planning.measured.calibrating import fitted, gathered
-    from simcoll.units import printable
 
     if not logs:
         raise ConfigError("calibrate needs a log; expected output of nccl-tests, rccl-tests or realcoll perf")
@@ -60,12 +60,12 @@ def calibrate_logs(
     names = tuple(parameters.split(",")) if parameters is not None else None
     read = gathered(logs, topology, nodes=nodes, library=library, environment=env, collective=collective)
     for note in read.notes:
-        print(f"# note: {printable(note)}")
+        say(f"# note: {note}")
     found = fitted(read, names, topology)
     for line in _lines(found, read.series, names):
-        print(f"# {printable(line)}")
+        say(f"# {line}")
     write_calibration(output, found)
-    print(f"# wrote {output}: calibration {found.hash}")
+    say(f"# wrote {output}: calibration {found.hash}")
 
 
 def _lines(found: Calibration, series: Sequence[Series], names: tuple[str, ...] | None) -> Iterator[str]:

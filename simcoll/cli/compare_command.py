@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from simcoll.command_line import WHOLE
 from simcoll.errors import ConfigError
+from simcoll.terminal import say
 
 if TYPE_CHECKING:
     from simcoll.formats.logs.nccl_tuning import Chosen
@@ -69,7 +70,7 @@ def compare_log(
     from simcoll.planning.measured.comparison_chart import comparison_svg
     from simcoll.planning.measured.hypotheses import hypotheses
     from simcoll.planning.measured.library_table import doubts
-    from simcoll.units import printable
+    from simcoll.terminal import printable
 
     refuse_places([svg], [log, topology, library, calibration])
     check_request(topology, env)
@@ -86,40 +87,38 @@ def compare_log(
     if overlay and overlay.topology not in {"", topology}:
         notes.append(f"the calibration was fitted on topology {overlay.topology!r}, another than {topology!r}")
     for note in (*found.notes, *notes):
-        print(f"# note: {printable(note)}")
+        say(f"# note: {note}")
     tables = {}
     for number, setting in enumerate(settings, 1):
         with Progress() as progress:
             rows = compare(setting, overlay, progress)
         tables[f"{number}. {printable(str(setting))}"] = rows
-        print(
-            printable(
-                f"# {setting}; predicted by {setting.library}{f', calibration {overlay.hash}' if overlay else ''}"
-            )
-        )
+        say(f"# {setting}; predicted by {setting.library}{f', calibration {overlay.hash}' if overlay else ''}")
         if setting.table.environment:
             replaced = ", which --env replaces" if env else ""
             values = " ".join(f"{name}={value}" for name, value in setting.table.environment)
-            print(printable(f"# environment of the log{replaced}: {values}"))
+            say(f"# environment of the log{replaced}: {values}")
         for line in (*comparison_lines(rows), *doubts(each.prediction for each in rows)):
-            print(line)
+            say(line)
         for line in band_lines((each.row.size_bytes, each.ratio) for each in rows):
-            print(f"# error {line}")
-        print(f"# ({NOISE})")
+            say(f"# error {line}")
+        say(f"# ({NOISE})")
         for line in (*deviations(rows), *_choices(rows, found.choices)):
-            print(f"# {line}")
+            say(f"# {line}")
         told = hypotheses(setting, overlay)
         if told:
-            print("# Hypotheses, each tested by predicting with that one change:")
+            say("# Hypotheses, each tested by predicting with that one change:")
         for each in told:
-            print(f"#   {each}")
+            say(f"#   {each}")
     if svg is not None:
         if len(tables) > MAX_PANELS:
             raise ConfigError(
                 f"{len(tables)} tables are too many for one picture; the most is {MAX_PANELS}", file=str(log)
             )
-        write_file(svg, comparison_svg(f"{log.name} beside predictions for {settings[0].topology.name}", tables))
-        print(f"# wrote {svg}")
+        write_file(
+            svg, comparison_svg(f"{printable(log.name)} beside predictions for {settings[0].topology.name}", tables)
+        )
+        say(f"# wrote {svg}")
 
 
 def _choices(rows: list[Compared], choices: tuple[Chosen, ...]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 from cyclopts import App
@@ -49,6 +50,6 @@ def completion_of(app: App) -> Callable[..., None]:
         from simcoll.planning.names import option_names
 
         commands = tuple(name for name in app if not name.startswith("-"))
-        print(completion_script(app, shell, {**option_names(), "what": LISTED, "command": commands}))
+        sys.stdout.write(f"{completion_script(app, shell, {**option_names(), 'what': LISTED, 'command': commands})}\n")
 
     return print_completion

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from simcoll.command_line import WHOLE
+from simcoll.terminal import say
 
 if TYPE_CHECKING:
     from simcoll.formats.schedules.schedule_files import Algorithm
@@ -84,7 +85,7 @@ def convert_file(
     found = _source(source, collective, nranks, topology, root, in_place=in_place)
     content = algorithm_content(found, chosen, **{key: value for key, value in given.items() if value is not None})
     write_file(target, content)
-    print(f"wrote {target}: {found}, {len(content):,} bytes of format {chosen.name}")
+    say(f"wrote {target}: {found}, {len(content):,} bytes of format {chosen.name}")
 
 
 _WORKLOADS = ("workload", "chakra", "chakra-messages")
@@ -104,7 +105,7 @@ def _convert_topology(source: str, target: Path, name: str) -> None:
     machine = one_node(source) if name == "nccl-topology" else load_topology(source)
     content = writers[name](machine)
     write_file(target, content)
-    print(f"wrote {target}: {machine.name}, {machine.nranks} ranks, {len(content):,} bytes of format {name}")
+    say(f"wrote {target}: {machine.name}, {machine.nranks} ranks, {len(content):,} bytes of format {name}")
 
 
 def _source(

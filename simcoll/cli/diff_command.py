@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from simcoll.command_line import WHOLE
 from simcoll.errors import ConfigError
+from simcoll.terminal import say
 
 __all__ = ["diff_results"]
 
@@ -43,16 +44,16 @@ def diff_results(
     found = difference(before, after, metric)
     beyond = found.beyond(allowed)
     for move in beyond[:limit]:
-        print(f"{move.change:+10.3%}  {move.before:>22,} -> {move.after:>22,}  {move.name}")
+        say(f"{move.change:+10.3%}  {move.before:>22,} -> {move.after:>22,}  {move.name}")
     if len(beyond) > limit:
-        print(f"# and {len(beyond) - limit:,} more (--limit)")
+        say(f"# and {len(beyond) - limit:,} more (--limit)")
     for what, names in (("gone", found.gone), ("new", found.new)):
         for name in names[:limit]:
-            print(f"{what:>10}  {name}")
+            say(f"{what:>10}  {name}")
         if len(names) > limit:
-            print(f"# and {len(names) - limit:,} more {what} (--limit)")
+            say(f"# and {len(names) - limit:,} more {what} (--limit)")
     still = sum(move.change == 0 for move in found.moves)
-    print(
+    say(
         f"# {metric}: {len(found.moves):,} points in both, {still:,} equal, {len(beyond):,} moved by more than {allowed:.4%}; "
         f"{len(found.gone):,} gone, {len(found.new):,} new"
     )

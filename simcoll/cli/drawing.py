@@ -8,7 +8,7 @@ from html import escape
 
 from simcoll.core.schedule import COPY, MULTICAST, OP_NAMES, REDUCE, SWITCH_REDUCE, SYNC, Schedule, Step
 from simcoll.formats.goal.language import Goal, goal_text
-from simcoll.units import printable
+from simcoll.terminal import printable
 
 __all__ = ["goal_lines", "schedule_lines", "schedule_svg"]
 

@@ -12,6 +12,7 @@ from cyclopts import Parameter
 
 from simcoll.command_line import WHOLE
 from simcoll.errors import ConfigError, blamed_on, nearest
+from simcoll.terminal import say
 
 if TYPE_CHECKING:
     from simcoll.core.plan import Plan
@@ -92,12 +93,12 @@ def play_faults(
     content, path = scenarios.load_scenario(scenario)
     with blamed_on(str(path)):
         plan, machine, whole_fs = _undisturbed(content, path, algorithm, size)
-    print(f"# simcoll faults: {content.title}")
-    print(
+    say(f"# simcoll faults: {content.title}")
+    say(
         f"# {plan.schedule.title}, {format_size(plan.total_bytes)}, {plan.protocol.name}: {format_time(whole_fs)} undisturbed; {policy}"
     )
     if disturbed := scenarios.sweep_of(content, str(path)).disturbed:
-        print(f"# ignored, since faults are drawn here: {disturbed}")
+        say(f"# ignored, since faults are drawn here: {disturbed}")
     if seed is not None:
         if len(kind) != 1:
             raise ConfigError(f"--seed {seed}: of which kind? Give one --kind")
@@ -109,12 +110,12 @@ def play_faults(
     open_folder(folder, ("faults.csv", "faults.svg"))
     found = _all(kind, range(first, first + seeds), plan, machine, whole_fs, chances)
     for line in report.fault_lines(found, whole_fs):
-        print(line)
+        say(line)
     for each in found:
         _anew(each, report.worst(found[each]).seed, plan, machine, whole_fs, chances)
     checked = [wrong_elements(each, range(first, first + min(seeds, MOVED)), plan, machine, chances) for each in found]
     runs, wrong = (sum(column) for column in zip(*checked, strict=True))
-    print(f"# data moved in {runs} finished runs: {wrong} wrong elements; the schedule is proved for every order")
+    say(f"# data moved in {runs} finished runs: {wrong} wrong elements; the schedule is proved for every order")
     name = report.results_hash(found, whole_fs)
     files = {
         "faults.csv": report.faults_csv(found, whole_fs, name),
@@ -135,8 +136,8 @@ def play_faults(
         scenario,
         *(word for pair in given.items() if pair[1] and pair[1] != DEFAULTS.get(pair[0], "0") for word in pair),
     ]
-    print(f"# replay one: {shlex.join(map(str, again))} --kind {next(iter(found))} --seed {first}")
-    print(f"# wrote {', '.join(str(folder / each) for each in files)}")
+    say(f"# replay one: {shlex.join(map(str, again))} --kind {next(iter(found))} --seed {first}")
+    say(f"# wrote {', '.join(str(folder / each) for each in files)}")
 
 
 LOSSES = ("flap", "link", "nic", "stop")
@@ -189,7 +190,7 @@ def _all(
                 if kinds:
                     raise
                 tell.clear()
-                print(f"# no {kind}: {error.message}")
+                say(f"# no {kind}: {error.message}")
             else:
                 found[kind] = runs
     return found
@@ -201,13 +202,13 @@ def _one(kind: str, seed: int, plan: Plan, machine: Topology, whole_fs: int, cha
     from simcoll.units import format_time
 
     drawn = draw(kind, seed, plan, machine, whole_fs, chances)
-    print(f"# {kind} {seed}: {drawn.text}")
+    say(f"# {kind} {seed}: {drawn.text}")
     result = run_fault(drawn, chances)
     if result.raised:
-        print(f"# {result.raised}")
-        print(f"# all ranks have raised after {format_time(result.time_fs)}")
+        say(f"# {result.raised}")
+        say(f"# all ranks have raised after {format_time(result.time_fs)}")
     else:
-        print(
+        say(
             f"# finished after {format_time(result.time_fs)}, {result.time_fs / whole_fs:.3f} times the undisturbed time"
         )
     _anew(kind, seed, plan, machine, whole_fs, chances)
@@ -223,7 +224,7 @@ def _anew(kind: str, seed: int, plan: Plan, machine: Topology, whole_fs: int, ch
     try:
         drawn = draw(kind, seed, plan, machine, whole_fs, chances)
     except ConfigError as error:  # the loss cuts the machine in two
-        print(f"# after {kind} {seed}: {error.message}")
+        say(f"# after {kind} {seed}: {error.message}")
         return
     for line in replanned_lines(kind, seed, list(replanned(drawn)), whole_fs):
-        print(line)
+        say(line)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from simcoll.errors import ConfigError
+from simcoll.terminal import say
 
 __all__ = ["read_flight"]
 
@@ -22,7 +23,7 @@ def read_flight(*files: Path) -> int:
     """
     from simcoll.files.strict import read_start
     from simcoll.formats.recognise import TITLES, recognise
-    from simcoll.units import counted, printable
+    from simcoll.units import counted
 
     if not files:
         raise ConfigError("expected the flight records of some ranks, such as record_0 record_1, or a report of RAS")
@@ -40,8 +41,8 @@ def read_flight(*files: Path) -> int:
     read = readers.get(next(iter(kinds)), _records)
     found, told = read(files)
     for line in found:
-        print(printable(line))
-    print(f"# {told}: {counted(len(found), 'finding')}")
+        say(line)
+    say(f"# {told}: {counted(len(found), 'finding')}")
     return 1 if found else 0
 
 

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from simcoll.command_line import WHOLE
 from simcoll.errors import ConfigError, nearest
+from simcoll.terminal import say
 
 if TYPE_CHECKING:
     from simcoll.planning.tuners.nccl_graphs import Channels
@@ -65,7 +66,7 @@ def check_graph(
         raise ConfigError("the file has no ring graph and no trees", file=str(file))
     chosen = named[use] if use is not None else named.get("ring", next(iter(named.values())))
     dump_schedule(channels_schedule(chosen, collective, pieces=pieces), json)
-    print(f"wrote {json}: {chosen.name}")
+    say(f"wrote {json}: {chosen.name}")
 
 
 def _checked(file: Path, machine: Topology) -> Iterator[Channels]:
@@ -75,7 +76,6 @@ def _checked(file: Path, machine: Topology) -> Iterator[Channels]:
     from simcoll.formats.logs.nccl_log import load_nccl_log
     from simcoll.formats.recognise import TITLES, recognise
     from simcoll.planning.tuners.nccl_graphs import channels_of_graph, channels_of_log, connection_lines, fit_lines
-    from simcoll.units import printable
 
     kind = recognise(read_start(file))
     if kind not in {"nccl-log", "nccl-tests"}:
@@ -86,21 +86,21 @@ def _checked(file: Path, machine: Topology) -> Iterator[Channels]:
         for graph in parse_nccl_graphs(read_file(file, MAX_BYTES), str(file)):
             channels = channels_of_graph(graph)
             for line in fit_lines(channels, machine):
-                print(printable(line))
+                say(line)
             yield channels
         return
     communicators = load_nccl_log(file)
     for each in communicators[:MAX_COMMUNICATORS]:
         nodes = f" on {each.nnodes} nodes" if each.nnodes else ""
-        print(printable(f"communicator {each.name}: {each.nranks} ranks{nodes}"))
+        say(f"communicator {each.name}: {each.nranks} ranks{nodes}")
         if each.nranks > machine.nranks:
-            print(f"  {machine.name} has {machine.nranks} ranks; more nodes with --nodes")
+            say(f"  {machine.name} has {machine.nranks} ranks; more nodes with --nodes")
             continue
         for channels in channels_of_log(each, machine):
             for line in fit_lines(channels, machine):
-                print(printable(line))
+                say(line)
             yield channels
         for line in (*connection_lines(each, machine), *(f"  note: {note}" for note in each.notes)):
-            print(printable(line))
+            say(line)
     if len(communicators) > MAX_COMMUNICATORS:
-        print(f"and {len(communicators) - MAX_COMMUNICATORS:,} more communicators")
+        say(f"and {len(communicators) - MAX_COMMUNICATORS:,} more communicators")

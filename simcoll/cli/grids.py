@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from simcoll.command_line import WHOLE
+from simcoll.terminal import say
 from simcoll.units import counted
 
 if TYPE_CHECKING:
@@ -73,10 +74,10 @@ def play_grid(
         part = f"{len(shard_of(grid, options.shard)):,} of " if options.shard else ""
         folder = options.output or Path("out") / file.stem
         open_folder(folder, results)
-        print(f"# {part}{counted(len(grid), 'point')}, rows in {folder}", flush=True)
+        say(f"# {part}{counted(len(grid), 'point')}, rows in {folder}", flush=True)
         runs = [_played(grid, folder, pool, options)]
         while then is not None and not options.shard and (following := then(runs)) is not None:
-            print(f"# {len(following):,} {'of them' if len(runs) == 1 else 'more'} emulated in full", flush=True)
+            say(f"# {len(following):,} {'of them' if len(runs) == 1 else 'more'} emulated in full", flush=True)
             runs.append(_played(following, folder, pool, replace(options, resume=True)))
     return runs, folder
 
@@ -88,18 +89,18 @@ def _played(grid: Grid, folder: Path, pool: Pool, options: GridOptions) -> GridR
         try:
             run = run_grid(grid, folder, pool, resume=options.resume, shard=options.shard, progress=told)
         except KeyboardInterrupt:
-            print(f"# stopped; finished rows are kept, and --resume continues: {folder}", flush=True)
+            say(f"# stopped; finished rows are kept, and --resume continues: {folder}", flush=True)
             raise
     kept = len(run.rows) - run.played
-    print(f"# {counted(run.played, 'point')} played" + (f", {kept:,} kept from earlier" if kept else ""))
+    say(f"# {counted(run.played, 'point')} played" + (f", {kept:,} kept from earlier" if kept else ""))
     alike: dict[str, list[str]] = {}
     for reason, count in run.errors.items():
         alike.setdefault(re.sub(r"\d+", "#", reason), []).extend([reason] * count)
     ordered = sorted(alike.values(), key=lambda reasons: (-len(reasons), reasons[0]))
     for reasons in ordered[:MOST_REASONS]:
-        print(f"# {counted(len(reasons), 'point')} did not run: {reasons[0]}")
+        say(f"# {counted(len(reasons), 'point')} did not run: {reasons[0]}")
     if len(ordered) > MOST_REASONS:
-        print(f"# and {sum(map(len, ordered[MOST_REASONS:])):,} for other reasons; see the rows")
+        say(f"# and {sum(map(len, ordered[MOST_REASONS:])):,} for other reasons; see the rows")
     return run
 
 
@@ -152,7 +153,7 @@ class _Lines:
             return
         rate = (self.done - self.first) / (time.monotonic() - self.begin)
         left = f", {(self.total - self.done) / rate / 60:.1f} min left" if rate else ""
-        print(f"# {self.done:,} of {self.total:,} points, {_speed(rate)}{left}", file=sys.stderr, flush=True)
+        say(f"# {self.done:,} of {self.total:,} points, {_speed(rate)}{left}", error=True, flush=True)
 
 
 def _speed(per_second: float) -> str:

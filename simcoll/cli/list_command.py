@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from simcoll.errors import ConfigError, nearest
+from simcoll.terminal import say
 
 __all__ = ["LISTED", "list_names"]
 
@@ -117,7 +118,7 @@ def _many(rows: Lines) -> int:
 def _print_columns(rows: Sequence[tuple[str, ...]]) -> None:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
-        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+        say("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 _LISTINGS: dict[str, Callable[[], Lines]] = {

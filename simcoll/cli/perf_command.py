@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from simcoll.cli.disturbance_options import Disturbed
 from simcoll.command_line import WHOLE
 from simcoll.errors import ConfigError, blamed_on
+from simcoll.terminal import say, say_text
 
 if TYPE_CHECKING:
     from simcoll.cli.algorithm_names import Named
@@ -136,7 +137,7 @@ def predict(
             )
         chosen = library or ("nccl" if usual else "")
         for note in () if chosen else notes:
-            print(f"# {note}")
+            say(f"# {note}")
         mesh_lines(sweep, machine, group, csv=wanted[""].csv, library=chosen)
         return
     for axis, part in machines.items():
@@ -176,14 +177,14 @@ def _table(
         sweep = replace(sweep, choices=tuple(choice for choice, _ in fitting))
         built = [made for _, made in fitting]
     for note in notes:
-        print(f"# {note}")
+        say(f"# {note}")
     schedules = proved(sweep, machine, built) if sweep.collective else []
     table, proofs, stopped = print_sweep(title, sweep, schedules, machine, named.programs)
     if shown and not stopped:
         from simcoll.planning.measured.library_table import gain_lines
 
         for line in gain_lines(shown, table.rows):
-            print(line)
+            say(line)
     if table or table.programs:
         files.write(title, table, machine, proofs)
     if stopped:
@@ -242,7 +243,7 @@ class Files:
         from simcoll.planning.sweeps.result_files import predictions_json
 
         write_file(self.json, predictions_json(found, machine))
-        print(f"# wrote {self.json}")
+        say(f"# wrote {self.json}")
 
     def write(self, title: str, table: Table, machine: Topology, proofs: Sequence[str]) -> None:
         """Write the requested files, each with the hash of all results."""
@@ -262,7 +263,7 @@ class Files:
         for path, content in contents:
             if path is not None:
                 write_file(path, content())
-                print(f"# wrote {path}")
+                say(f"# wrote {path}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,10 +293,10 @@ class _Library:
         except ConfigError as error:
             if self.alone:
                 raise
-            print(f"# no line of NCCL: {error.message}")
+            say_text(f"# no line of NCCL: {error.message}")
             return []
         for line in library_lines(found, topology, library, environment):
-            print(line)
+            say(line)
         if not self.alone:
-            print()
+            say()
         return found

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from simcoll.cli.grids import GridOptions
 from simcoll.command_line import WHOLE
 from simcoll.errors import ConfigError
+from simcoll.terminal import say
 
 if TYPE_CHECKING:
     from simcoll.planning.designs.space import Space
@@ -62,19 +63,19 @@ def plan_designs(
         return
     runs, folder = played
     if options.shard:
-        print("# one shard of the designs; when all shards are done, --resume without --shard makes the rest")
+        say("# one shard of the designs; when all shards are done, --resume without --shard makes the rest")
         return
     rows = latest(runs)
     best, front = best_of(rows, space[0])
     if tight := tight_of(rows):
-        print(f"# {tight}")
+        say(f"# {tight}")
     shown = list({row["key"]: row for row in (*best[:top], *firsts(best))}.values())
     for line in _table(shown, space[0], front):
-        print(line)
+        say(line)
     for note in notes_of(shown):
-        print(f"# note: {note}")
+        say(f"# note: {note}")
     write_files(folder, _files(space[0], rows, best, front))
-    print(f"# wrote {', '.join(str(folder / name) for name in ('rows.jsonl', *FILES))}")
+    say(f"# wrote {', '.join(str(folder / name) for name in ('rows.jsonl', *FILES))}")
 
 
 def _files(space: Space, rows: Sequence[Row], best: Sequence[Row], front: Sequence[Row]) -> dict[str, bytes]:

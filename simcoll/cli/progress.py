@@ -10,6 +10,8 @@ from threading import Event, Thread
 from types import TracebackType
 from typing import Self
 
+from simcoll.terminal import printable, say
+
 __all__ = ["Progress", "each_minute", "on_terminal"]
 
 BLINK_S, LINE_S = 0.1, 60.0
@@ -67,7 +69,7 @@ class Progress:
         now = time.monotonic()
         if self.terminal and now - self.last >= BLINK_S:
             self.last = now
-            sys.stderr.write(f"{WIPE}{done}/{total} {self._took()} {next_up}")
+            sys.stderr.write(f"{WIPE}{done}/{total} {self._took()} {printable(next_up)}")
             sys.stderr.flush()
             self.shown = True
 
@@ -75,7 +77,7 @@ class Progress:
         done, total, next_up = self.told
         if total and sys.stderr is not None:
             left = f", about {_clock((time.monotonic() - self.begun) * (total - done) / done)} left" if done else ""
-            print(f"# {done:,} of {total:,} done in {self._took()}{left}, now {next_up}", file=sys.stderr, flush=True)
+            say(f"# {done:,} of {total:,} done in {self._took()}{left}, now {next_up}", error=True, flush=True)
 
     def _took(self) -> str:
         return _clock(time.monotonic() - self.begun)

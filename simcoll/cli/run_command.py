@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from simcoll.cli.disturbance_options import Disturbed
 from simcoll.errors import blamed_on
+from simcoll.terminal import say
 
 __all__ = ["run_scenario"]
 
@@ -60,6 +61,6 @@ def run_scenario(
         table, proofs, stopped = print_sweep(title, sweep, schedules, machine, programs)
         if table or table.programs:
             names = scenarios.write_results(folder, structs.replace(content, title=title), machine, table, proofs)
-            print(f"# wrote {', '.join(str(folder / name) for name in names)}")
+            say(f"# wrote {', '.join(str(folder / name) for name in names)}")
         if stopped:
             raise KeyboardInterrupt

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from simcoll.command_line import WHOLE
 from simcoll.errors import ConfigError, ScheduleError
+from simcoll.terminal import say, say_text
 
 if TYPE_CHECKING:
     from simcoll.core.schedule import Schedule
@@ -74,7 +75,7 @@ def show_schedule(
                 "--svg and --json are for schedules; a GOAL program does not say which data it moves", file=algorithm
             )
         for line in goal_lines(load_goal(algorithm), limit):
-            print(line)
+            say(line)
         return
     if is_file_name(algorithm):
         schedule = file_schedule(algorithm)
@@ -87,7 +88,7 @@ def show_schedule(
         except ScheduleError as error:
             if json is not None or svg is not None:
                 raise
-            print(f"# unproved: {error.message}")
+            say_text(f"# unproved: {error.message}")
     # Files come first: a reader that closes the pipe early ends the printing.
     written = []
     if json is not None:
@@ -97,9 +98,9 @@ def show_schedule(
         write_file(svg, schedule_svg(schedule).encode())
         written.append(svg)
     for line in schedule_lines(schedule, limit):
-        print(line)
+        say(line)
     for file in written:
-        print(f"wrote {file}")
+        say(f"wrote {file}")
 
 
 def named_schedule(

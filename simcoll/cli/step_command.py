@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from simcoll.command_line import WHOLE
 from simcoll.errors import ConfigError, blamed_on
+from simcoll.terminal import say
 
 __all__ = ["time_step"]
 
@@ -87,8 +88,8 @@ def time_step(
         plans = alone_on(place, alike=False, rules=workload.rules).plans
         lines, title, clock, content = workload_lines(run), run.title or design.stem, run.clock, step_json(run)
     for line in lines:
-        print(line)
+        say(line)
     trace = step_trace(workload, clock, title, plans)
     contents = (content, step_svg(workload, clock, title), trace, write_workload(workload))
     write_files(folder, dict(zip(FILES, contents, strict=True)))
-    print(f"# wrote {', '.join(str(folder / name) for name in FILES)}")
+    say(f"# wrote {', '.join(str(folder / name) for name in FILES)}")

@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 from simcoll.cli.disturbance_options import Disturbed
 from simcoll.cli.grids import GridOptions
+from simcoll.terminal import say
 
 if TYPE_CHECKING:
     from simcoll.planning.grids.grid import Grid
@@ -54,9 +55,9 @@ def sweep_all(
         return
     (run,), folder = played
     if options.shard:
-        print(
+        say(
             f"# one shard of the grid; when all shards are done, --resume without --shard writes {folder / 'results.csv'}"
         )
         return
     write_file(folder / "results.csv", sweep_csv(run.rows))
-    print(f"# wrote {folder / 'rows.jsonl'}, {folder / 'results.csv'}")
+    say(f"# wrote {folder / 'rows.jsonl'}, {folder / 'results.csv'}")

@@ -11,7 +11,8 @@ from simcoll.binding import verify
 from simcoll.cli.progress import Progress
 from simcoll.core.schedule import Schedule
 from simcoll.errors import ConfigError, InternalError
-from simcoll.units import format_size, printable
+from simcoll.terminal import printable, say
+from simcoll.units import format_size
 
 if TYPE_CHECKING:
     from simcoll.planning.sweeps.goal_programs import ProgramRun
@@ -64,40 +65,40 @@ def print_sweep(
 
         played += [play_program(each, name, topology, sweep.disturbed) for each in programs for name in sweep.protocols]
     for run in played:
-        print(run)
+        say(run)
     if not sweep.choices:
         return Table(sweep, topology.name, (), tuple(played)), [], False
-    print(f"# simcoll: {printable(title)}")
-    print(printable(f"# topology {topology.name}: {topology.nranks} ranks. {topology.description}".rstrip()))
+    say(f"# simcoll: {title}")
+    say(f"# topology {topology.name}: {topology.nranks} ranks. {topology.description}".rstrip())
     if sweep.disturbed:
-        print(printable(f"# disturbed: {sweep.disturbed}"))
+        say(f"# disturbed: {sweep.disturbed}")
     proofs = [f"{printable(schedule.title)}: {verify(schedule)}" for schedule in schedules]
     for proof in proofs:
-        print(f"# {proof}")
+        say(f"# {proof}")
     for line in _left_out(sweep, schedules):
-        print(f"# {line}")
+        say(f"# {line}")
     for line in head_lines(sweep):
-        print(line, flush=True)
+        say(line, flush=True)
     rows: list[Row] = []
     stopped = False
     with Progress() as progress:
         try:
             for of_size in runs(sweep, schedules, topology, progress):
                 progress.clear()
-                print(size_line(sweep, of_size), flush=True)
+                say(size_line(sweep, of_size), flush=True)
                 rows += of_size
         except KeyboardInterrupt:
             stopped = True
     if stopped and not rows:
-        print(f"# stopped before the first of {len(sweep.sizes)} sizes was done; nothing is kept", flush=True)
+        say(f"# stopped before the first of {len(sweep.sizes)} sizes was done; nothing is kept", flush=True)
         return Table(sweep, topology.name, (), tuple(played)), proofs, stopped
     checks = {row.choice: row.checked.wrong for row in rows if row.checked and row.checked.wrong is not None}
     moved = [row.result.wrong for row in rows if row.result.wrong is not None]
     wrong = sum(moved) + sum(checks.values())
     for line in (*foot_lines(rows), *engine_lines(rows), _summary(rows, len(checks), len(moved), wrong)):
-        print(line)
+        say(line)
     if stopped:
-        print(f"# stopped after {len(best_rows(rows))} of {len(sweep.sizes)} sizes; these are kept", flush=True)
+        say(f"# stopped after {len(best_rows(rows))} of {len(sweep.sizes)} sizes; these are kept", flush=True)
     if wrong:
         raise InternalError(f"{wrong} wrong elements in a proved schedule")
     return Table(sweep, topology.name, tuple(rows), tuple(played)), proofs, stopped
@@ -135,11 +136,11 @@ def mesh_lines(sweep: Sweep, machine: Topology, mesh: str, *, csv: Path | None, 
     axes = parse_mesh(mesh, machine.nranks)
     sweep.disturbed.check(machine)
     chosen = f", as {library} would choose" if library else ""
-    print(f"# {sweep.collective} on {machine.name}, mesh {mesh}, fastest axis first{chosen}")
+    say(f"# {sweep.collective} on {machine.name}, mesh {mesh}, fastest axis first{chosen}")
     if sweep.disturbed:
-        print(printable(f"# disturbed: {sweep.disturbed}"))
+        say(f"# disturbed: {sweep.disturbed}")
     for line in titles(COLUMNS):
-        print(line, flush=True)
+        say(line, flush=True)
     rows: list[GroupRow] = []
     stopped = False
     found = group_rows(sweep, machine, axes, library)
@@ -150,12 +151,12 @@ def mesh_lines(sweep: Sweep, machine: Topology, mesh: str, *, csv: Path | None, 
                 progress(len(rows), len(steps), step)
                 rows.append(next(found))
                 progress.clear()
-                print(rows[-1], flush=True)
+                say(rows[-1], flush=True)
     except KeyboardInterrupt:
         stopped = True
-        print(f"# stopped after {len(rows)} lines", flush=True)
+        say(f"# stopped after {len(rows)} lines", flush=True)
     if csv is not None and rows:
         write_file(csv, groups_csv(sweep, rows))
-        print(f"# wrote {csv}")
+        say(f"# wrote {csv}")
     if stopped:
         raise KeyboardInterrupt

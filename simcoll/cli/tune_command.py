@@ -11,6 +11,7 @@ from cyclopts import Parameter
 
 from simcoll.command_line import WHOLE
 from simcoll.errors import ConfigError
+from simcoll.terminal import say
 
 if TYPE_CHECKING:
     from simcoll.planning.tuners.fastest_choices import Picked
@@ -61,7 +62,7 @@ def tune_library(
     from simcoll.planning.tuners.fastest_choices import nccl_choices, played_choices, rules_of
     from simcoll.planning.tuners.mpi_libraries import load_mpi_library
     from simcoll.topology import load_topology
-    from simcoll.units import counted, parse_size, printable
+    from simcoll.units import counted, parse_size
 
     chosen, of_nccl = tuner_format(format), format == "nccl-csv"
     if of_nccl and protocol is not None:
@@ -89,17 +90,15 @@ def tune_library(
     width = max([22, *(len(name) for each in of_mpi.values() for name in each.algorithms.values())])
     wide = 20 if of_nccl else width
     under = f", calibration {overlay.hash}" if overlay else ""
-    print(printable(f"# topology {machine.name}: {counted(machine.nranks, 'rank')}{under}"))
-    print(
-        f"# collective            size  {'choice':<{width}}  time (us)  {'default':<{wide}}  time (us)    gain  error"
-    )
+    say(f"# topology {machine.name}: {counted(machine.nranks, 'rank')}{under}")
+    say(f"# collective            size  {'choice':<{width}}  time (us)  {'default':<{wide}}  time (us)    gain  error")
     for row in _told(found, wanted, sizes):
         choice = f"{row.algorithm} {row.protocol} {row.channels if row.channels > 0 else ''}".strip()
         error = "-" if row.error is None else f"{100 * row.error:.0f} %"
         usual = "-" if row.default_fs is None else microseconds(row.default_fs / 1e9)
         gain = "-" if row.gain is None else f"{row.gain:.2f}x"
         other = f"  {row.estimated}: {row.estimated_fs / row.time_fs:.2f}x" if row.estimated else ""
-        print(
+        say(
             f"  {row.collective:<14} {row.size_bytes:>11}  {choice:<{width}} {microseconds(row.time_fs / 1e9):>10}  "
             f"{row.default:<{wide}} {usual:>10}  {gain:>6}  {error:>5}{' *' * row.certain}{other}",
             flush=True,
@@ -110,16 +109,16 @@ def tune_library(
     write_file(output, chosen.dump(rules))
     if of_nccl:
         for remark in _remarks(picked, tuned=bool(overlay and overlay.tuning)):
-            print(f"# {remark}")
+            say(f"# {remark}")
     else:
         model = load_mpi_library(format)
-        print(
+        say(
             f"# default: of {model.name} {model.version}; '-': simcoll lacks the algorithm, so its time and the gain are unknown"
         )
-        print("# error: unknown, since simcoll ships no measured tables of MPI libraries")
+        say("# error: unknown, since simcoll ships no measured tables of MPI libraries")
         for note in model.notes:
-            print(f"# {model.name}: {note}")
-    print(f"# wrote {output}: {counted(len(rules), 'rule')}")
+            say(f"# {model.name}: {note}")
+    say(f"# wrote {output}: {counted(len(rules), 'rule')}")
 
 
 def _remarks(picked: Sequence[Picked], *, tuned: bool) -> Iterator[str]:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from simcoll.command_line import WHOLE
+from simcoll.terminal import say, say_text
 
 __all__ = ["verify_file"]
 
@@ -47,7 +48,6 @@ def verify_file(
     from simcoll.algorithms.imported import is_file_name
     from simcoll.cli.progress import Progress
     from simcoll.files.output import refuse_places
-    from simcoll.units import printable
 
     refuse_places([certificate], [file])
     with Progress() as progress:
@@ -61,23 +61,25 @@ def verify_file(
 
             found = named_schedule(file, collective, nranks, load_topology(topology) if topology else None, root)
             proof = verify(found, exact=exact or None)
-        said = "" if certificate is None else _certified(found, proof, certificate)
-    print(f"{f'{file}: ' if is_file_name(file) else ''}{printable(str(found))}\n{proof}{said}")
+        lines = () if certificate is None else _certified(found, proof, certificate)
+    say(f"{f'{file}: ' if is_file_name(file) else ''}{found}")
+    say_text(proof)
+    for line in lines:
+        say(line)
 
 
-def _certified(found: Any, proof: Any, path: str) -> str:
+def _certified(found: Any, proof: Any, path: str) -> tuple[str, str]:
     """Write the certificate; the lines that say where it is, what it is of, and how to check it."""
     from shlex import quote
 
     from simcoll.core.device_program import DeviceProgram
     from simcoll.formats.schedules.certificate import write_certificate
-    from simcoll.units import printable
 
     write_certificate(found, proof, path)
     instead = ""
     if isinstance(found, DeviceProgram):
         instead = ", of a schedule that gives every cell the same values: its signals are not in it"
-    return f"\ncertificate written to {printable(path)}{instead}\ncheck it without simcoll: {printable(f'simcoll-check {quote(path)}')}"
+    return f"certificate written to {path}{instead}", f"check it without simcoll: simcoll-check {quote(path)}"
 
 
 def _file_proof(file: str, *, exact: bool, trust_relaxed: bool) -> tuple[object, object]:

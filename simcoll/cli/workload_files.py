@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simcoll.errors import ConfigError
+from simcoll.terminal import say
 
 if TYPE_CHECKING:
     from simcoll.formats.schedules.schedule_files import Algorithm
@@ -72,7 +73,7 @@ def read_any_workload(
     if settings is not None:
         workload = settings.applied(workload)
         if settings.left_out:
-            print(f"# {system}: no counterpart here: {', '.join(settings.left_out)}")
+            say(f"# {system}: no counterpart here: {', '.join(settings.left_out)}")
     if topology is not None:
         slow, named = {}, load_topology(topology, nodes=nodes)
         if nodes is None and named.nranks < workload.nranks:
@@ -105,7 +106,7 @@ def convert_workload(
         if name == "workload":
             content = write_workload(workload)
             write_file(target, content)
-            print(
+            say(
                 f"wrote {target}: {workload.nranks} ranks, {len(workload.operations)} operations, {len(content):,} bytes"
             )
             return
@@ -121,7 +122,7 @@ def convert_workload(
     files = {f"{stem}.{rank}.et": content for rank, content in enumerate(dump_chakra(traces, rules))}
     write_files(target.parent, files)
     steps = sum(map(len, traces))
-    print(
+    say(
         f"wrote {target.parent / stem}.0.et to {stem}.{len(files) - 1}.et: {told}{steps:,} nodes, {sum(map(len, files.values())):,} bytes"
     )
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simcoll.arrays import Ints, Whole
-from simcoll.core.frozen import sealed
+from simcoll.core.immutable import without_subclasses
 from simcoll.errors import ConfigError, nearest
 
 __all__ = ["ALL", "KINDS", "Collective", "Kind", "bus_factor"]
@@ -125,7 +125,7 @@ def _whole(value: object, what: str) -> int:
     raise ConfigError(f"{what}; got {value!r}")
 
 
-@sealed
+@without_subclasses
 @dataclass(frozen=True, slots=True)
 class Collective:
     """A collective operation of ``nranks`` ranks.

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from simcoll.arrays import Ints, Whole
 from simcoll.core.collective import Collective
-from simcoll.core.frozen import frozen, rebuilt, sealed
+from simcoll.core.immutable import by_constructor, immutable, without_subclasses
 from simcoll.core.numbers import whole_numbers
 from simcoll.core.step import Step
 from simcoll.errors import ConfigError
@@ -22,7 +22,7 @@ MAX_CHUNKS = 2**40
 MAX_ADDRESSES = 2**60
 
 
-@sealed
+@without_subclasses
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
     """The chunk addresses of a schedule.
@@ -108,7 +108,7 @@ class Layout:
         values, n = whole_numbers(name, getattr(self, name), "iu"), self.collective.nranks
         # Equal columns take the memory of one.
         if values.ndim == 2 and values.shape[1] and (values == values[:, :1]).all():
-            values = np.broadcast_to(frozen(values[:, :1].copy()), values.shape)
+            values = np.broadcast_to(immutable(values[:, :1].copy()), values.shape)
         object.__setattr__(self, name, values)
         if values.ndim != 1 and (values.ndim != 2 or len(values) != n):
             raise ConfigError(
@@ -118,7 +118,7 @@ class Layout:
             wrong = values[(values < 0) | (values >= limit)][0]
             raise ConfigError(f"{name} must lie in 0..{limit - 1}, the {what}; got {wrong}")
 
-    __reduce__ = rebuilt
+    __reduce__ = by_constructor
 
     def input(self, slot: Any = 0, piece: Any = 0) -> Any:
         """Address of a piece of an input slot (scalars or arrays)."""

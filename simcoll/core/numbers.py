@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from simcoll.arrays import Array, Ints
-from simcoll.core.frozen import frozen
+from simcoll.core.immutable import immutable
 from simcoll.errors import ConfigError, shown
 from simcoll.units import MAX_INT64
 
@@ -45,20 +45,20 @@ def whole_numbers(name: str, values: ArrayLike, kinds: str = "iub", dtype: np.dt
     array([0, 2])
     """
     if type(values) is np.ndarray and values.dtype is dtype:  # the common case
-        return frozen(values)
+        return immutable(values)
     try:
         array: Array = np.asarray(None if _masked(values) else values)
     except (ValueError, OverflowError, TypeError):
         array = np.asarray(None)
     if array.size == 0:
-        return frozen(np.zeros(array.shape, dtype))
+        return immutable(np.zeros(array.shape, dtype))
     if array.dtype.kind in kinds:
         if np.can_cast(array.dtype, dtype):
-            return frozen(array, dtype)
+            return immutable(array, dtype)
         copy = array.copy()  # first: nobody must change it between the comparison and its use
         limits = np.iinfo(dtype)
         if int(copy.min()) >= limits.min and int(copy.max()) <= limits.max:
-            return frozen(copy, dtype)
+            return immutable(copy, dtype)
     raise ConfigError(f"{name} must be whole numbers of {8 * dtype.itemsize} bits, got {values!r:.60}")
 
 

@@ -6,16 +6,19 @@ The verifier, the emulator, every executor and every exporter consume only a pla
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simcoll.arrays import Array, Ints
 from simcoll.core.collective import Collective
 from simcoll.core.hazards import by_transfer, overwritten, wait_pairs
+from simcoll.core.immutable import immutable, without_subclasses
 from simcoll.core.known import Known as ScheduleKnown
+from simcoll.core.numbers import whole_numbers
+from simcoll.core.plan_step import PlanStep
 from simcoll.core.schedule import SYNC, Schedule, Step, lowered
 from simcoll.core.step import operands
 from simcoll.errors import ConfigError
@@ -29,56 +32,11 @@ if TYPE_CHECKING:
 __all__ = ["INPUT", "OUTPUT", "SCRATCH", "Plan", "PlanStep"]
 
 INPUT, OUTPUT, SCRATCH = 0, 1, 2
+NO_NUMBERS = immutable(np.zeros(0, np.int64))
 MOST_POSITIONS = 1 << 18
 """Chunk positions are tabulated up to this number of chunks per rank."""
 MOST_KEPT = 1 << 10
 """Up to this number of transfers, the steps of a plan are kept."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PlanStep:
-    """One step of a plan as parallel arrays, without empty transfers and self-copies.
-
-    Attributes
-    ----------
-    step
-        Number of the step in the schedule.
-    src_rank, dst_rank
-        Ranks of the schedule; equal for a local copy or reduction.
-    src_buffer, dst_buffer
-        0 input, 1 output, 2 scratch; with in-place aliases resolved.
-    src_offset, dst_offset, elements
-        Range within the buffer, in elements.
-    size_bytes
-        Payload.
-    src_chunk, dst_chunk, count
-        The same ranges in chunks of the schedule.
-    op
-        ``COPY``, ``REDUCE`` or ``SYNC``.
-    channel
-        Lane.
-    staged
-        Another transfer of this step overwrites this one's source, which must therefore be read before the step writes.
-    """
-
-    step: int
-    src_rank: Ints
-    src_buffer: NDArray[np.int8]
-    src_offset: Ints
-    dst_rank: Ints
-    dst_buffer: NDArray[np.int8]
-    dst_offset: Ints
-    elements: Ints
-    size_bytes: Ints
-    src_chunk: Ints
-    dst_chunk: Ints
-    count: Ints
-    op: NDArray[np.int8]
-    channel: Ints
-    staged: NDArray[np.bool_]
-
-    def __len__(self) -> int:
-        return len(self.src_rank)
 
 
 def _starts(held: Ints) -> Ints:
@@ -90,7 +48,7 @@ def _starts(held: Ints) -> Ints:
 
 @dataclass(slots=True, eq=False)
 class Known:
-    """Derived facts about a plan, each computed once; ``steps`` are kept if they have few transfers."""
+    """Derived facts about a plan, each computed once, neither pickled nor copied; ``steps`` are kept if they have few transfers."""
 
     steps: tuple[PlanStep, ...] | None = None
     starts: list[Ints | int] | None = None
@@ -99,7 +57,14 @@ class Known:
     wait_pairs: tuple[Array, Array] | None = None
     views: dict[int, Ints] = field(default_factory=dict)
 
+    def __reduce__(self) -> tuple[type[Known], tuple[()]]:
+        return Known, ()
 
+    def __dask_tokenize__(self) -> str:
+        return "derived facts"
+
+
+@without_subclasses
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """A schedule bound to sizes, made by :func:`simcoll.bind`.
@@ -117,7 +82,8 @@ class Plan:
     protocol
         Cost parameters.
     proof
-        Proof of the schedule; ``None`` when bound with ``unproved=True``.
+        Proof of the schedule; ``None`` when bound with ``unproved=True``. No proof is pickled: a plan that had one proves its schedule
+        anew where it is unpickled, or raises ScheduleError.
     """
 
     schedule: Schedule
@@ -132,10 +98,26 @@ class Plan:
     known: Known = field(default_factory=Known, repr=False, init=False)
 
     def __post_init__(self) -> None:
+        if type(self.schedule) is not Schedule:
+            raise ConfigError(f"a plan needs a Schedule, got {self.schedule!r:.60}")
+        single = isinstance(self.sizes, (int, np.integer))
+        object.__setattr__(self, "sizes", int(self.sizes) if single else whole_numbers("sizes", self.sizes))
+        object.__setattr__(self, "ranks", whole_numbers("ranks", self.ranks))
         if self.proof is not None and self.proof.of is not self.schedule.known:
             raise ConfigError(
                 f"this proof is not of {self.schedule}; bind(schedule, count) proves a schedule and makes its plan"
             )
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        # Without its proof: simcoll.binding, which can prove, registers how a plan with one travels.
+        arguments = self.schedule, self.sizes, self.count, self.dtype, self.reduction, self.ranks, self.protocol
+        return Plan, (*arguments, None)
+
+    def __copy__(self) -> Plan:
+        return replace(self)
+
+    def __deepcopy__(self, memo: Any) -> Plan:
+        return replace(self)
 
     @property
     def collective(self) -> Collective:
@@ -186,7 +168,7 @@ class Plan:
             lengths = np.diff(np.arange(layout.chunks + 1, dtype=np.int64) * sizes // layout.chunks)
             visible = np.tile(lengths, layout.scratch_base // layout.chunks)
             scratch = np.tile(lengths, layout.scratch_slots) if pieces is None else lengths[pieces]
-            known.positions = np.concatenate([[0], np.cumsum(np.concatenate([visible, scratch]))])
+            known.positions = immutable(np.concatenate([[0], np.cumsum(np.concatenate([visible, scratch]))]))
         return known.positions
 
     def _address(self, rank: Ints, chunk: Ints, region: Ints) -> Ints:
@@ -293,19 +275,20 @@ class Plan:
         """
         known = self._of_waits()
         if known.waits is None:
-            known.waits = by_transfer(*self.wait_pairs)
+            known.waits = MappingProxyType(by_transfer(*self.wait_pairs))
         return known.waits
 
     @property
     def wait_pairs(self) -> tuple[Array, Array]:
         """The same as two columns: waiting transfers, in order, and the transfers that they wait for."""
         if not self._may_wait:
-            return np.zeros(0, np.int64), np.zeros(0, np.int64)
+            return NO_NUMBERS, NO_NUMBERS
         known = self._of_waits()
         if known.wait_pairs is None:
             whole = known is self.schedule.known
             steps = (lambda: lowered(self.schedule)) if whole else self.transfers
-            known.wait_pairs = wait_pairs(steps, self.nranks, self.schedule.layout.size)
+            waiting, awaited = wait_pairs(steps, self.nranks, self.schedule.layout.size)
+            known.wait_pairs = immutable(waiting), immutable(awaited)
             self.schedule.release()
         return known.wait_pairs
 

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 
 from simcoll.arrays import Ints
-from simcoll.core.carried import travelling
 from simcoll.core.collective import Collective
 from simcoll.core.digests import digest
-from simcoll.core.frozen import rebuilt, sealed
+from simcoll.core.immutable import by_constructor, without_subclasses
 from simcoll.core.known import Known
 from simcoll.core.layout import Layout
 from simcoll.core.numbers import whole_number
+from simcoll.core.portable import portable_source
 from simcoll.core.step import (
     COPY,
     MULTICAST,
@@ -36,9 +36,10 @@ from simcoll.core.step import (
     in_fold_order,
     joined,
     moving_part,
+    private_copy,
     transfers,
 )
-from simcoll.errors import ConfigError, ScheduleError
+from simcoll.errors import ConfigError, ScheduleError, shown
 
 __all__ = [
     "COPY",
@@ -65,7 +66,7 @@ HELD = 1 << 19
 """The same for a pass that another will follow at once, at some 60 bytes a transfer."""
 
 
-@sealed
+@without_subclasses
 @dataclass(frozen=True, slots=True, eq=False)
 class Schedule:
     """A collective algorithm for one number of ranks: a stream of steps over a layout.
@@ -103,17 +104,22 @@ class Schedule:
     def __post_init__(self) -> None:
         layout: Any = self.layout  # whatever was given
         if type(layout) is not Layout:
-            raise ConfigError(f"{self.name}: expected a Layout, got {layout!r:.60}")
+            raise ConfigError(f"{self.name}: expected a Layout, got {shown(layout):.60}")
         object.__setattr__(self, "divisible", bool(self.divisible))
         object.__setattr__(self, "nchannels", whole_number(f"{self.name}: nchannels", self.nchannels, 1))
         if not callable(self.source):
-            raise ConfigError(f"{self.name}: source must be a function that yields the steps, got {self.source!r:.60}")
+            raise ConfigError(
+                f"{self.name}: source must be a function that yields the steps, got {shown(self.source):.60}"
+            )
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         if self.known.again is not None:
             return self.known.again
-        source = travelling(str(self), self.source, self.blocks())
-        return rebuilt(self if source is self.source else replace(self, source=source))
+        source = portable_source(str(self), self.source, self.blocks())
+        return by_constructor(self if source is self.source else replace(self, source=source))
+
+    def __dask_tokenize__(self) -> tuple[Any, ...]:
+        return "simcoll.Schedule", self.name, self.params, self.content_hash()
 
     def __copy__(self) -> Schedule:
         return replace(self)
@@ -156,15 +162,20 @@ class Schedule:
             return
         blocks = self.source()
         if not isinstance(blocks, Iterable):
-            raise ConfigError(f"{self.title}: its source returns {blocks!r:.60}; expected steps, yielded one by one")
+            raise ConfigError(
+                f"{self.title}: its source returns {shown(blocks):.60}; expected steps, yielded one by one"
+            )
         kept: list[Step | Repeat] = []
         room = (HELD if known.held else KEPT) if known.keeps else -1
         for number, block in enumerate(blocks, 1):
             if type(block) is not Step and type(block) is not Repeat:
-                raise ConfigError(f"{self.title}: its source yields {block!r:.60}; expected steps, made by transfers()")
-            if not known.agrees(number, digest(block)):
+                raise ConfigError(
+                    f"{self.title}: its source yields {shown(block):.60}; expected steps, made by transfers()"
+                )
+            private = private_copy(block)
+            if not known.agrees(number, digest(private)):
                 raise self._changed(number - 1)
-            moving = moving_part(block)
+            moving = moving_part(private)
             if moving is not None:
                 room -= _transfers(moving)
                 if room >= 0:

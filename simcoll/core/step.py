@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simcoll.arrays import Array, Ints
-from simcoll.core.frozen import constant, rebuilt, sealed
+from simcoll.core.immutable import by_constructor, constant, without_subclasses
 from simcoll.core.numbers import LARGEST, NUMBER, whole_number, whole_numbers
 from simcoll.errors import ConfigError, nearest
 
@@ -31,6 +31,7 @@ __all__ = [
     "moving_part",
     "operands",
     "overlaps",
+    "private_copy",
     "transfers",
 ]
 
@@ -56,7 +57,7 @@ SPARSE = 16
 """Up to this multiple of the number of rows, a table of their keys is faster than sorting."""
 
 
-@sealed
+@without_subclasses
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
     """Transfers that all read the memory before the step, as parallel arrays of equal length.
@@ -65,7 +66,7 @@ class Step:
     ranks make it a local copy or reduction.
 
     Columns may be arrays of any integer type, byte order and stride. They are stored as int64 (``op`` as int8) in memory that nobody
-    can change (:mod:`simcoll.core.frozen`): what is proved is what was given.
+    can change (:mod:`simcoll.core.immutable`): what is proved is what was given.
 
     Raises
     ------
@@ -95,7 +96,7 @@ class Step:
                     continue
             object.__setattr__(self, name, _column(name, column, dtype))
 
-    __reduce__ = rebuilt
+    __reduce__ = by_constructor
 
     def __copy__(self) -> Step:
         return self
@@ -255,7 +256,7 @@ def expanded(step: Step) -> Step:
     return Step(step.src_rank[row], src, step.dst_rank[row], dst, count, step.op[row], step.channel[row])
 
 
-@sealed
+@without_subclasses
 @dataclass(frozen=True, slots=True, eq=False)
 class Repeat:
     """A block of steps done ``count`` times, with its chunks shifted by ``stride`` each time.
@@ -294,7 +295,7 @@ class Repeat:
             raise ConfigError("order of a Repeat must list distinct chunks from 0 on")
         object.__setattr__(self, "order", order)
 
-    __reduce__ = rebuilt
+    __reduce__ = by_constructor
 
     def __copy__(self) -> Repeat:
         return self
@@ -354,6 +355,15 @@ def moving_part(block: Step | Repeat) -> Step | Repeat | None:
     if not kept or not block.count:
         return None
     return block if len(kept) == len(block.steps) else replace(block, steps=kept)
+
+
+def private_copy(block: Step | Repeat) -> Step | Repeat:
+    """The same block over arrays that nobody else holds: whoever holds an array can assign its shape, strides and type."""
+    if isinstance(block, Step):
+        return Step(*[column[:] for column in block.columns])
+    order = None if block.order is None else block.order[:]
+    steps = tuple(Step(*[column[:] for column in step.columns]) for step in block.steps)
+    return replace(block, steps=steps, order=order)
 
 
 def overlaps(start: Ints, end: Ints) -> bool:

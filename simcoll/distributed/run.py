@@ -28,6 +28,7 @@ from simcoll.distributed.start.results import RunResult, collected, memory_of, t
 from simcoll.distributed.start.spawning import spawn
 from simcoll.errors import ConfigError, nearest
 from simcoll.files.paths import is_file
+from simcoll.terminal import printable, printable_lines
 from simcoll.topology import load_topology
 from simcoll.units import counted, format_time
 
@@ -174,7 +175,7 @@ def _run(path: str, arguments: Sequence[str], options: _Options) -> None:
             guides = {"events" if name == "fault" else name: value for name, value in options.guides.items()}
             spawn(program, _ranks(options), **guides)
         elif options.guides:
-            _say(f"simcoll: {path} calls spawn itself, without --{', --'.join(options.guides)}\n")
+            _say(f"simcoll: {printable(path)} calls spawn itself, without --{', --'.join(options.guides)}\n")
         for result in results:
             _tell(result, where)
 
@@ -189,8 +190,8 @@ def _tell(result: RunResult, backend: str) -> None:
         digest = "-"
     where = result.topology if backend == EMULATOR else f"{len(result.returns)} processes"
     sys.stdout.write(
-        f"# {counted(len(result.returns), 'rank')}, {backend} ({where}): {counted(result.operations, 'operation')}, "
-        f"{format_time(result.time_fs)}{memory_of(result)}, returns {digest}\n{table_of(result)}"
+        f"# {counted(len(result.returns), 'rank')}, {backend} ({printable(where)}): {counted(result.operations, 'operation')}, "
+        f"{format_time(result.time_fs)}{memory_of(result)}, returns {digest}\n{printable_lines(table_of(result))}"
     )
 
 

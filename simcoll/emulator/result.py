@@ -9,7 +9,8 @@ from simcoll.arrays import Array, Ints, MaybeNone
 from simcoll.core.collective import bus_factor
 from simcoll.core.plan import Plan
 from simcoll.emulator.events.cut import Cut
-from simcoll.units import format_rate, format_size, format_time, printable
+from simcoll.terminal import printable
+from simcoll.units import format_rate, format_size, format_time
 
 if TYPE_CHECKING:
     from simcoll.bounds import Bound

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from simcoll.errors import ConfigError, nearest, shown
 
-__all__ = ["Facts", "Kind", "Rows", "text"]
+__all__ = ["FactSchema", "Kind", "Rows", "text"]
 
 Kind: TypeAlias = Callable[[Any, str], Any]
 """From the value in the file and the name of its key, for messages, to the value; raises ConfigError, which needs no place."""
@@ -52,7 +52,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class FactSchema:
     """The facts that a kind of file may hold.
 
     Attributes
@@ -70,7 +70,7 @@ class Facts:
     Examples
     --------
     >>> from simcoll.units import parse_size
-    >>> facts = Facts({"memory.size": lambda value, what: parse_size(value, what=what)})
+    >>> facts = FactSchema({"memory.size": lambda value, what: parse_size(value, what=what)})
     >>> facts.read({"memory": {"size": {"value": "80 GB", "source": "data sheet"}}})
     ({'memory.size': 80000000000}, {'memory.size': 'data sheet'})
     >>> facts.read({"memory": {"sise": {"value": "80 GB", "source": "data sheet"}}}, "gpu.toml")

@@ -17,7 +17,7 @@ from typing import Any, cast
 from simcoll.errors import ConfigError, nearest, shown
 from simcoll.files.paths import shipped_files
 from simcoll.files.reader_arguments import Content, content_of
-from simcoll.files.sourced import Facts, Kind
+from simcoll.files.sourced import FactSchema, Kind
 from simcoll.files.strict import read_file
 from simcoll.files.text import parse_toml
 from simcoll.units import parse_rate, parse_time
@@ -71,7 +71,7 @@ def _by_protocol(value: Any, what: str) -> tuple[float, ...]:
 _times, _rates, _numbers = _list_of(_time), _list_of(_rate), _list_of(_number)
 _TEXTS = ("name", "version", "description", "missing", "extends", "accuracy")
 _OPTIONAL = {"missing", "extends", "accuracy"}
-_FACTS = Facts(
+_FACTS = FactSchema(
     {
         "base.*": _by_protocol,
         "hop.*.ring": _by_protocol,

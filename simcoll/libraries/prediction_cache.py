@@ -1,8 +1,9 @@
 """Predictions cached on disk, so that a planner does not recompute them in another process.
 
 A key is a hash of everything that a prediction depends on: the request, the library's numbers, the calibration, the environment, the
-topology with its routes, and the code. A file that is damaged, unreadable or of another form counts as absent, and an unwritable folder
-is not used.
+topology with its routes, and the code. A file counts as absent if it is damaged (each has a checksum), unreadable or of another form, or
+if its time is not positive or below its own bound. An unwritable folder is not used. This is a defence against accidents: who can write
+the folder can also write a checksum, and is trusted.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def key_of(*parts: object) -> str:
 
 
 def recall(key: str, form: Mapping[str, type]) -> dict[str, object] | None:
-    """The fields cached under a key, if they exist and have the right types."""
+    """The fields cached under a key, if they exist, are undamaged and have the right types and possible times."""
     folder = cache_folder()
     if folder is None:
         return None
@@ -88,9 +89,23 @@ def recall(key: str, form: Mapping[str, type]) -> dict[str, object] | None:
             found = json.loads(stream.read(MAX_BYTES))
     except (OSError, ValueError, RecursionError):
         return None
-    if not isinstance(found, dict) or found.pop("key", None) != key or found.keys() != form.keys():
+    if not isinstance(found, dict):
         return None
-    return found if all(type(found[name]) is kind for name, kind in form.items()) else None
+    checksum = found.pop("checksum", None)
+    if found.keys() != form.keys() or any(type(found[name]) is not kind for name, kind in form.items()):
+        return None
+    return found if checksum == _checksum(key, found) and _possible(found) else None
+
+
+def _checksum(key: str, fields: Mapping[str, object]) -> str:
+    """A hash of a key and its fields, so that neither a changed file nor a renamed one is believed."""
+    return hashlib.sha256(json.dumps([key, fields], sort_keys=True).encode()).hexdigest()
+
+
+def _possible(fields: Mapping[str, object]) -> bool:
+    """Whether a time is positive, and not below its bound."""
+    time_fs, bound_fs = fields.get("time_fs"), fields.get("bound_fs", 0)
+    return isinstance(time_fs, int) and isinstance(bound_fs, int) and 0 <= bound_fs <= time_fs and time_fs > 0
 
 
 def remember(key: str, fields: Mapping[str, object]) -> None:
@@ -104,7 +119,7 @@ def remember(key: str, fields: Mapping[str, object]) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             # Not synced, which would take longer than most predictions: a file that a crash damages counts as absent.
-            part.write_bytes(json.dumps({"key": key, **fields}).encode())
+            part.write_bytes(json.dumps({"checksum": _checksum(key, fields), **fields}).encode())
             part.replace(target)
         finally:
             part.unlink(missing_ok=True)

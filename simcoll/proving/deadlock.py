@@ -109,7 +109,7 @@ def play(wiring: Wiring, depth: int | None) -> Play:
         level = level[when[chain[order]]]
     else:
         more = [(wiring.sends, wiring.recvs)]
-        if depth is not None:
+        if depth is not None and depth <= len(wiring.sends):  # no FIFO is deeper than all messages
             late = np.flatnonzero(wiring.ordinal >= depth)
             more.append((wiring.recvs[late - depth], wiring.sends[late]))
         order, level = levels(count, *(np.concatenate(columns) for columns in zip((before, after), *more, strict=True)))

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from simcoll.arrays import Ints, Shorts
 from simcoll.core.hashing import SALTS, mix
+from simcoll.core.immutable import by_constructor, freeze
 from simcoll.core.numbers import check_seed
 from simcoll.errors import ConfigError, nearest
 from simcoll.topology.detours import DetourRouter
@@ -54,6 +55,11 @@ class ClosRouter:
     rise: Shorts
     fall: Shorts
     seed: int | None
+
+    def __post_init__(self) -> None:
+        freeze(self)
+
+    __reduce__ = by_constructor
 
     def links(self, src: Ints, dst: Ints) -> Shorts:
         """See :class:`simcoll.topology.routing.Router`."""

@@ -10,6 +10,7 @@ from typing import Any
 from simcoll.errors import ConfigError, expect, nearest
 from simcoll.files.paths import is_file, shipped_files
 from simcoll.files.text import parse_toml
+from simcoll.terminal import printable
 
 __all__ = [
     "ASTRA_NETWORK",
@@ -132,7 +133,7 @@ def _base(base: object, chain: list[Path]) -> tuple[Path, Layer]:
     except ConfigError as error:
         raise ConfigError(error.message) from None
     if path.resolve() in [above.resolve() for above in chain]:
-        raise ConfigError(f"{base!r} leads back to {file}; a file cannot extend itself")
+        raise ConfigError(f"{base!r} leads back to {printable(str(file))}; a file cannot extend itself")
     if len(chain) > MAX_BASES:
         raise ConfigError(f"{base!r} would be base number {len(chain)}; expected at most {MAX_BASES}")
     return path, _parsed(content, file)

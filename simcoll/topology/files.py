@@ -15,7 +15,7 @@ from typing import Any
 
 from simcoll.core.numbers import check_seed
 from simcoll.errors import ConfigError, blamed_on, nearest, shown
-from simcoll.files.sourced import Facts, Kind, Rows, text
+from simcoll.files.sourced import FactSchema, Kind, Rows, text
 from simcoll.topology import direct_networks as direct
 from simcoll.topology import ecmp, families
 from simcoll.topology.cluster import Tier
@@ -266,7 +266,7 @@ def _decode(layers: list[Layer], changes: Mapping[str, object]) -> Topology:
     kinds: dict[str, Kind | Rows] = {path: key.kind for path, key in valid.items()}
     kinds |= dict.fromkeys(("name", "description", "family"), text)
     kinds |= {f"efficiency.{link}": _share for link in LINK_KINDS}
-    facts = Facts(kinds, others=("traits", "extends"), bare=True)
+    facts = FactSchema(kinds, others=("traits", "extends"), bare=True)
     values, sources, traits = _merged(layers, facts, family)
     for path, value in changes.items():
         if path.startswith("traits."):
@@ -334,7 +334,9 @@ def _built(family: str, first: Layer, title: str, arguments: dict[str, Any]) -> 
     return replace(parse_nccl_xml(first.dump, file=first.file, **arguments), name=title)
 
 
-def _merged(layers: list[Layer], facts: Facts, family: str) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
+def _merged(
+    layers: list[Layer], facts: FactSchema, family: str
+) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
     """Values, sources and traits of all files."""
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}

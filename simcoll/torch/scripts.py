@@ -29,6 +29,7 @@ from torch.optim import optimizer
 from simcoll.distributed.runtime.emulated import PEER_ENDED
 from simcoll.distributed.start.results import memory_of, table_of
 from simcoll.errors import ConfigError
+from simcoll.terminal import printable, printable_lines
 from simcoll.torch.own_modules import OwnModules
 from simcoll.torch.process_state import call_exit_functions
 from simcoll.torch.rank_threads import current_thread, current_thread_or_none
@@ -183,10 +184,9 @@ def run_script(script: Script, nprocs: int, *, shared: Sequence[str] = (), **gui
         except Exception as error:  # noqa: BLE001  # the script's own
             sys.stderr.write(_report(error))
             return 1
-    sys.stdout.write(
-        f"# {counted(nprocs, 'rank')} ({result.topology}): {counted(result.operations, 'operation')}, {format_time(result.time_fs)}"
-        f"{memory_of(result)}{_steps(notes)}\n{table_of(result)}"
-    )
+    played = f"# {counted(nprocs, 'rank')} ({printable(result.topology)}): {counted(result.operations, 'operation')}"
+    table = printable_lines(table_of(result))
+    sys.stdout.write(f"{played}, {format_time(result.time_fs)}{memory_of(result)}{_steps(notes)}\n{table}")
     if own.shared:
         known = own.shared | own.following
         reasons = own.shared | {name: f"imported by {first}" for name, first in own.following.items() if first in known}
@@ -211,7 +211,7 @@ def _steps(notes: _Notes) -> str:
 
 def _findings(findings: Sequence[str]) -> Iterator[str]:
     for finding in findings[:MAX_FINDINGS]:
-        yield f"simcoll.torch: {finding}\n"
+        yield f"simcoll.torch: {printable(finding)}\n"
     if len(findings) > MAX_FINDINGS:
         yield f"simcoll.torch: and {len(findings) - MAX_FINDINGS} more findings\n"
 
@@ -220,7 +220,8 @@ def _same_files(notes: _Notes, nprocs: int) -> Iterator[str]:
     for path, ranks in notes.writers.items():
         if len(ranks) > 1:
             who = "all ranks" if len(ranks) == nprocs else f"ranks {', '.join(map(str, sorted(ranks)[:8]))}"
-            yield f"simcoll.torch: {path} was written by {who}, each overwriting the previous; write on one rank, or a file per rank\n"
+            remedy = "each overwriting the previous; write on one rank, or a file per rank"
+            yield f"simcoll.torch: {printable(path)} was written by {who}, {remedy}\n"
 
 
 def _report(error: BaseException) -> str:
@@ -240,7 +241,7 @@ def _told(error: BaseException, prefix: str) -> str:
     notes = getattr(error, "__notes__", [])
     lines = traceback.format_list(shown) + traceback.format_exception_only(type(error), error)[: 1 if notes else None]
     text = "".join(["Traceback (most recent call last):\n", *lines])
-    return "".join(f"{prefix}: {line}\n" for line in text.splitlines())
+    return "".join(f"{prefix}: {printable_lines(line)}\n" for line in text.splitlines())
 
 
 def _thread_failed(args: threading.ExceptHookArgs) -> None:

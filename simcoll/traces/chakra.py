@@ -22,6 +22,7 @@ from simcoll.files.paths import is_file
 from simcoll.files.reader_arguments import FilePath, path_of
 from simcoll.files.strict import read_file
 from simcoll.formats.chakra.nodes import Node, Value, parse_nodes
+from simcoll.terminal import printable
 from simcoll.traces.gathering import gathered
 from simcoll.traces.rank_traces import Step, Together, Traces
 from simcoll.units import MAX_TIME_FS
@@ -69,7 +70,8 @@ def load_chakra(
         if own is not None and own[1] == prefix:
             found[int(own[2])] = each
     if not found:
-        raise ConfigError(f"there is no such file, nor {prefix}.0.et, {prefix}.1.et and so on", file=path)
+        name = printable(prefix)
+        raise ConfigError(f"there is no such file, nor {name}.0.et, {name}.1.et and so on", file=path)
     if len(found) > MAX_RANKS:
         raise ConfigError(f"{len(found)} ranks; expected at most {MAX_RANKS}", file=path)
     missing = [rank for rank in range(max(found) + 1) if rank not in found]

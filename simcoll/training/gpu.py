@@ -15,7 +15,7 @@ from typing import Any
 from simcoll.errors import ConfigError, nearest, shown
 from simcoll.files.paths import shipped_files
 from simcoll.files.reader_arguments import Content, content_of
-from simcoll.files.sourced import Facts
+from simcoll.files.sourced import FactSchema
 from simcoll.files.strict import read_file
 from simcoll.files.text import parse_toml
 from simcoll.units import UBPS_PER_BPS, parse_rate, parse_size
@@ -59,7 +59,7 @@ def _number(value: Any, what: str) -> float:
 _FLOPS = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([GTP])FLOPS\s*")
 _WATTS = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(k?)W\s*")
 _PREFIXES = {"": 1.0, "k": 1e3, "G": 1e9, "T": 1e12, "P": 1e15}
-_FACTS = Facts(
+_FACTS = FactSchema(
     {
         **{f"{table}.{dtype}": _flops for table in ("peak", "gemm") for dtype in DTYPE_BYTES},
         "attention.*": _flops,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from simcoll.core.collective import KINDS
 from simcoll.core.reduction import parse_dtype
-from simcoll.errors import ConfigError, nearest
+from simcoll.errors import ConfigError, blamed_on, nearest
 from simcoll.files.reader_arguments import Content, content_of
 from simcoll.files.strict import decode_json
 
@@ -390,8 +390,7 @@ def read_workload(content: Content, file: str | None = None) -> Workload:
     >>> read_workload(write_workload(made)).operations == made.operations
     True
     """
-    content = content_of(content, "read_workload")
-    read = decode_json(content, _File, file)
+    read = decode_json(content_of(content, "read_workload"), _File, file)
     if read.format != FORMAT:
         raise ConfigError(f"expected {FORMAT!r}, got {read.format!r}", file=file, path="$.format")
     if not 1 <= read.nranks < 2**24:
@@ -399,14 +398,13 @@ def read_workload(content: Content, file: str | None = None) -> Workload:
     for name, groups in read.groups.items():
         if len({len(group) for group in groups}) != 1:
             raise ConfigError("expected lists of equally many ranks", file=file, path=f"$.groups.{name}")
-    try:
-        return Workload(
-            read.nranks,
-            {name: np.array(ranks, np.int64) for name, ranks in read.classes.items()},
-            {name: np.array(groups, np.int64) for name, groups in read.groups.items()},
-            tuple(read.operations), read.title, read.tokens, read.model_flops, read.hardware_flops, read.rules,
-        )  # fmt: skip
-    except ConfigError as error:
-        raise ConfigError(error.message, file=file) from None
-    except (OverflowError, ValueError) as error:
-        raise ConfigError(f"ranks must be whole numbers of 64 bits: {error}", file=file) from None
+    with blamed_on(file):
+        try:
+            return Workload(
+                read.nranks,
+                {name: np.array(ranks, np.int64) for name, ranks in read.classes.items()},
+                {name: np.array(groups, np.int64) for name, groups in read.groups.items()},
+                tuple(read.operations), read.title, read.tokens, read.model_flops, read.hardware_flops, read.rules,
+            )  # fmt: skip
+        except (OverflowError, ValueError) as error:
+            raise ConfigError(f"ranks must be whole numbers of 64 bits: {error}") from None

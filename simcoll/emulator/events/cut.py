@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from simcoll.emulator.events.timeline import Timeline
 from simcoll.errors import listed
-from simcoll.units import format_size, format_time, printable
+from simcoll.terminal import printable
+from simcoll.units import format_size, format_time
 
 __all__ = ["Cut", "CutMessage", "cut_at"]
 

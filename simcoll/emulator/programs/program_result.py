@@ -13,8 +13,9 @@ from simcoll.emulator.programs.operations import Call
 from simcoll.emulator.programs.program import Program
 from simcoll.emulator.programs.step_lowering import lower
 from simcoll.errors import ConfigError
+from simcoll.terminal import printable
 from simcoll.topology import Topology
-from simcoll.units import format_time, printable
+from simcoll.units import format_time
 
 __all__ = ["OperationTimes", "ProgramResult"]
 

@@ -16,7 +16,7 @@ from simcoll.formats.logs.measured import ITEMSIZES, Log, Measured, Run, Table, 
 from simcoll.formats.logs.nccl_tests_json import MAX_JSON, tables_of_json
 from simcoll.formats.logs.nccl_tuning import TuningReader
 from simcoll.formats.logs.osu import OsuReader
-from simcoll.units import printable
+from simcoll.terminal import printable
 
 __all__ = ["load_log"]
 

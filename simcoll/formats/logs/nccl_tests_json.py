@@ -12,7 +12,7 @@ from simcoll.errors import ConfigError, shown
 from simcoll.files.strict import in_words, read_file
 from simcoll.formats.logs.log_lines import Skipped
 from simcoll.formats.logs.measured import Measured, Run, Table, dotted, finished
-from simcoll.units import printable
+from simcoll.terminal import printable
 
 __all__ = ["MAX_JSON", "tables_of_json"]
 

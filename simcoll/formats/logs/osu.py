@@ -10,7 +10,7 @@ import re
 
 from simcoll.formats.logs.log_lines import Skipped
 from simcoll.formats.logs.measured import ITEMSIZES, Measured, Run, Table, finished
-from simcoll.units import printable
+from simcoll.terminal import printable
 
 __all__ = ["OsuReader"]
 

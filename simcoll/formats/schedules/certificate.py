@@ -26,15 +26,17 @@ from simcoll.proving import DeviceProof, ProgramProof, device_schedule
 from simcoll.proving import verify as prove
 from simcoll.proving.deadlock import play
 from simcoll.proving.symmetry import Symmetry, find_symmetry
-from simcoll.units import printable
+from simcoll.terminal import printable
 
-__all__ = ["MAX_BYTES", "MAX_MOVES", "certificate_bytes", "verify", "write_certificate"]
+__all__ = ["MAX_BYTES", "MAX_INSTRUCTIONS", "MAX_MOVES", "certificate_bytes", "verify", "write_certificate"]
 
 FORMAT, VERSION = "simcoll-certificate", 1
-MAX_BYTES = 2**26
-"""Limit of a certificate before it is compressed; like the next one, a limit of ``simcoll-check``."""
-MAX_MOVES = 1_000_000
+MAX_BYTES = 48 << 20
+"""Limit of a certificate before it is compressed; like the next two, a limit of ``simcoll-check``."""
+MAX_MOVES = 6_000_000
 """Limit of the chunks moved by a schedule or program that is checked in full, with repeats unrolled."""
+MAX_INSTRUCTIONS = 50_000
+"""Limit of the instructions of a program."""
 NAME_LETTERS = 200
 DEPTHS = (0, 1, 2, 8)
 """FIFO depths at which the checker also runs a program, besides its own."""
@@ -285,10 +287,11 @@ def _column(values: Any) -> Any:
 
 def _of_program(program: RankProgram, proof: ProgramProof) -> dict[str, Any]:
     wiring = wire(program)
-    moves = int(np.maximum(wiring.code.count, 1).sum())
-    if moves > MAX_MOVES:
+    moves = int(wiring.code.count.sum())
+    if program.steps > MAX_INSTRUCTIONS or moves > MAX_MOVES:
         raise ConfigError(
-            f"{program}: its instructions on {moves:,} chunks are too many for a certificate: simcoll-check follows up to {MAX_MOVES:,}"
+            f"{program}: its {program.steps:,} instructions on {moves:,} chunks are too many for a certificate: simcoll-check follows up "
+            f"to {MAX_INSTRUCTIONS:,} on {MAX_MOVES:,}"
         )
     # The proof may have tried other depths than the checker does.
     tried = sorted({*DEPTHS, *(() if program.fifo_depth is None else (program.fifo_depth,))})

@@ -19,9 +19,10 @@ from simcoll.libraries.library import Library
 from simcoll.libraries.prediction import COLLECTIVES, Prediction, predict
 from simcoll.planning.measured.library_table import library_for
 from simcoll.planning.sweeps.nccl_tests_table import Column, microseconds, table_line, titles
+from simcoll.terminal import printable
 from simcoll.topology import Topology, load_topology, topology_of_job
 from simcoll.topology.file_layers import layers_of
-from simcoll.units import format_size, printable
+from simcoll.units import format_size
 
 __all__ = [
     "BANDS",

@@ -13,8 +13,8 @@ from simcoll.libraries.environment import DEFAULT, Environment
 from simcoll.libraries.library import Library, load_library
 from simcoll.libraries.prediction import Prediction, predict
 from simcoll.planning.sweeps.nccl_tests_table import TIMES, Column, gigabytes, microseconds, table_line, titles
+from simcoll.terminal import printable
 from simcoll.topology import Topology
-from simcoll.units import printable
 
 if TYPE_CHECKING:
     from simcoll.planning.sweeps.sweep import Row

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from simcoll.errors import ConfigError
+from simcoll.terminal import printable
 from simcoll.topology.values import parse_capacity
 from simcoll.units import format_rate
 
@@ -47,8 +48,9 @@ def required_rates(source: str, file: str, rates: Sequence[Rate]) -> list[int]:
         values = "".join(f":{rate.name}={_shown(rate)}" for rate in rates)
         *others, last = (rate.what for rate in missing)
         what = f"{', '.join(others)} and {last}" if others else last
+        name = printable(file)
         raise ConfigError(
-            f"{source} does not state the speed of {what}; set {'them' if others else 'it'}: -t '{file}{values}', or in a file that "
+            f"{source} does not state the speed of {what}; set {'them' if others else 'it'}: -t '{name}{values}', or in a file that "
             "extends it",
             file=file,
             path=f"$.{missing[0].name}",

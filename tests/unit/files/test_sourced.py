@@ -3,7 +3,7 @@
 import pytest
 
 from simcoll.errors import ConfigError
-from simcoll.files.sourced import Facts, Rows, text
+from simcoll.files.sourced import FactSchema, Rows, text
 from simcoll.files.text import parse_toml
 
 
@@ -13,7 +13,7 @@ def number(value, what):
     return value
 
 
-FACTS = Facts(
+FACTS = FactSchema(
     {
         "rate": number,
         "fabric.*.latency": number,
@@ -29,7 +29,7 @@ FACTS = Facts(
     others=("title",),
     nouns={"peak": "data type"},
 )
-BARE = Facts(FACTS.kinds, FACTS.others, FACTS.nouns, bare=True)
+BARE = FactSchema(FACTS.kinds, FACTS.others, FACTS.nouns, bare=True)
 FILE = """
 title = "not a fact"
 rate = { value = 1, source = "a" }
