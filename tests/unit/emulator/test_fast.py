@@ -17,7 +17,7 @@ from simcoll.core.protocol import IDEAL, Protocol
 from simcoll.emulator import emulate
 from simcoll.emulator.fast import calendar, changes, filling, loading
 from simcoll.emulator.fast import loops as kernel
-from simcoll.emulator.fast.compiled import COMPILED, SOURCES, _jit, _tell, announced
+from simcoll.emulator.fast.compiled import COMPILED, SOURCES, _jit, _tell, announce_compiling
 from simcoll.emulator.model import jitter_fs
 from simcoll.emulator.steps.plan_placement import placement_of
 from simcoll.emulator.steps.step_columns import summary
@@ -148,10 +148,10 @@ def test_compiling_is_announced_once(capsys):
 
     function, other = numba.njit(lambda number: number + 1), numba.njit(lambda number: number + 2)
     _tell.cache_clear()
-    with announced(function):
+    with announce_compiling(function):
         other(1)
     assert capsys.readouterr().err == ""
-    with announced(function):
+    with announce_compiling(function):
         function(1)
         function(2)
         function(1.5)  # compiled again, for another type
@@ -220,7 +220,7 @@ def test_much_work_is_given_to_the_fast_engine():
 def test_compiled_code_that_is_loaded_plays_little_work_too(monkeypatch):
     plan, net, paths = ring(8), crossbar(8, "1 GB/s"), []
     for loaded in (False, True):
-        monkeypatch.setattr("simcoll.emulator.engine_choice.loaded", lambda loaded=loaded: loaded)
+        monkeypatch.setattr("simcoll.emulator.engine_choice.is_warm", lambda loaded=loaded: loaded)
         paths.append(emulate(plan, net).path)
     assert paths == ["only 112 messages", "lock-step: no two of 112 messages meet on a link"]
 
