@@ -164,8 +164,7 @@ def transfers(
             raise ConfigError(f"unknown op {op!r}; {nearest(op.lower(), OP_NAMES)}")
         given["op"] = OP_NAMES.index(op.lower())
     columns: list[Any] = [  # whole numbers, or arrays of them
-        values if type(values) is int and 0 <= values < LARGEST else whole_numbers(name, values)
-        for name, values in given.items()
+        values if _is_plain(name, values) else whole_numbers(name, values) for name, values in given.items()
     ]
     ops = columns[-1]
     most = ops if isinstance(ops, int) else int(ops.view(np.uint64).max(initial=0))  # negative ones are huge there
@@ -179,6 +178,13 @@ def transfers(
         raise ConfigError(f"the columns of a step must broadcast together; got shapes {', '.join(shapes)}") from None
     src, src_c, dst, dst_c, cnt, ch = (_flat(column, shape) for column in columns[:-1])
     return Step(src, src_c, dst, dst_c, cnt, _flat(ops, shape, OPERATION), ch)
+
+
+def _is_plain(name: str, values: Any) -> bool:
+    """Whether values need no check: a usual number, or an array of the right type, which the step will copy."""
+    if type(values) is int:
+        return 0 <= values < LARGEST
+    return type(values) is np.ndarray and values.dtype is NUMBER and name != "op"
 
 
 def _flat(column: Array | int, shape: tuple[int, ...], dtype: np.dtype[Any] = NUMBER) -> Array:
@@ -360,10 +366,16 @@ def moving_part(block: Step | Repeat) -> Step | Repeat | None:
 def private_copy(block: Step | Repeat) -> Step | Repeat:
     """The same block over arrays that nobody else holds: whoever holds an array can assign its shape, strides and type."""
     if isinstance(block, Step):
-        return Step(*[column[:] for column in block.columns])
+        return _private_step(block)
     order = None if block.order is None else block.order[:]
-    steps = tuple(Step(*[column[:] for column in step.columns]) for step in block.steps)
-    return replace(block, steps=steps, order=order)
+    return replace(block, steps=tuple(map(_private_step, block.steps)), order=order)
+
+
+def _private_step(step: Step) -> Step:
+    copy: Step = object.__new__(Step)  # without checks: these are the columns of a step
+    for name, column in zip(COLUMNS, step.columns, strict=True):
+        object.__setattr__(copy, name, column[:])
+    return copy
 
 
 def overlaps(start: Ints, end: Ints) -> bool:
