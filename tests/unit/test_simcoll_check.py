@@ -234,6 +234,14 @@ def test_writing_inputs_and_reading_nothing_is_found():
     )
 
 
+def test_outputs_of_others_are_workspace_in_place():
+    rows = [(2, 0, 1, 1, "copy"), (1, 0, 1, 1, "reduce"), (1, 1, 0, 1, "reduce")]
+    blocks = [{"steps": [step([row])]} for row in rows]
+    right = schedule({"kind": "reduce", "nranks": 3, "in_place": True}, blocks, order="position-independent")
+    check(right)
+    wrong(changed(right, lambda c: c["blocks"][0]["steps"][0].update(dst_chunk=[0])), "rank 1 chunk 0 is an input")
+
+
 def test_what_does_not_exist_is_found():
     for row in [
         (2, 0, 0, 1, "copy"), (0, 0, 2, 1, "copy"), (0, 2, 0, 1, "copy"), (0, 0, 1, 2, "copy"), (0, 0, 1, 1, "add"),
@@ -244,6 +252,11 @@ def test_what_does_not_exist_is_found():
         wrong(
             schedule({"kind": "all_reduce", "nranks": 2}, [{"steps": [step([full])]}], order="any"), "step 0", "no such"
         )
+    # Ranges that begin in one buffer and end in another, at either end.
+    for row in ((0, 0, 1, 3, "copy", 0, 2), (0, 1, 1, 4, "copy", 0, 2), (0, 4, 1, 3, "copy", 0, 2)):
+        blocks = [{"steps": [step([row])]}]
+        collective = {"kind": "all_reduce", "nranks": 2}
+        wrong(schedule(collective, blocks, chunks=2, order="any", scratch=[0], divisible=True), "no such")
     # A range that leaves the input of an all_gather in place would lie in its output after the alias is resolved.
     certificate = schedule(
         {"kind": "all_gather", "nranks": 2, "in_place": True},
@@ -271,6 +284,7 @@ def test_scratch_of_ranks_and_pieces():
     ):
         check(schedule(collective, blocks, order="position-independent", **more))
     wrong(schedule(collective, blocks, order="any", scratch=[[0], []]), "step 1", "no such")
+    wrong(schedule(collective, blocks[2:], order="any", scratch=[[], [0]]), "step 0", "no such")
     for more in (
         {"scratch": [1]}, {"scratch": [[0]]}, {"scratch": [0, [0]]}, {"scratch": [[0], 0]}, {"scratch_pieces": [0]},
         {"scratch": [0], "scratch_pieces": [1]}, {"scratch": [0], "scratch_pieces": []}, {"scratch": [-1]}, {"scratch": [True]},
@@ -327,6 +341,15 @@ def test_a_fold_adds_in_the_order_of_ranks():
     blocks = [{"steps": [step(rows)]} for rows in ([*one], *steps)]
     check(schedule(collective, blocks, order="any", claims=claims))
     wrong(schedule(collective, blocks, order="rank-consistent", claims=claims), "claims.order")
+
+
+def test_the_order_of_rows_has_no_meaning():
+    rows = [(source, 0, rank, 1, "reduce" if source else "copy") for rank in range(2) for source in range(3)]
+    rest = [(1, 1, 2, 1, "copy")]
+    for mixed in (rows, rows[:3] + rows[:2:-1], rows[::-1]):
+        blocks = [{"steps": [step(mixed)]}, {"steps": [step(rest)]}]
+        claims = {"folds": True}
+        check(schedule({"kind": "all_reduce", "nranks": 3}, blocks, order="position-independent", claims=claims))
 
 
 def test_rules_of_switches():
@@ -526,6 +549,24 @@ def test_symmetric_gathers_and_scatters():
     unreadable(changed(direct("reduce_scatter", 2, in_place=True), lambda c: c.update(proof=proof)), "in place")
 
 
+def test_a_symmetric_schedule_keeps_places():
+    # Right, but what is at one place comes from another, so that one place does not tell about its orbit.
+    swapped = [(0, 0, 1, 3, "copy"), (0, 1, 1, 2, "copy"), (0, 0, 0, 2, "copy"), (0, 1, 0, 3, "copy")]
+    again = [(1, 3, 1, 4, "copy"), (1, 2, 1, 5, "copy")]
+    last = [(1, 4, 1, 2, "copy"), (1, 5, 1, 3, "copy")]
+    add = [(1, 0, 1, 2, "reduce"), (1, 1, 1, 3, "reduce"), (1, 0, 0, 2, "reduce"), (1, 1, 0, 3, "reduce")]
+    blocks = [{"steps": [step(rows)]} for rows in (swapped, again, last, add)]
+    collective = {"kind": "all_reduce", "nranks": 2}
+    right = schedule(collective, blocks, chunks=2, order="position-independent", scratch=[0], divisible=True)
+    check(right)
+    scratchless = schedule(
+        collective, [{"steps": [step([(0, 0, 0, 3, "copy")])]}], chunks=2, order="any", divisible=True
+    )
+    proof = {"kind": "by symmetry", "rank": [[0, 1]], "place": [0, 1]}
+    wrong(changed(scratchless, lambda c: c.update(proof=proof)), "not the same piece")
+    unreadable(changed(right, lambda c: c.update(proof=proof)), "scratch")
+
+
 def test_folds_are_not_symmetric():
     n = 3
     rows = [(source, place, rank, n + place, "copy" if source == rank else "reduce")
@@ -639,6 +680,12 @@ def test_races():
     check(wide)
     wrong(changed(wide, overlap), "overlap")
     check(changed(wide, lambda c: code(c, 0)[0].update(src=2)))  # onto itself
+    # A write that comes long after a read in the usual order, but does not wait for it.
+    reader = [{"op": "copy", "src": 0, "dst": 2}, {"op": "copy", "src": 2, "dst": 1}]
+    writer = [{"op": "nop", "waits": [[0, 0]]}, {"op": "nop"}, {"op": "nop"}, {"op": "copy", "src": 0, "dst": 2}]
+    late = program(None, [[(0, reader), (1, writer)]], [1, 1, 1], least=0)
+    wrong(late, "race")
+    check(changed(late, lambda c: code(c, 0, 1)[0].update(waits=[[0, 1]])))
     # Right data in the usual order, but the order is only kept by the FIFO's back-pressure.
     sends = [{"op": "send", "src": 2, "send_to": 1}, {"op": "send", "src": 2, "send_to": 1}]
     certificate = program(
@@ -870,6 +917,13 @@ def test_unknown_and_missing_keys_are_unreadable():
                     del inner[change]
                     optional = {"in_place", "base", "op", "lane", "repeat", "stride", "modulus"}
                     assert not accepted(other) or change in optional, change
+
+
+def test_a_key_that_occurs_twice_is_unreadable():
+    text = json.dumps(ring(2))
+    for key in ('"version": 1', '"modulus": 2', '"folds": false', '"kind": "full"'):
+        assert key in text
+        unreadable(text.replace(key, f"{key}, {key}", 1).encode(), "twice")
 
 
 def test_other_versions_and_formats_are_unreadable():
