@@ -115,7 +115,9 @@ def compare_log(
             raise ConfigError(
                 f"{len(tables)} tables are too many for one picture; the most is {MAX_PANELS}", file=str(log)
             )
-        write_file(svg, comparison_svg(f"{printable(log.name)} beside predictions for {settings[0].topology.name}", tables))
+        write_file(
+            svg, comparison_svg(f"{printable(log.name)} beside predictions for {settings[0].topology.name}", tables)
+        )
         say(f"# wrote {svg}")
 
 

@@ -7,7 +7,7 @@ import os
 import pytest
 
 import simcoll
-from realcoll.__main__ import main
+from realcoll.commands import main
 from realcoll.measure.calibrate import calibration, fit, shift, topology_toml
 from realcoll.measure.perf import Line, Measured
 from realcoll.measure.report import footer, header, row, write_new
