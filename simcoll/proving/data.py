@@ -62,6 +62,8 @@ def verify(schedule: Schedule, *, exact: bool | None = None, salt: bytes | None 
     proved (full, exact): 28 transfers in 7 steps, reduction order run-consistent
     """
     expect(schedule, Schedule, "verify takes a schedule, made by schedule(collective, algorithm)")
+    if type(schedule) is not Schedule:  # its class is a property, say
+        raise ConfigError(f"verify takes a schedule, made by schedule(collective, algorithm); got {type(schedule).__name__}")
     if salt is not None:
         expect(salt, bytes, "a salt is bytes, the Proof.salt of an earlier proof")
         if len(salt) != SALT_BYTES:
