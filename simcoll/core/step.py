@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simcoll.arrays import Array, Ints
+from simcoll.arrays import Array, Ints, Whole
 from simcoll.core.immutable import by_constructor, constant, without_subclasses
 from simcoll.core.numbers import LARGEST, NUMBER, whole_number, whole_numbers
 from simcoll.errors import ConfigError, nearest
@@ -26,10 +26,8 @@ __all__ = [
     "Repeat",
     "Step",
     "first_alike",
-    "in_fold_order",
     "joined",
     "moving_part",
-    "operands",
     "overlaps",
     "private_copy",
     "transfers",
@@ -81,6 +79,19 @@ class Step:
     count: Ints
     op: NDArray[np.int8]
     channel: Ints
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            src_rank: Array,
+            src_chunk: Array,
+            dst_rank: Array,
+            dst_chunk: Array,
+            count: Array,
+            op: Array,
+            channel: Array,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         for name, column, (dtype, strides) in zip(COLUMNS, self.columns, _FORMS, strict=True):
@@ -278,6 +289,18 @@ class Repeat:
     modulus: int
     order: Ints | None = None
 
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            steps: Sequence[Step],
+            count: Whole,
+            stride: Whole,
+            base: Whole,
+            modulus: Whole,
+            order: ArrayLike | None = None,
+        ) -> None: ...
+
     def __post_init__(self) -> None:
         steps: Any = self.steps  # whatever was given
         inner = tuple(steps) if isinstance(steps, (tuple, list)) else (None,)
@@ -382,29 +405,3 @@ def overlaps(start: Ints, end: Ints) -> bool:
     """Whether any two of the ranges share a chunk."""
     order = np.argsort(start)
     return bool((start[order][1:] < end[order][:-1]).any())
-
-
-def in_fold_order(step: Step, size: int) -> Step:
-    """The step with each fold's rows in the order of application.
-
-    ``size`` is the number of chunks per rank.
-    """
-    if not (step.op == REDUCE).any():
-        return step
-    rows = np.flatnonzero((step.op == REDUCE) | (step.op == COPY))
-    start = (step.dst_rank * size + step.dst_chunk)[rows]
-    if not overlaps(start, start + step.count[rows]):
-        return step
-    return step.rows(np.lexsort((step.src_rank, step.op == REDUCE)))
-
-
-def operands(dst_rank: Ints, dst_chunk: Ints, count: Ints, op: NDArray[np.int8], size: int) -> Ints:
-    """Length of the fold of each transfer of a step; ``size`` is the number of chunks per rank."""
-    result = np.ones(len(op), np.int64)
-    rows = np.flatnonzero(op == REDUCE)
-    start = (dst_rank * size + dst_chunk)[rows]
-    if overlaps(start, start + count[rows]):
-        row, offset = spread(count[rows])
-        _, which, each = np.unique(start[row] + offset, return_inverse=True, return_counts=True)
-        np.maximum.at(result, rows[row], each[which])
-    return result
