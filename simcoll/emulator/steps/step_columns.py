@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simcoll.arrays import Array, Ints
+from simcoll.core.folds import in_fold_order
 from simcoll.core.plan import Plan, PlanStep
 from simcoll.core.schedule import OP_NAMES, REDUCE, SYNC, Repeat, Step
-from simcoll.core.step import in_fold_order
 from simcoll.core.switches import switch_leaders
 
 Group = tuple[tuple["Moves", ...], int]

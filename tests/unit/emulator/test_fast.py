@@ -2,6 +2,8 @@
 
 import inspect
 import os
+import pickle
+import pickletools
 import re
 import signal
 import subprocess
@@ -398,3 +400,20 @@ def test_ctrl_c_waits_for_a_compilation():
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, usual)
+
+
+@compiled
+@pytest.mark.slow
+def test_the_cache_of_compiled_code_is_pickles_and_can_be_moved(tmp_path):
+    """What the threat model says of it, as its reason to trust no cache that others can write."""
+    program = """
+import numpy as np
+from simcoll.emulator.fast.grouping import grouped
+print(grouped([np.array([7, 7, 5])])[0].tolist())
+"""
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    index = next(tmp_path.rglob("*.nbi"))
+    assert isinstance(pickle.loads(index.read_bytes()), str)  # the version, before the rest
+    assert len(list(pickletools.genops(next(tmp_path.rglob("*.nbc")).read_bytes()))) > 10
