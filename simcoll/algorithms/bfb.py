@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["all_gather", "all_reduce", "reduce_scatter"]
 
+PLACE = 21  # in listings
+
 BFB = "Zhao et al.: Efficient direct-connect topologies for collective communications, arXiv 2202.03356"
 
 

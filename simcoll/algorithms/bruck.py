@@ -14,6 +14,8 @@ from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, joined, transf
 
 __all__ = ["all_gather", "all_to_all", "pat_all_gather", "pat_reduce_scatter"]
 
+PLACE = 10  # in listings
+
 BRUCK = "Bruck et al.: Efficient algorithms for all-to-all communications in multiport message-passing systems, TPDS 8 (1997)"
 PAT = "Jeaugey: PAT, a new algorithm for all-gather and reduce-scatter operations at scale, arXiv 2506.20252"
 

@@ -15,6 +15,8 @@ from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, transfers
 
 __all__ = ["broadcast", "from_root", "reduce"]
 
+PLACE = 3  # in listings
+
 CHAN = "Chan, Heimlich, Purkayastha, van de Geijn: Collective communication, CCPE 19 (2007)"
 
 

@@ -21,6 +21,8 @@ Tree = tuple[list[int], list[int]]  # parent of every rank (-1: the root), colou
 
 __all__ = ["all_reduce", "binary_tree", "broadcast", "reduce", "tree_orders", "tree_pair"]
 
+PLACE = 5  # in listings
+
 SANDERS = "Sanders, Speck, Träff: Two-tree algorithms for full bandwidth broadcast, reduction and scan, ParCo 35 (2009)"
 
 

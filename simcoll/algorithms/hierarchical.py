@@ -28,6 +28,8 @@ from simcoll.errors import ConfigError
 
 __all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter"]
 
+PLACE = 17  # in listings
+
 HIER = "Cho et al.: BlueConnect, MLSys 2019"
 
 

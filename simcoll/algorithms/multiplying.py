@@ -15,6 +15,8 @@ from simcoll.errors import ConfigError
 
 __all__ = ["all_reduce", "factors_of"]
 
+PLACE = 8  # in listings
+
 MOST = 8
 
 

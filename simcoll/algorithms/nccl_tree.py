@@ -16,6 +16,8 @@ from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, transfers
 
 __all__ = ["all_reduce", "levels"]
 
+PLACE = 6  # in listings
+
 
 def levels(parent: Ints) -> list[Ints]:
     """The ranks below the root of a tree, level by level.

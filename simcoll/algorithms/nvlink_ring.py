@@ -23,6 +23,8 @@ Cycle = tuple[int, ...]
 
 __all__ = ["all_gather", "all_reduce", "broadcast", "link_rings", "reduce", "reduce_scatter"]
 
+PLACE = 4  # in listings
+
 NCCL = "NCCL 2.27: src/graph/search.cc, rings over NVLinks"
 MOST_RANKS = 64
 MOST_TRIES = 5_000

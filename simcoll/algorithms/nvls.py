@@ -27,6 +27,8 @@ __all__ = [
     "tree_all_reduce",
 ]
 
+PLACE = 20  # in listings
+
 NCCL = "NCCL 2.27: src/device/all_reduce.h, src/transport/nvls.cc and coll_net.cc"
 
 

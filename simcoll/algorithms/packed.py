@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["all_gather", "all_reduce", "reduce_scatter"]
 
+PLACE = 22  # in listings
+
 FOREST = (
     "Zhao et al.: ForestColl, efficient collective communications on heterogeneous network fabrics, arXiv 2402.06787"
 )

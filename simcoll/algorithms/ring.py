@@ -30,6 +30,8 @@ __all__ = [
     "ring_orders",
 ]
 
+PLACE = 1  # in listings
+
 PATARASUK = "Patarasuk, Yuan: Bandwidth optimal all-reduce algorithms, JPDC 69 (2009)"
 
 

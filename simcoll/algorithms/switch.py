@@ -17,6 +17,8 @@ from simcoll.core.schedule import MULTICAST, SWITCH_REDUCE, Layout, Schedule, St
 
 __all__ = ["SHARP", "all_gather", "all_reduce", "broadcast", "everyone", "fetched", "reduce_scatter", "sent"]
 
+PLACE = 19  # in listings
+
 SHARP = "Graham et al.: Scalable hierarchical aggregation protocol (SHArP), COMHPC 2016; NVLS in NCCL since 2.17"
 
 

@@ -17,6 +17,8 @@ from simcoll.errors import ConfigError
 
 __all__ = ["all_gather", "all_reduce", "reduce_scatter"]
 
+PLACE = 18  # in listings
+
 BUCKET = "Jain, Sabharwal: Optimal bucket algorithms for large MPI collectives on torus interconnects, ICS 2010"
 
 
