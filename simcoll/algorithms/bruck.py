@@ -57,7 +57,7 @@ def all_gather(collective: Collective) -> Schedule:
 @algorithm(
     "all_to_all",
     "bruck",
-    cost="lg n (a + s/2 b), n = 2^k; equal blocks",
+    cost="lg n (a + s/2 b), n = 2^k",
     source=BRUCK,
     pattern="tree",
 )
@@ -131,7 +131,7 @@ def pat_all_gather(collective: Collective) -> Schedule:
 @algorithm(
     "reduce_scatter",
     "pat",
-    cost="ceil(lg n) a + (n-1)/n s (b + g), less g unless n = 2^j - 2^k",
+    cost="ceil(lg n) a + (n-1)/n s (b + g), n = 2^j - 2^k",
     source=PAT,
     pattern="tree",
     order="run-consistent",

@@ -37,7 +37,7 @@ def rows(schedule: Schedule, *, channels: int = 1, pieces: int = 1, box: int | N
 @algorithm(
     "broadcast",
     "chain",
-    cost="(n-2+k)(a + s/k b), k pieces",
+    cost="(n-2+pieces)(a + s/pieces b)",
     source=CHAN,
     shared=rows,
 )
@@ -56,7 +56,7 @@ def broadcast(collective: Collective) -> Schedule:
 @algorithm(
     "reduce",
     "chain",
-    cost="(n-2+k)(a + s/k (b + g)), k pieces",
+    cost="(n-2+pieces)(a + s/pieces (b + g))",
     source=CHAN,
     order="run-consistent",
     shared=rows,

@@ -181,7 +181,7 @@ def _schedule(collective: Collective, trees: Iterable[Tree], pieces: int, *, up:
 @algorithm(
     "all_reduce",
     "double_tree",
-    cost="about 4 ceil(lg n) a + 2 s b, many pieces",
+    cost="at most (4 ceil(lg n) + 2)(a + s/2 b) + ceil(lg n) s g; many pieces: 2 s b + s g",
     source=SANDERS,
     pattern="tree",
     order="run-consistent",
@@ -210,7 +210,7 @@ def _rooted(collective: Collective, channels: int, pieces: int, *, up: bool) -> 
 @algorithm(
     "broadcast",
     "double_tree",
-    cost="about 2 ceil(lg n) a + s b, many pieces",
+    cost="at most (2 ceil(lg n) + 1)(a + s/2 b); many pieces: s b",
     source=SANDERS,
     pattern="tree",
 )
@@ -222,7 +222,7 @@ def broadcast(collective: Collective, *, channels: int = 1, pieces: int = 4) -> 
 @algorithm(
     "reduce",
     "double_tree",
-    cost="about 2 ceil(lg n) a + s b, many pieces",
+    cost="at most (2 ceil(lg n) + 1)(a + s/2 (b + g)); many pieces: s (b + g)",
     source=SANDERS,
     pattern="tree",
     order="run-consistent",

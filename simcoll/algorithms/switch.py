@@ -49,7 +49,7 @@ def overlapping(schedule: Schedule, *, pieces: int = 1) -> Schedule:
 @algorithm(
     "all_reduce",
     "switch",
-    cost="2a + (1 + 1/n) s b, many pieces",
+    cost="2a + (2 - 1/n) s b; many pieces: (1 + 1/n) s b",
     source=SHARP,
     topologies="switch",
     order="rank-consistent",
