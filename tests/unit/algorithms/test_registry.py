@@ -18,13 +18,13 @@ def all_reduce(collective):
 
 
 def test_a_file_in_the_folder_is_an_algorithm(tmp_path, monkeypatch):
-    (tmp_path / "added_family.py").write_text(TEXT)
+    (tmp_path / "zz_added.py").write_text(TEXT)
     monkeypatch.setattr(simcoll.algorithms, "__path__", [*simcoll.algorithms.__path__, str(tmp_path)])
     try:
         found = [(a.collective, a.name) for a in registry._registered(registry._families())]
     finally:
-        sys.modules.pop("simcoll.algorithms.added_family", None)
-        vars(simcoll.algorithms).pop("added_family", None)
+        sys.modules.pop("simcoll.algorithms.zz_added", None)
+        vars(simcoll.algorithms).pop("zz_added", None)
     # It comes after those with a place, and what it imports does not count again.
     reductions = [name for kind, name in found if kind == "all_reduce"]
     assert reductions == [*(a.name for a in ALGORITHMS if a.collective == "all_reduce"), "twice_around"]
