@@ -14,7 +14,7 @@ from simcoll.arrays import Ints
 from simcoll.core.collective import Collective
 from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, transfers
 
-__all__ = ["Blocks", "all_gather", "all_reduce", "fold", "reduce_scatter", "rooted_fold", "swing_peers"]
+__all__ = ["BlockPlacement", "all_gather", "all_reduce", "fold", "reduce_scatter", "rooted_fold", "swing_peers"]
 
 
 def fold(nranks: int, members: int | None = None) -> tuple[int, Ints, Ints, Ints]:
@@ -54,22 +54,22 @@ def swing_peers(members: int, *, mirrored: bool = False) -> Ints:
     return np.array([(member + side * distance) % members for distance in distances], np.int64).reshape(-1, members)
 
 
-def numbered(peers: Ints) -> Ints:
+def member_numbers(peers: Ints) -> Ints:
     """Number the members so that those reachable in the last k steps differ only in the last k bits.
 
-    >>> numbered(np.array([[1, 0, 3, 2], [2, 3, 0, 1]])).tolist()
+    >>> member_numbers(np.array([[1, 0, 3, 2], [2, 3, 0, 1]])).tolist()
     [0, 2, 1, 3]
     """
     number = np.zeros(peers.shape[1], np.int64)
-    least = np.arange(peers.shape[1], dtype=np.int64)  # of those reachable
+    smallest = np.arange(peers.shape[1], dtype=np.int64)  # of those reachable
     for later, partner in enumerate(peers[::-1]):
-        lower = np.minimum(least, least[partner])
-        number += (least != lower).astype(np.int64) << later
-        least = lower
+        lower = np.minimum(smallest, smallest[partner])
+        number += (smallest != lower).astype(np.int64) << later
+        smallest = lower
     return number
 
 
-class Blocks:
+class BlockPlacement:
     """A placement of the blocks in which the blocks that a member is still responsible for after a step form one range.
 
     Blocks are in the order of their members' numbers, from the root on if there is one; a folded rank's block accompanies its partner's.
@@ -78,7 +78,7 @@ class Blocks:
     def __init__(self, collective: Collective, peers: Ints) -> None:
         n, root = collective.nranks, collective.root
         _, self.rank_of, self.even, self.odd = fold(n) if root is None else rooted_fold(n, root)
-        self.peers, self.number = peers, numbered(peers)
+        self.peers, self.number = peers, member_numbers(peers)
         by_number = self.rank_of[np.argsort(self.number)]
         folded = np.full(n, -1, np.int64)
         folded[self.odd] = self.even
@@ -88,7 +88,7 @@ class Blocks:
         self.place = np.argsort(self.order)
         self.layout = Layout(collective, 1, self.order)
 
-    def reached(self, number: Ints, step: int) -> tuple[Ints, Ints]:
+    def range_after(self, number: Ints, step: int) -> tuple[Ints, Ints]:
         """First place and number of the blocks of the members that each number can still reach after a step."""
         low, size = _halves(number, step, len(self.peers))
         return self._first[low], self._first[low + size] - self._first[low]
@@ -104,7 +104,7 @@ def all_reduce(name: str, collective: Collective, peers: Ints) -> Schedule:
     """Reduce-scatter by halving along the pairings, then all-gather by doubling along the reversed pairings."""
     members, rank_of, even, odd = fold(collective.nranks)
     layout, rank = Layout(collective, members), np.arange(collective.nranks)
-    number, vector, count = numbered(peers), layout.output(), len(peers)
+    number, vector, count = member_numbers(peers), layout.output(), len(peers)
 
     def steps() -> Iterator[Step]:
         yield transfers(rank, layout.input(), rank, vector, count=members)
@@ -122,36 +122,38 @@ def all_reduce(name: str, collective: Collective, peers: Ints) -> Schedule:
 
 def all_gather(name: str, collective: Collective, peers: Ints) -> Schedule:
     """All-gather by doubling along the reversed pairings."""
-    n, at = collective.nranks, Blocks(collective, peers)
-    layout, rank, slot = at.layout, np.arange(n), np.arange(n)[:, None]
+    n, blocks = collective.nranks, BlockPlacement(collective, peers)
+    layout, rank, slot = blocks.layout, np.arange(n), np.arange(n)[:, None]
 
     def steps() -> Iterator[Step]:
-        yield transfers(rank, layout.input(), rank, layout.scratch_at(at.place))
-        folded = layout.scratch_at(at.place[at.even])
-        yield transfers(at.even, folded, at.odd, folded)
+        yield transfers(rank, layout.input(), rank, layout.scratch_at(blocks.place))
+        folded = layout.scratch_at(blocks.place[blocks.even])
+        yield transfers(blocks.even, folded, blocks.odd, folded)
         for step in reversed(range(len(peers))):
-            mine, count = at.reached(at.number, step)
-            held = layout.scratch_at(mine)
-            yield transfers(at.rank_of, held, at.rank_of[peers[step]], held, count=count)
-        yield transfers(at.odd, layout.scratch_at(), at.even, layout.scratch_at(), count=n)
-        yield transfers(rank, layout.scratch_at(slot), rank, layout.output(at.order[slot]))
+            mine, count = blocks.range_after(blocks.number, step)
+            address = layout.scratch_at(mine)
+            yield transfers(blocks.rank_of, address, blocks.rank_of[peers[step]], address, count=count)
+        yield transfers(blocks.odd, layout.scratch_at(), blocks.even, layout.scratch_at(), count=n)
+        yield transfers(rank, layout.scratch_at(slot), rank, layout.output(blocks.order[slot]))
 
     return Schedule(name, layout, steps)
 
 
 def reduce_scatter(name: str, collective: Collective, peers: Ints) -> Schedule:
     """Reduce-scatter by halving along the pairings."""
-    n, at = collective.nranks, Blocks(collective, peers)
-    layout, rank, slot = at.layout, np.arange(n), np.arange(n)[:, None]
+    n, blocks = collective.nranks, BlockPlacement(collective, peers)
+    layout, rank, slot = blocks.layout, np.arange(n), np.arange(n)[:, None]
 
     def steps() -> Iterator[Step]:
-        yield transfers(rank, layout.input(at.order[slot]), rank, layout.scratch_at(slot))
-        yield transfers(at.even, layout.scratch_at(), at.odd, layout.scratch_at(), count=n, op=REDUCE)
+        yield transfers(rank, layout.input(blocks.order[slot]), rank, layout.scratch_at(slot))
+        yield transfers(blocks.even, layout.scratch_at(), blocks.odd, layout.scratch_at(), count=n, op=REDUCE)
         for step, peer in enumerate(peers):
-            theirs, count = at.reached(at.number[peer], step)
-            given = layout.scratch_at(theirs)
-            yield transfers(at.rank_of, given, at.rank_of[peer], given, count=count, op=REDUCE)
-        yield transfers(at.rank_of, layout.scratch_at(at.place[at.rank_of]), at.rank_of, layout.output())
-        yield transfers(at.odd, layout.scratch_at(at.place[at.even]), at.even, layout.output())
+            theirs, count = blocks.range_after(blocks.number[peer], step)
+            address = layout.scratch_at(theirs)
+            yield transfers(blocks.rank_of, address, blocks.rank_of[peer], address, count=count, op=REDUCE)
+        yield transfers(
+            blocks.rank_of, layout.scratch_at(blocks.place[blocks.rank_of]), blocks.rank_of, layout.output()
+        )
+        yield transfers(blocks.odd, layout.scratch_at(blocks.place[blocks.even]), blocks.even, layout.output())
 
     return Schedule(name, layout, steps)

@@ -23,9 +23,9 @@ def _by_distance(layout: Layout, channels: int, sends: Callable[[Ints, Ints], St
 
     def steps() -> Iterator[Step]:
         yield sends(np.zeros(1, np.int64), np.zeros(1, np.int64))
-        for first in range(1, n, channels):
-            distance = np.arange(first, min(first + channels, n))
-            yield sends(distance, distance - first)
+        for start in range(1, n, channels):
+            distance = np.arange(start, min(start + channels, n))
+            yield sends(distance, distance - start)
 
     return Schedule("grouped", layout, steps, min(channels, max(n - 1, 1)), (("channels", channels),))
 
