@@ -30,8 +30,8 @@ def lazy_attributes(
             return importlib.import_module(f"{package}.{name}")
         return getattr(importlib.import_module(modules[name]), name)
 
-    def listed() -> list[str]:
+    def dir_names() -> list[str]:
         module = sys.modules[package]
         return sorted([*module.__all__, *(name for name in vars(module) if name.startswith("__"))])
 
-    return find, listed
+    return find, dir_names
