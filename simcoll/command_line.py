@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 from cyclopts import App, CycloptsError, Parameter, Token, UnusedCliTokensError
 
 from simcoll.errors import ConfigError, InternalError, ScheduleError, SimcollError, nearest
+from simcoll.stopping import STOPPED, raise_again
 from simcoll.terminal import printable_lines, say_text
 
 __all__ = ["FAULT", "SHELLS", "WHOLE", "completion_script", "run_app", "separate_program", "status_of"]
@@ -32,7 +33,7 @@ _STATUSES: Mapping[type[BaseException], int] = {
     ScheduleError: 1,
     InternalError: FAULT,
     MemoryError: 2,
-    KeyboardInterrupt: 130,
+    KeyboardInterrupt: STOPPED,
 }
 _ALIKE = (CycloptsError, ConfigError, ScheduleError)
 """Errors that every process of a job finds alike."""
@@ -69,6 +70,7 @@ def run_app(
     """
     name = app.name[0]
     try:
+        raise_again()
         status = app(list(arguments), exit_on_error=False, print_error=False, result_action="return_value")
         if sys.stdout is not None:  # None if it was closed before the program started
             sys.stdout.flush()  # so that a closed pipe is reported here, not at interpreter exit
@@ -178,9 +180,10 @@ def separate_program(words: Sequence[str], valued: Collection[str]) -> list[str]
 
 
 def status_of(app: App, words: Sequence[str], say: Callable[[str], object] | None = None) -> int:
-    """Run an application; its exit status, or 2 and one line of error."""
+    """Run an application; its exit status, 2 and one line of error, or 130 and one line after Ctrl-C."""
     say = say or sys.stderr.write
     try:
+        raise_again()
         status = app(words, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
         say(printable_lines(f"{app.name[0]}: {str(error).rstrip('.')}; try --help\n"))
@@ -188,4 +191,7 @@ def status_of(app: App, words: Sequence[str], say: Callable[[str], object] | Non
     except SimcollError as error:
         say(f"simcoll: {error}\n")
         return 2
+    except KeyboardInterrupt:
+        say(f"{app.name[0]}: stopped\n")
+        return STOPPED
     return status if isinstance(status, int) else 0

@@ -72,7 +72,7 @@ class Algorithm:
         texts = ((name, getattr(value, "name", value)) for name, value in (self.params | params).items())
         result: Schedule = replace(schedule, name=self.name, params=tuple(texts))
         result.known.keeps = True
-        module, name = self.function.__module__, self.function.__name__
+        module, name = (getattr(self.function, key, "") for key in ("__module__", "__name__"))
         if getattr(sys.modules.get(module), name, None) is self:  # another process finds it there, too
             result.known.again = build_again, (module, name, collective, tuple(params.items()))
         return result

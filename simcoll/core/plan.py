@@ -11,16 +11,17 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from simcoll.arrays import Array, Ints
 from simcoll.core.collective import Collective
+from simcoll.core.folds import operands
 from simcoll.core.hazards import by_transfer, overwritten, wait_pairs
 from simcoll.core.immutable import immutable, without_subclasses
 from simcoll.core.known import Known as ScheduleKnown
 from simcoll.core.numbers import whole_numbers
 from simcoll.core.plan_step import PlanStep
 from simcoll.core.schedule import SYNC, Schedule, Step, lowered
-from simcoll.core.step import operands
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -94,6 +95,21 @@ class Plan:
     ranks: Ints
     protocol: Protocol
     proof: Proof | None
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            schedule: Schedule,
+            sizes: ArrayLike,
+            count: int,
+            dtype: np.dtype[Any],
+            reduction: Reduction,
+            ranks: ArrayLike,
+            protocol: Protocol,
+            proof: Proof | None,
+        ) -> None: ...
+
     # Not copied by dataclasses.replace: derived facts do not hold for a changed plan.
     known: Known = field(default_factory=Known, repr=False, init=False)
 

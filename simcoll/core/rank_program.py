@@ -19,7 +19,7 @@ from simcoll.core.collective import Collective
 from simcoll.core.immutable import by_constructor, freeze, without_subclasses
 from simcoll.core.numbers import LARGEST, whole_number
 from simcoll.core.schedule import Layout
-from simcoll.errors import ScheduleError, nearest
+from simcoll.errors import ConfigError, ScheduleError, nearest
 
 __all__ = [
     "NAMES", "OPS", "Code", "Instruction", "Lane", "Lanes", "Op", "RankProgram", "place",
@@ -92,8 +92,13 @@ class Instruction:
                 number = whole_number(f"{name} of an instruction", getattr(self, name), -LARGEST)
                 object.__setattr__(self, name, number)
         if self.waits:
-            pairs = (tuple(whole_number("a wait", at, -LARGEST) for at in pair) for pair in self.waits)
-            object.__setattr__(self, "waits", tuple(pairs))
+            try:
+                pairs = [(lane, position) for lane, position in self.waits]
+            except (TypeError, ValueError):
+                message = f"waits of an instruction are pairs of a lane and a position, got {self.waits!r:.60}"
+                raise ConfigError(message) from None
+            waits = tuple(tuple(whole_number("a wait", number, -LARGEST) for number in pair) for pair in pairs)
+            object.__setattr__(self, "waits", waits)
 
 
 @without_subclasses
@@ -264,7 +269,15 @@ class RankProgram:
     def __post_init__(self) -> None:
         if not isinstance(self.lanes, Lanes):
             object.__setattr__(self, "lanes", tuple(map(tuple, self.lanes)))
-        object.__setattr__(self, "buffers", tuple(self.buffers))
+        try:
+            sizes = tuple(whole_number("chunks of a buffer", size, -LARGEST) for size in self.buffers)
+        except TypeError:
+            sizes = ()
+        if len(sizes) != 3:
+            raise ConfigError(
+                f"{self.name}: buffers are the chunks of input, output and scratch, got {self.buffers!r:.60}"
+            )
+        object.__setattr__(self, "buffers", sizes)
         if len(self.lanes) != self.nranks:
             raise ScheduleError(f"{self.name}: {self.nranks} ranks, but lanes for {len(self.lanes)}")
         self._check_buffers()

@@ -12,13 +12,14 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simcoll.arrays import Ints
+from simcoll.arrays import Ints, Whole
 from simcoll.core.collective import Collective
 from simcoll.core.digests import digest
+from simcoll.core.folds import in_fold_order
 from simcoll.core.immutable import by_constructor, without_subclasses
 from simcoll.core.known import Known
 from simcoll.core.layout import Layout
@@ -33,7 +34,6 @@ from simcoll.core.step import (
     SYNC,
     Repeat,
     Step,
-    in_fold_order,
     joined,
     moving_part,
     private_copy,
@@ -98,6 +98,19 @@ class Schedule:
     nchannels: int = 1
     params: tuple[tuple[str, Any], ...] = ()
     divisible: bool = False
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            name: str,
+            layout: Layout,
+            source: Callable[[], Iterable[Step | Repeat]],
+            nchannels: Whole = 1,
+            params: tuple[tuple[str, Any], ...] = (),
+            divisible: bool | np.bool_ = False,
+        ) -> None: ...
+
     # Not copied by dataclasses.replace: derived facts do not hold for a changed schedule.
     known: Known = field(default_factory=Known, repr=False, init=False)
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simcoll.arrays import Array, Ints
+from simcoll.arrays import Array, Ints, Whole
 from simcoll.core.immutable import by_constructor, constant, without_subclasses
 from simcoll.core.numbers import LARGEST, NUMBER, whole_number, whole_numbers
 from simcoll.errors import ConfigError, nearest
@@ -26,10 +26,8 @@ __all__ = [
     "Repeat",
     "Step",
     "first_alike",
-    "in_fold_order",
     "joined",
     "moving_part",
-    "operands",
     "overlaps",
     "private_copy",
     "transfers",
@@ -81,6 +79,19 @@ class Step:
     count: Ints
     op: NDArray[np.int8]
     channel: Ints
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            src_rank: Array,
+            src_chunk: Array,
+            dst_rank: Array,
+            dst_chunk: Array,
+            count: Array,
+            op: Array,
+            channel: Array,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         for name, column, (dtype, strides) in zip(COLUMNS, self.columns, _FORMS, strict=True):
@@ -164,8 +175,7 @@ def transfers(
             raise ConfigError(f"unknown op {op!r}; {nearest(op.lower(), OP_NAMES)}")
         given["op"] = OP_NAMES.index(op.lower())
     columns: list[Any] = [  # whole numbers, or arrays of them
-        values if type(values) is int and 0 <= values < LARGEST else whole_numbers(name, values)
-        for name, values in given.items()
+        values if _is_plain(name, values) else whole_numbers(name, values) for name, values in given.items()
     ]
     ops = columns[-1]
     most = ops if isinstance(ops, int) else int(ops.view(np.uint64).max(initial=0))  # negative ones are huge there
@@ -179,6 +189,13 @@ def transfers(
         raise ConfigError(f"the columns of a step must broadcast together; got shapes {', '.join(shapes)}") from None
     src, src_c, dst, dst_c, cnt, ch = (_flat(column, shape) for column in columns[:-1])
     return Step(src, src_c, dst, dst_c, cnt, _flat(ops, shape, OPERATION), ch)
+
+
+def _is_plain(name: str, values: Any) -> bool:
+    """Whether values need no check: a usual number, or an array of the right type, which the step will copy."""
+    if type(values) is int:
+        return 0 <= values < LARGEST
+    return type(values) is np.ndarray and values.dtype is NUMBER and name != "op"
 
 
 def _flat(column: Array | int, shape: tuple[int, ...], dtype: np.dtype[Any] = NUMBER) -> Array:
@@ -272,6 +289,18 @@ class Repeat:
     modulus: int
     order: Ints | None = None
 
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            steps: Sequence[Step],
+            count: Whole,
+            stride: Whole,
+            base: Whole,
+            modulus: Whole,
+            order: ArrayLike | None = None,
+        ) -> None: ...
+
     def __post_init__(self) -> None:
         steps: Any = self.steps  # whatever was given
         inner = tuple(steps) if isinstance(steps, (tuple, list)) else (None,)
@@ -360,39 +389,19 @@ def moving_part(block: Step | Repeat) -> Step | Repeat | None:
 def private_copy(block: Step | Repeat) -> Step | Repeat:
     """The same block over arrays that nobody else holds: whoever holds an array can assign its shape, strides and type."""
     if isinstance(block, Step):
-        return Step(*[column[:] for column in block.columns])
+        return _private_step(block)
     order = None if block.order is None else block.order[:]
-    steps = tuple(Step(*[column[:] for column in step.columns]) for step in block.steps)
-    return replace(block, steps=steps, order=order)
+    return replace(block, steps=tuple(map(_private_step, block.steps)), order=order)
+
+
+def _private_step(step: Step) -> Step:
+    copy: Step = object.__new__(Step)  # without checks: these are the columns of a step
+    for name, column in zip(COLUMNS, step.columns, strict=True):
+        object.__setattr__(copy, name, column[:])
+    return copy
 
 
 def overlaps(start: Ints, end: Ints) -> bool:
     """Whether any two of the ranges share a chunk."""
     order = np.argsort(start)
     return bool((start[order][1:] < end[order][:-1]).any())
-
-
-def in_fold_order(step: Step, size: int) -> Step:
-    """The step with each fold's rows in the order of application.
-
-    ``size`` is the number of chunks per rank.
-    """
-    if not (step.op == REDUCE).any():
-        return step
-    rows = np.flatnonzero((step.op == REDUCE) | (step.op == COPY))
-    start = (step.dst_rank * size + step.dst_chunk)[rows]
-    if not overlaps(start, start + step.count[rows]):
-        return step
-    return step.rows(np.lexsort((step.src_rank, step.op == REDUCE)))
-
-
-def operands(dst_rank: Ints, dst_chunk: Ints, count: Ints, op: NDArray[np.int8], size: int) -> Ints:
-    """Length of the fold of each transfer of a step; ``size`` is the number of chunks per rank."""
-    result = np.ones(len(op), np.int64)
-    rows = np.flatnonzero(op == REDUCE)
-    start = (dst_rank * size + dst_chunk)[rows]
-    if overlaps(start, start + count[rows]):
-        row, offset = spread(count[rows])
-        _, which, each = np.unique(start[row] + offset, return_inverse=True, return_counts=True)
-        np.maximum.at(result, rows[row], each[which])
-    return result

@@ -18,6 +18,7 @@ from simcoll.command_line import separate_program, status_of
 from simcoll.distributed.server.secret import VARIABLE, job_secret, new_secret
 from simcoll.distributed.start.processes import ProcessJob, Worker, run_workers, worker_environment
 from simcoll.errors import ConfigError
+from simcoll.stopping import run_program
 
 __all__ = ["ProcessJob", "launch", "main"]
 
@@ -26,6 +27,7 @@ app = App(
     help="Start a program as several processes, with the environment torchrun gives.",
     help_flags=["--help", "-h"],
     version_flags=[],
+    suppress_keyboard_interrupt=False,  # status_of says so
 )
 _FLAG = Parameter(negative=())
 _ONE = ProcessJob()
@@ -124,4 +126,4 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

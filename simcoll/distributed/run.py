@@ -28,6 +28,7 @@ from simcoll.distributed.start.results import RunResult, collect_results, memory
 from simcoll.distributed.start.spawning import spawn
 from simcoll.errors import ConfigError, nearest
 from simcoll.files.paths import is_file
+from simcoll.stopping import run_program
 from simcoll.terminal import printable, printable_lines
 from simcoll.topology import load_topology
 from simcoll.units import counted, format_time
@@ -43,6 +44,7 @@ app = App(
     help="Run a file of rank programs on the emulator, or for real.",
     help_flags=["--help", "-h"],
     version_flags=[],
+    suppress_keyboard_interrupt=False,  # status_of says so
 )
 
 
@@ -245,4 +247,4 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

@@ -17,11 +17,11 @@ from simcoll.emulator.data.dataplane import Storage
 from simcoll.emulator.events.capacities import CapacityTimeline
 from simcoll.emulator.events.outage_routes import Detours
 from simcoll.emulator.events.timeline import Timeline
-from simcoll.emulator.fast.compiled import COMPILED, REMEDY, UNCOMPILED, loaded
+from simcoll.emulator.fast.compiled import COMPILED, REMEDY, UNCOMPILED, is_warm
 from simcoll.emulator.folding.expanding import Expansion
 from simcoll.emulator.folding.quotient import no_quotient
 from simcoll.emulator.folding.remembered import folded_first, folding, worth_folding
-from simcoll.emulator.interrupted import changes_of, machine_cut, player_cut, until_end
+from simcoll.emulator.interrupted import changes_of, cut_of_machine, cut_of_player, until_end
 from simcoll.emulator.model import effective_capacities
 from simcoll.emulator.reference.fabric import Calendar, Fabric
 from simcoll.emulator.reference.ledger import Observer
@@ -30,7 +30,7 @@ from simcoll.emulator.reference.player import Player, links_now
 from simcoll.emulator.reference.prepared import check_switches
 from simcoll.emulator.result import Result
 from simcoll.emulator.steps.plan_placement import Placement, placement_of
-from simcoll.emulator.steps.step_columns import Summary, summary
+from simcoll.emulator.steps.step_columns import PlanSummary, summary
 from simcoll.emulator.steps.timed import StepTimer, Timed, timed_steps
 from simcoll.errors import ConfigError, InternalError, nearest
 from simcoll.topology import Topology
@@ -71,7 +71,7 @@ ASKED = "asked for"
 
 def few_messages() -> int:
     """The number of messages up to which SimPy finishes first in this process, in its current state."""
-    return TOYS if loaded() else FEW_MESSAGES
+    return TOYS if is_warm() else FEW_MESSAGES
 
 
 def check_engine(engine: str, quotient: bool | None) -> None:
@@ -99,7 +99,7 @@ def choose(
     watched: bool,
     timing_only: bool,
     timeline: Timeline | None = None,
-) -> tuple[str, str, Summary | None]:
+) -> tuple[str, str, PlanSummary | None]:
     """``"simpy"``, ``"fast"`` or ``"quotient"``, the reason, and the first pass over the plan if it was made.
 
     Raises
@@ -134,7 +134,7 @@ def choose(
     return "fast", f"{seen.messages} messages", seen
 
 
-def _folding_pays(plan: Plan, topology: Topology, seen: Summary, engine: str) -> bool:
+def _folding_pays(plan: Plan, topology: Topology, seen: PlanSummary, engine: str) -> bool:
     """Whether finding classes pays off: steps repeat, or, without switches, messages are many or the schedule runs repeatedly."""
     if 4 * seen.rows <= seen.messages and seen.messages > (MANY_MESSAGES if COMPILED else FEW_MESSAGES):
         return True
@@ -162,7 +162,7 @@ def all_links(plan: Plan, topology: Topology) -> tuple[Ints, Placement, Callable
 def play_simpy(
     plan: Plan,
     topology: Topology,
-    seen: Summary | None,
+    seen: PlanSummary | None,
     why: str,
     storage: Storage | None,
     observer: Observer | None,
@@ -176,7 +176,7 @@ def play_simpy(
     fabric = Fabric(Calendar(simpy.Environment()), capacity, topology.link_name, patience_fs=patience)
     detours = Detours(topology) if timeline is not None and timeline.detours else None
     pace = None if timeline is None else timeline.pace
-    player = Player(plan, topology, fabric, storage, observer, keep=keep, seen=seen, pace=pace, detours=detours)
+    player = Player(plan, topology, fabric, storage, observer, keep=keep, plan_summary=seen, pace=pace, detours=detours)
     ledger, cut = player.ledger, None
     if timeline is not None:
         changes = CapacityTimeline(timeline, capacity), fabric, lambda: ledger.complete
@@ -185,7 +185,7 @@ def play_simpy(
     with _collector_paused():
         late = until_end(fabric)
     if timeline is not None and not ledger.complete:
-        cut = player_cut(timeline, player, detours, late)
+        cut = cut_of_player(timeline, player, detours, late)
     else:
         player.check()
         player.check_fabric()
@@ -218,7 +218,7 @@ def _collector_paused() -> Iterator[None]:
 
 
 def play_lockstep(
-    plan: Plan, topology: Topology, seen: Summary, *, keep: bool, timer: StepTimer | None = None
+    plan: Plan, topology: Topology, seen: PlanSummary, *, keep: bool, timer: StepTimer | None = None
 ) -> Result | None:
     """Play every message step by step; ``None`` if flows may share a link. The ``timer`` may serve :func:`play_fast` next."""
     from simcoll.emulator.lockstep import lockstep  # imports numba
@@ -238,7 +238,7 @@ def play_lockstep(
 def play_fast(
     plan: Plan,
     topology: Topology,
-    seen: Summary,
+    seen: PlanSummary,
     why: str,
     *,
     keep: bool,
@@ -246,7 +246,7 @@ def play_fast(
     timer: StepTimer | None = None,
 ) -> Result:
     """Play every message with the compiled loops."""
-    from simcoll.emulator.fast.driver import Machine  # imports numba
+    from simcoll.emulator.fast.driver import StepMachine  # imports numba
 
     if seen.switched:
         check_switches(plan, topology)
@@ -257,19 +257,19 @@ def play_fast(
         if done is not None:
             done[first : first + len(done_fs)] = done_fs
 
-    machine = Machine(
+    machine = StepMachine(
         capacity,
         seen.lane_steps,
         timed_steps(plan, topology, placement, seen.groups, timer),
         launch_fs=plan.protocol.launch_fs,
         fifo=plan.protocol.fifo_depth > 0,
         waits=plan.wait_pairs,
-        over=over if keep else None,
+        on_step=over if keep else None,
         changes=None if timeline is None else changes_of(timeline, capacity, plan.ranks, plan.nchannels),
     )
     machine.play(name)
     if timeline is not None and not machine.through:
-        left, cut = machine_cut(timeline, machine, name, plan.nchannels, sum(seen.bytes_by_op))
+        left, cut = cut_of_machine(timeline, machine, name, plan.nchannels, sum(seen.bytes_by_op))
         if done is not None:
             done[left.numbers] = left.done_fs
         result = result_of(plan, topology, why, seen, cut.time_fs, left.trace_hash, done)
@@ -285,7 +285,7 @@ def result_of(
     plan: Plan,
     topology: Topology,
     why: str,
-    seen: Summary,
+    seen: PlanSummary,
     time_fs: int,
     trace_hash: str,
     done: Ints | None,
@@ -309,7 +309,7 @@ def result_of(
     )
 
 
-def play_folded(plan: Plan, topology: Topology, seen: Summary, *, keep: bool) -> Result | str:
+def play_folded(plan: Plan, topology: Topology, seen: PlanSummary, *, keep: bool) -> Result | str:
     """Play one message of every class or, where that is faster, all messages in lock-step.
 
     Returns the reason if neither is possible.
@@ -330,14 +330,14 @@ def play_folded(plan: Plan, topology: Topology, seen: Summary, *, keep: bool) ->
 
 
 def play_quotient(
-    plan: Plan, topology: Topology, seen: Summary, *, keep: bool, worth_it: bool, patience: int | None = None
+    plan: Plan, topology: Topology, seen: PlanSummary, *, keep: bool, worth_it: bool, patience: int | None = None
 ) -> Result | str:
     """Play one message of every class, or return the reason why not.
 
     With ``keep``, and for up to a million messages, the times of all messages are expanded. Without numba the same loops run as Python.
     ``patience`` limits the rounds of refinement.
     """
-    from simcoll.emulator.fast.driver import Machine  # imports numba
+    from simcoll.emulator.fast.driver import StepMachine  # imports numba
 
     if seen.switched:
         check_switches(plan, topology)
@@ -347,14 +347,14 @@ def play_quotient(
     if isinstance(found, str):
         return found
     expansion = Expansion(found, seen.messages, keep=keep) if expanded else None
-    machine = Machine(
+    machine = StepMachine(
         found.capacity,
         found.lane_steps,
         found.stream(),
         launch_fs=plan.protocol.launch_fs,
         fifo=plan.protocol.fifo_depth > 0,
         hashed=False,
-        over=expansion,
+        on_step=expansion,
     )
     machine.play(lambda link: f"class {link}, for example {name(int(found.links[link]))}")
     if machine.messages != found.messages:

@@ -20,10 +20,10 @@ from simcoll.errors import InternalError
 if TYPE_CHECKING:
     from simcoll.emulator.fast.changing import Changes
     from simcoll.emulator.fast.cutting import Remains
-    from simcoll.emulator.fast.driver import Machine
+    from simcoll.emulator.fast.driver import StepMachine
 
 
-__all__ = ["changes_of", "links_of_cut", "machine_cut", "player_cut", "until_end"]
+__all__ = ["changes_of", "cut_of_machine", "cut_of_player", "stranded_messages", "until_end"]
 
 
 def until_end(fabric: Fabric) -> list[Any] | None:
@@ -38,22 +38,22 @@ def until_end(fabric: Fabric) -> list[Any] | None:
     return None
 
 
-def links_of_cut(
+def stranded_messages(
     fabric: Fabric, detours: Detours | None, late: list[Any] | None
 ) -> Iterator[tuple[Message, tuple[str, ...]]]:
     """The messages that wait for links that are down, or waited too long (``late``), each with the names of these links."""
-    for item in fabric.waiting() if late is None else late:
-        links = tuple(sorted(map(fabric.link_name, fabric.down(links_now(detours, item)))))
-        for message in item.messages if isinstance(item, Bundle) else [item]:
+    for flow in fabric.waiting() if late is None else late:
+        links = tuple(sorted(map(fabric.link_name, fabric.down(links_now(detours, flow)))))
+        for message in flow.messages if isinstance(flow, Bundle) else [flow]:
             yield message, links
 
 
-def player_cut(timeline: Timeline, player: Player, detours: Detours | None, late: list[Any] | None) -> Cut:
+def cut_of_player(timeline: Timeline, player: Player, detours: Detours | None, late: list[Any] | None) -> Cut:
     """The record of a SimPy run that ended early; ``late`` as from :func:`until_end`."""
     fabric = player.fabric
-    each = links_of_cut(fabric, detours, late)
-    messages = [CutMessage(m.id, m.sender.rank, m.receiver.rank, links) for m, links in each]
-    waiting = player.cut()
+    stranded = stranded_messages(fabric, detours, late)
+    messages = [CutMessage(m.id, m.sender.rank, m.receiver.rank, links) for m, links in stranded]
+    waiting = player.end_early()
     ledger = player.ledger
     time_fs = ledger.time_fs if late is None else fabric.calendar.now
     payload = sum(ledger.bytes_by_op), ledger.dropped_bytes
@@ -71,14 +71,14 @@ def changes_of(
 
     ``companions`` as in a CapacityTimeline.
     """
-    from simcoll.emulator.fast.changing import Changes, Ways
+    from simcoll.emulator.fast.changing import BlockRoutes, Changes
 
-    ways = Ways(Detours(timeline.topology), endpoints) if timeline.detours else None
+    ways = BlockRoutes(Detours(timeline.topology), endpoints) if timeline.detours else None
     return Changes(CapacityTimeline(timeline, capacity.tolist(), companions), len(endpoints), stride, ways)
 
 
-def machine_cut(
-    timeline: Timeline, machine: Machine, link_name: Callable[[int], str], stride: int, planned_bytes: int
+def cut_of_machine(
+    timeline: Timeline, machine: StepMachine, link_name: Callable[[int], str], stride: int, planned_bytes: int
 ) -> tuple[Remains, Cut]:
     """The record of a compiled run that ended early.
 
@@ -89,10 +89,13 @@ def machine_cut(
     """
     from simcoll.emulator.fast.cutting import remains
 
-    left, s = remains(machine), machine.state
-    payload = left.delivered_bytes, left.dropped_bytes
+    record, s = remains(machine), machine.state
+    payload = record.delivered_bytes, record.dropped_bytes
     if sum(payload) != planned_bytes:
         raise InternalError(f"delivered {payload[0]} bytes and dropped {payload[1]}; the plan has {planned_bytes}")
     waiting = np.unique(np.flatnonzero((s.lane_left > 0) | (s.lane_pending > 0)) // stride).tolist()
-    messages = [CutMessage(m, src, dst, tuple(sorted(map(link_name, links)))) for m, src, dst, links in left.waiting]
-    return left, cut_at(timeline, left.time_fs, messages, waiting, payload, aborted=left.aborted)
+    messages = [
+        CutMessage(message.number, message.src, message.dst, tuple(sorted(map(link_name, message.links))))
+        for message in record.waiting
+    ]
+    return record, cut_at(timeline, record.time_fs, messages, waiting, payload, aborted=record.aborted)

@@ -34,13 +34,13 @@ from simcoll.emulator.model import message_costs
 from simcoll.emulator.reference.prepared import check_switches
 from simcoll.emulator.result import Result
 from simcoll.emulator.steps.joint import joint_costs
-from simcoll.emulator.steps.step_columns import EVEN, Group, Moves, Summary, cache_key, summary, turns
+from simcoll.emulator.steps.step_columns import EVEN, Group, Moves, PlanSummary, cache_key, summary, turns
 from simcoll.emulator.steps.timed import Timed, joined_moves, joined_routes, timed_steps
 from simcoll.errors import InternalError
 from simcoll.topology import Routes, Topology
 
 if TYPE_CHECKING:
-    from simcoll.emulator.fast.whole import Costs, Sheet, Whole
+    from simcoll.emulator.fast.whole import Sheet, SheetCosts, Whole
 
 
 __all__ = ["Rehearsal", "forget_sizes", "play_rehearsed"]
@@ -94,7 +94,7 @@ class Rehearsal:
     ends: Ends | None = None
     capacities: dict[Protocol, tuple[Ints, Callable[[int], str]]] = field(default_factory=dict)
 
-    def play(self, plan: Plan, topology: Topology, seen: Summary, each: int, why: str) -> Result | None:
+    def play(self, plan: Plan, topology: Topology, seen: PlanSummary, each: int, why: str) -> Result | None:
         """Play a plan; ``None`` if its protocol gives links of one class different capacities."""
         if plan.protocol not in self.capacities:
             capacity, _, name = all_links(plan, topology)
@@ -123,9 +123,9 @@ class Rehearsal:
             plan, topology, why or f"{seen.messages} messages", seen, int(state.reg[LAST]), trace_hash, None, classes
         )
 
-    def _costs(self, plan: Plan, each: int) -> Costs:
+    def _costs(self, plan: Plan, each: int) -> SheetCosts:
         """Costs of all distinct rows, with chunks of ``each`` bytes."""
-        from simcoll.emulator.fast.whole import Costs
+        from simcoll.emulator.fast.whole import SheetCosts
 
         moves, leader = self.moves, self.leader
         size = moves.size_bytes // self.each * each
@@ -133,7 +133,7 @@ class Rehearsal:
         costs = message_costs(size, moves.op, local, self.routes, plan.protocol, 0, moves.operands)
         fixed = np.where(local, -1, costs.delay_fs), costs.busy_fs, costs.wire_bytes, costs.post_fs
         delay, busy, wire, post = fixed if leader is None else joint_costs(leader, *fixed)
-        return Costs(delay, busy, wire, post, size)
+        return SheetCosts(delay, busy, wire, post, size)
 
     def _names(self, name: Callable[[int], str]) -> Callable[[int], str]:
         links = self.links
@@ -184,7 +184,7 @@ def forget_sizes(schedule: Schedule) -> None:
     known.summaries = {key: kept for key, kept in known.summaries.items() if key == EVEN}
 
 
-def _rehearsed(plan: Plan, topology: Topology, seen: Summary) -> Rehearsal | None:
+def _rehearsed(plan: Plan, topology: Topology, seen: PlanSummary) -> Rehearsal | None:
     """The run without costs; ``None`` if messages or classes are too many."""
     even = folding_key(plan, topology)[0] == EVEN
     many = max(FEWEST_FOLDED if even else MANY_UNEVEN, LEAST_A_STEP * seen.steps)
@@ -206,7 +206,7 @@ def _largest(groups: Iterable[Group]) -> int:
     return max((int(np.bincount(leader[leader >= 0]).max(initial=0)) for leader in leaders), default=0)
 
 
-def _every(plan: Plan, topology: Topology, seen: Summary) -> Rehearsal:
+def _every(plan: Plan, topology: Topology, seen: PlanSummary) -> Rehearsal:
     """A run with every message."""
     if seen.switched:
         check_switches(plan, topology)
@@ -225,7 +225,7 @@ def _every(plan: Plan, topology: Topology, seen: Summary) -> Rehearsal:
     return Rehearsal(whole, cache_key(plan)[1], moves, routes, sheet.leader)
 
 
-def _folded(plan: Plan, topology: Topology, seen: Summary) -> Rehearsal | None:
+def _folded(plan: Plan, topology: Topology, seen: PlanSummary) -> Rehearsal | None:
     """A run with one message of every class.
 
     Its classes hold also where channels have caps, so protocols with and without caps can share them.

@@ -23,6 +23,9 @@ __all__ = ["Result"]
 class Result:
     """The record of a run.
 
+    Its arrays (``done_fs``, ``outputs``) belong to the caller, who may change them: nothing reads them again. All others that it leads to,
+    such as those of the plan, cannot be changed.
+
     Attributes
     ----------
     plan

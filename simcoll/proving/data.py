@@ -18,7 +18,7 @@ from simcoll.errors import ConfigError, ScheduleError, expect
 from simcoll.proving.alike_pieces import one_of_each
 from simcoll.proving.barrier_proof import check_barrier
 from simcoll.proving.channel_use import ChannelUse
-from simcoll.proving.kernel import SALT_BYTES, Counts, Fingerprints, Memory, by_fingerprints
+from simcoll.proving.kernel import SALT_BYTES, Counts, Fingerprints, Memory, by_fingerprints, check_memory
 from simcoll.proving.parts import parts
 from simcoll.proving.symmetry import likely, prove_by_symmetry
 
@@ -62,6 +62,10 @@ def verify(schedule: Schedule, *, exact: bool | None = None, salt: bytes | None 
     proved (full, exact): 28 transfers in 7 steps, reduction order run-consistent
     """
     expect(schedule, Schedule, "verify takes a schedule, made by schedule(collective, algorithm)")
+    if type(schedule) is not Schedule:  # its class is a property, say
+        raise ConfigError(
+            f"verify takes a schedule, made by schedule(collective, algorithm); got {type(schedule).__name__}"
+        )
     if salt is not None:
         expect(salt, bytes, "a salt is bytes, the Proof.salt of an earlier proof")
         if len(salt) != SALT_BYTES:
@@ -132,6 +136,7 @@ def _in_full(schedule: Schedule, salt: bytes, *, exact: bool) -> Proof:
 
 def _followed(schedule: Schedule, salt: bytes, *, exact: bool) -> tuple[Memory, ChannelUse, int, int]:
     """The memory after the last step, the use of channels, and the numbers of steps and transfers."""
+    check_memory(schedule, exact=exact)
     n, per_rank = schedule.nranks, schedule.layout.output_base
     memory = Memory(schedule, Counts(n, per_rank) if exact else Fingerprints(salt, n, np.arange(per_rank)))
     use = ChannelUse(schedule)

@@ -59,6 +59,7 @@ __all__ = [
     "Fingerprints",
     "Memory",
     "by_fingerprints",
+    "check_memory",
     "error_bits",
     "play_few",
     "required",
@@ -289,6 +290,22 @@ def play_few(cells: list[list[int]], y: int, sources: list[int], targets: list[i
     return ""
 
 
+def check_memory(schedule: Schedule, *, exact: bool) -> None:
+    """Refuse a proof that does not fit in memory.
+
+    Raises
+    ------
+    ConfigError
+        States the memory that it takes.
+    """
+    layout, n = schedule.layout, schedule.nranks
+    contributions = n * layout.output_base
+    rows = n * layout.size
+    size_bytes = rows * (8 * (contributions if exact else 1) + 16) + 8 * (layout.size + 2 * contributions)
+    work = f"proving a schedule with {layout.size} chunks on each of {n} ranks"
+    check_room(size_bytes, work, "cut its blocks into fewer")
+
+
 class Memory:
     """Every chunk of every rank during a proof, and the rules by which steps change it.
 
@@ -306,12 +323,6 @@ class Memory:
     def __init__(self, schedule: Schedule, algebra: Algebra) -> None:
         layout, collective, n = schedule.layout, schedule.collective, schedule.nranks
         rows, per_rank = n * layout.size, layout.output_base
-        size_bytes = rows * (8 * (n * per_rank if algebra.exact else 1) + 16) + 8 * (layout.size + n * per_rank)
-        check_room(
-            size_bytes,
-            f"proving a schedule with {layout.size} chunks on each of {n} ranks",
-            "cut its blocks into fewer",
-        )
         self.schedule, self.layout, self.algebra = schedule, layout, algebra
         self.strides = (layout.size, 1) if collective.nblocks == 1 else (1, n)
         self.contents = Contents.nothing(algebra, rows)

@@ -18,7 +18,7 @@ __all__ = ["parts"]
 
 CELLS = 2**22
 """Number of chunks, over all ranks, followed at a time: 64 MiB, plus half as much for a step."""
-MOST_PARTS = 1 << 10
+MOST_PARTS = 1 << 8
 """A schedule in more parts is refused for its memory: every part takes another pass over the steps."""
 
 

@@ -16,6 +16,7 @@ from cyclopts import App, Parameter
 
 from simcoll.command_line import separate_program, status_of
 from simcoll.errors import ConfigError
+from simcoll.stopping import run_program
 from simcoll.topology import load_topology
 from simcoll.torch.scripts import RankScript, run_script
 
@@ -26,6 +27,7 @@ app = App(
     help="Run a PyTorch script on every rank of a simulated cluster, as torchrun runs it on a real one.",
     help_flags=["--help", "-h"],
     version_flags=[],
+    suppress_keyboard_interrupt=False,  # status_of says so
 )
 
 
@@ -154,4 +156,4 @@ def main(words: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     faulthandler.enable()  # what ends the process at once says at least where
-    sys.exit(main())
+    run_program(main)

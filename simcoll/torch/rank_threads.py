@@ -12,13 +12,12 @@ Threads that the program starts belong to its rank, and take turns likewise (:mo
 from __future__ import annotations
 
 import _thread
-import ctypes
 import functools
 import os
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,11 +31,11 @@ from simcoll.distributed.runtime.records import Site, asked_from, calling_site
 from simcoll.distributed.runtime.tasks import Task, Waitable, current_task, wait_until
 from simcoll.distributed.runtime.world import Rank, current_rank
 from simcoll.distributed.stores import DistBackendError
+from simcoll.torch.interrupts import Interrupts
 
 __all__ = ["Groups", "Process", "RankJob", "RankThread", "current_thread", "current_thread_or_none", "rank_thread_of"]
 
 _NOT_THE_PROGRAM = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), threading.__file__)
-_raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _MARK = "simcoll_rank_thread"
 """Attribute of a :class:`threading.Thread`: the RankThread that runs in it."""
 
@@ -130,6 +129,8 @@ class Process:
         The live threads of the program.
     outsiders
         Names of started threads that take no turns.
+    interrupts
+        Ctrl-C during the run.
     pid
         The ID of the run's process, which tells it from forked ones.
     backend
@@ -141,6 +142,7 @@ class Process:
     rng_state: torch.Tensor
     take_turn: Callable[[Process], None]
     state: Any
+    interrupts: Interrupts
     groups: Groups = field(default_factory=Groups)
     backend: str = "emulator"
     stores: list[Any] = field(default_factory=list)
@@ -208,9 +210,10 @@ class RankThread:
     def run(self) -> None:
         """Run jobs until the run ends."""
         with (
-            torch.autograd.set_multithreading_enabled(False),
+            suppress(KeyboardInterrupt),  # between two jobs, or while the run ends
+            torch.autograd.set_multithreading_enabled(False),  # backward passes call us in this thread
             self.process.around(),
-        ):  # backward passes call us in this thread
+        ):
             self._receive()
         _unregister_all_process_groups()  # the next thread with this thread's number would find them
 
@@ -337,13 +340,7 @@ class RankThread:
     def _hand_over(self, message: Any) -> Any:
         self.process.take_turn(self.process)
         self._message = message
-        try:
-            self._rank_turn.release()
-            self._clock_turn.acquire()
-        except KeyboardInterrupt:  # which only the main thread gets, and the rank computes
-            while not self._clock_turn.acquire(timeout=0.1):
-                _raise_in(ctypes.c_ulong(self.thread.ident or 0), ctypes.py_object(KeyboardInterrupt))
-            raise
+        self.process.interrupts.hand_over(self.thread, self._rank_turn, self._clock_turn)
         return self._message
 
     def end(self) -> None:

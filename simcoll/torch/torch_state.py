@@ -41,6 +41,7 @@ from simcoll.torch.compilation import compile_replacements
 from simcoll.torch.compute_time import compute_replacements
 from simcoll.torch.devices import CudaIsCpu, add_nccl_options, device_replacements
 from simcoll.torch.fake_tensors import change_fake_tensors
+from simcoll.torch.interrupts import Interrupts
 from simcoll.torch.own_modules import OwnModules
 from simcoll.torch.own_registers import register_replacements
 from simcoll.torch.process_group import SimcollGroup
@@ -107,11 +108,15 @@ class Ranks:
         self._at_start = torch.get_rng_state()
         self._last: Process | None = None
         self._before = OwnState()
+        self._interrupts = Interrupts()
+        undo.enter_context(self._interrupts.noted())
 
     def start(self, number: int, environment: dict[str, str]) -> RankThread:
         """Start the thread of a rank; it ends with the run."""
         state = self._before.of_rank(environment)
-        process = Process(number, environment, self._at_start, self._take_turn, state, around=self._around)
+        process = Process(
+            number, environment, self._at_start, self._take_turn, state, self._interrupts, around=self._around
+        )
         thread = RankThread(process)
         thread.thread.start()
         thread.thread._daemonic = False  # type: ignore[attr-defined]  # threads that it starts inherit this

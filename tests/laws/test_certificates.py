@@ -24,7 +24,7 @@ from tests.support.certificate_mutants import SAMPLES, folding, stock
 TURNS = 5
 MOST = 200
 """Chunks moved by the schedules that are checked here: larger ones take most of the time of the whole sweep."""
-MUTANTS = 2000
+MUTANTS = 10_000
 
 
 def title(algorithm):

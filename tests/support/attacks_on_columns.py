@@ -455,8 +455,7 @@ def refused_case(label, make) -> Case:
 
 def _far_layouts():
     """Sizes beyond the limits of a layout, which are refused in words, and one whose low bits they share."""
-    # As many chunks as a layout numbers would be followed part by part, for days.
-    for chunks, n in ((2**40 + 1, 2), (2**62, 2), (2**63, 3), (2**64 + 1000, 2)):
+    for chunks, n in ((2**40, 2), (2**40 + 1, 2), (2**62, 2), (2**63, 3), (2**64 + 1000, 2)):
 
         def make(chunks=chunks, n=n):
             empty = schedule(Collective("broadcast", n), [], chunks=chunks)

@@ -14,7 +14,7 @@ from simcoll.distributed.runtime.history import History
 from simcoll.distributed.runtime.takes import Event, Links, Take, Takes, take_of
 from simcoll.emulator.data.budget import check_exact, exact_bytes
 from simcoll.emulator.data.dataplane import Storage
-from simcoll.emulator.data.stepwise import Pool
+from simcoll.emulator.data.stepwise import BufferPool
 from simcoll.emulator.digest import MovedHash
 from simcoll.emulator.events.outage_routes import Detours
 from simcoll.emulator.events.pace import Pace
@@ -111,24 +111,24 @@ class PlanStage:
         self.plan = plan
         self.inputs: list[Array | None] = [None] * plan.nranks
         self.outputs: list[Array | None] = [None] * plan.nranks
-        self.pool: Pool | None = None
+        self.pool: BufferPool | None = None
         self.storage: Storage | None = None
         self.size_bytes = 0
         if not fake:
             input_bytes = plan.dtype.itemsize * sum(plan.visible_elements()[:, INPUT].tolist())
-            check_exact(input_bytes + exact_bytes(plan, given=True))
-            self.pool = Pool(plan)
+            check_exact(input_bytes + exact_bytes(plan, inputs_exist=True))
+            self.pool = BufferPool(plan)
             self.storage = Storage.around(plan, self.pool.buffers)
-            self.inputs = [view if view.size else None for view in self.pool.seen(INPUT)]
+            self.inputs = [view if view.size else None for view in self.pool.visible(INPUT)]
             has = plan.collective.has_output(np.arange(plan.nranks)).tolist()
             self.outputs = [
-                view if has_output else None for view, has_output in zip(self.pool.seen(OUTPUT), has, strict=True)
+                view if has_output else None for view, has_output in zip(self.pool.visible(OUTPUT), has, strict=True)
             ]
             self.size_bytes = int(plan.buffer_elements().sum()) * plan.dtype.itemsize
         self.placement: Placement | None = add_caps(plan, emulator.fabric) if plan.protocol.jitter_fs else None
         few = self.placement is None and plan.proof is not None and plan.proof.transfers <= KEPT_TRANSFERS
         self.prepared = PreparedPlan(plan, emulator.topology, emulator.fabric, self.storage) if few else None
-        used = () if self.prepared is None else (column for part in self.prepared.parts for column in part.columns)
+        used = () if self.prepared is None else (column for step in self.prepared.steps for column in step.columns)
         shared = emulator.topology.nlinks
         self.links = frozenset(link for column in used for link in column[2] if link < shared)
 
@@ -207,7 +207,7 @@ class Playing:
             stage.storage,
             prepared=stage.prepared,
             placement=stage.placement,
-            left=self._note_departure,
+            on_leave=self._note_departure,
             pace=None if emulator.pace is None else emulator.pace.of(self.plan.ranks.tolist()),
             detours=emulator.detours,
             number=lambda message: first_message + message,

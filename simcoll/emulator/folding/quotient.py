@@ -15,7 +15,7 @@ from simcoll.arrays import Array, Ints, Shorts
 from simcoll.core.plan import Plan
 from simcoll.core.step import distinct
 from simcoll.emulator.folding.partition import Partition, Ties, certify, connections_in_order, first_of, refine
-from simcoll.emulator.steps.timed import Shape, Timed
+from simcoll.emulator.steps.timed import StepShape, Timed
 
 __all__ = ["Quotient", "fold", "folded", "no_quotient"]
 
@@ -187,7 +187,7 @@ def _ways(patterns: tuple[Timed, ...], partition: Partition) -> list[Ints | None
     if classes is None:
         return [None] * len(patterns)
     numbers = connections_in_order(patterns)[0]
-    return [classes[own] if step.connected else None for step, own in zip(patterns, numbers, strict=True)]
+    return [classes[own] if step.uses_connections else None for step, own in zip(patterns, numbers, strict=True)]
 
 
 def _image(
@@ -209,7 +209,7 @@ def _image(
     sender, receiver = lanes[shape.sender[row]], lanes[shape.receiver[row]]
     connection = None if way is None else way[row]
     leader = None if shape.leader is None else np.where(shape.leader[row] >= 0, names[shape.leader[row]], -1)
-    image = Shape(sender, receiver, sender, receiver, links.astype(np.int32), weight, connection, leader)
+    image = StepShape(sender, receiver, sender, receiver, links.astype(np.int32), weight, connection, leader)
     nothing = tuple(0 for _ in step.bytes_by_op)
     costs = (step.delay_fs[row], step.busy_fs[row], step.wire[row], step.post_fs[row], step.size[row])
     return Timed(image, *costs, nothing, step.depth, step.role)

@@ -19,8 +19,8 @@ from simcoll.emulator.folding.partition import alike, first_of, in_one
 from simcoll.emulator.folding.quotient import Quotient, fold
 from simcoll.emulator.model import message_costs
 from simcoll.emulator.steps.plan_placement import Placement
-from simcoll.emulator.steps.step_columns import EVEN, Moves, Summary, cache_key, turns
-from simcoll.emulator.steps.timed import Shape, StepTimer, Timed, joined_moves, timed_steps
+from simcoll.emulator.steps.step_columns import EVEN, Moves, PlanSummary, cache_key, turns
+from simcoll.emulator.steps.timed import StepShape, StepTimer, Timed, joined_moves, timed_steps
 from simcoll.topology import Routes, Topology
 
 __all__ = ["CostTerms", "Folding", "folded_first", "folding", "folding_key", "worth_folding"]
@@ -37,8 +37,8 @@ class CostTerms(StepTimer):
         self.moves: dict[Timed, Moves] = {}
         self.routes: dict[Timed, Routes] = {}
 
-    def _timed(self, steps: list[Moves], first_message: int) -> list[Timed]:  # noqa: ARG002 - there is no jitter
-        found, first, ways = [], 0, self._remembered(steps)
+    def _time(self, steps: list[Moves], first_message: int) -> list[Timed]:  # noqa: ARG002 - there is no jitter
+        found, first, ways = [], 0, self._recent(steps)
         labels: Any = alike(
             *in_one(
                 (
@@ -141,7 +141,7 @@ def _remember(plan: Plan, key: tuple[Any, ...], found: Folding | str | int) -> N
 def folding(
     plan: Plan,
     topology: Topology,
-    seen: Summary,
+    seen: PlanSummary,
     placement: Placement,
     capacity: Ints,
     *,
@@ -195,5 +195,5 @@ def _folding(found: Quotient, timer: CostTerms, each: int, *, expanded: bool) ->
 def _without_costs(step: Timed) -> Timed:
     """The parts of a step that an expansion needs."""
     none, no_links = np.zeros(0, np.int64), np.zeros((0, 0), np.int32)
-    shape = Shape(none, none, step.shape.src, step.shape.dst, no_links, none)
+    shape = StepShape(none, none, step.shape.src, step.shape.dst, no_links, none)
     return replace(step, shape=shape, delay_fs=none, busy_fs=none, wire=none, post_fs=none)

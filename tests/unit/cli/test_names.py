@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import realcoll.__main__
+import realcoll.commands
 import simcoll.distributed.launch
 import simcoll.distributed.run
 from realcoll.process_errors import FaultError, MissingError
@@ -150,13 +150,13 @@ def test_names_of_good_files(line, folder):
         (simcoll.distributed.run, "-n 2 program.py"),
         (simcoll.distributed.run, "-n 2 -t X program.py"),
         (simcoll.distributed.launch, "--nproc-per-node 1 --no-python X"),
-        (realcoll.__main__, "perf all_reduce -t local --predict X"),
-        (realcoll.__main__, "perf all_reduce -t X"),
-        (realcoll.__main__, "perf all_reduce -t local -a X -b 8 -e 8"),
-        (realcoll.__main__, "perf X"),
-        (realcoll.__main__, "perf all_reduce -t local -b 8 -e 8 -J X/out.json"),
-        (realcoll.__main__, "perf all_reduce -t local -b 8 -e 8 -n 1 -J X.json"),
-        (realcoll.__main__, "calibrate X/out.toml"),
+        (realcoll.commands, "perf all_reduce -t local --predict X"),
+        (realcoll.commands, "perf all_reduce -t X"),
+        (realcoll.commands, "perf all_reduce -t local -a X -b 8 -e 8"),
+        (realcoll.commands, "perf X"),
+        (realcoll.commands, "perf all_reduce -t local -b 8 -e 8 -J X/out.json"),
+        (realcoll.commands, "perf all_reduce -t local -b 8 -e 8 -n 1 -J X.json"),
+        (realcoll.commands, "calibrate X/out.toml"),
     ],
 )
 def test_names_given_to_the_other_command_lines(module, words, folder):

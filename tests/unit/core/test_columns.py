@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 import simcoll
+from simcoll.core.folds import in_fold_order
+from simcoll.core.rank_program import Instruction, Lane, RankProgram
 from simcoll.core.schedule import REDUCE, Layout, Repeat, Schedule
-from simcoll.core.step import COLUMNS, Step, expanded, in_fold_order, joined, transfers
+from simcoll.core.step import COLUMNS, Step, expanded, joined, transfers
 from simcoll.errors import ConfigError, ScheduleError
 from simcoll.topology import crossbar
 
@@ -356,3 +358,15 @@ def test_the_order_of_a_repeat_is_frozen():
     for wrong in ([1.5, 2], np.ma.array([1, 2]), np.array([1, 2], object)):
         with pytest.raises(ConfigError, match="order of a Repeat must be whole numbers"):
             Repeat((transfers(0, 0, 1, 0),), 1, 1, 0, 1, wrong)
+
+
+@pytest.mark.parametrize("waits", [7, [7], [(0, 1, 2)], "ab", [(0, 1.5)]])
+def test_waits_that_are_no_pairs_are_refused_in_words(waits):
+    with pytest.raises(ConfigError, match="wait"):
+        Instruction("copy", 0, 2, waits=waits)
+
+
+@pytest.mark.parametrize("buffers", [(1.0, 1, 0), (1, 1), 3, None, ("a", "b", "c")])
+def test_buffers_that_are_no_numbers_are_refused_in_words(buffers):
+    with pytest.raises(ConfigError, match="buffer"):
+        RankProgram("x", 1, ((Lane(0, ()),),), buffers)

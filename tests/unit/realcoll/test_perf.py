@@ -7,7 +7,7 @@ import os
 import pytest
 
 import simcoll
-from realcoll.__main__ import main
+from realcoll.commands import main
 from realcoll.measure.message_fit import calibration, fit, shift, topology_toml
 from realcoll.measure.nccl_tests_report import footer, header, row, write_new
 from realcoll.measure.timed_sizes import Line, TimedRuns
