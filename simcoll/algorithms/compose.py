@@ -102,17 +102,25 @@ def pieces(schedule: Schedule, count: int) -> Schedule:
         return schedule
 
     def split_step(step: Step) -> list[Step]:
-        return (
-            [_whole(step, count)] if _local(step) else [_piece_step([step], count, [piece]) for piece in range(count)]
-        )
+        if _local(step):
+            return [_whole(step, count)]
+        return [_piece_step([step], count, [piece]) for piece in range(count)]
 
     def steps() -> Iterator[Step | Repeat]:
         for block in _blocks(schedule):
             new = _map(block, split_step)
             if isinstance(block, Repeat):
-                order = None if block.order is None else (block.order[:, None] * count + np.arange(count)).reshape(-1)
-                stride, base, modulus = (count * number for number in (block.stride, block.base, block.modulus))
-                yield Repeat(tuple(new), block.count, stride, base, modulus, order)
+                order = block.order
+                if order is not None:
+                    order = (order[:, None] * count + np.arange(count)).reshape(-1)
+                yield replace(
+                    block,
+                    steps=tuple(new),
+                    stride=count * block.stride,
+                    base=count * block.base,
+                    modulus=count * block.modulus,
+                    order=order,
+                )
             else:
                 yield from new
 
@@ -358,8 +366,10 @@ def staggered(stages: Sequence[Schedule], count: int, lanes: Sequence[int] | Non
     ``lanes``.
     """
     model = first_of(stages, "staggered")
-    lane = [0] * len(stages) if checked_cuts("pieces", count) == 1 else checked_lanes(lanes, len(stages))
-    layout = _shared_layout(model.layout, count) if count > 1 else model.layout
+    if checked_cuts("pieces", count) == 1:
+        lane, layout = [0] * len(stages), model.layout
+    else:
+        lane, layout = checked_lanes(lanes, len(stages)), _shared_layout(model.layout, count)
     homes = _homes(model.layout, layout)
 
     def steps() -> Iterator[Step]:
@@ -367,8 +377,12 @@ def staggered(stages: Sequence[Schedule], count: int, lanes: Sequence[int] | Non
             for number, stage in enumerate(stages):
                 if 0 <= time - number < count:
                     for step in _steps(stage):
-                        new = _in_share(_within_slots(step, model.layout), time - number, homes) if count > 1 else step
-                        yield replace(new, channel=new.channel + lane[number]) if lane[number] else new
+                        new = step
+                        if count > 1:
+                            new = _in_share(_within_slots(step, model.layout), time - number, homes)
+                        if lane[number]:
+                            new = replace(new, channel=new.channel + lane[number])
+                        yield new
 
     nchannels = max(number + stage.nchannels for number, stage in zip(lane, stages, strict=True))
     return replace(model, layout=layout, source=steps, nchannels=nchannels)

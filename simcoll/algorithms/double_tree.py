@@ -7,6 +7,7 @@ One tree is a binary tree by lowest set bits; the other is its mirror image, or 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -110,7 +111,8 @@ def _edges(parents: list[int], colours: list[int]) -> tuple[Ints, Ints, Ints, in
     order = [parents.index(-1)]
     for rank in order:
         order.extend(children[rank])
-    time, ready = [0] * len(parents), [0] * len(parents)
+    time = [0] * len(parents)
+    ready = [0] * len(parents)
     for rank in reversed(order):
         for child in children[rank]:
             time[child] = ready[child] + (colours[child] - ready[child]) % period
@@ -124,7 +126,8 @@ def _with_boxes(parents: list[int], colours: list[int], box: int) -> Tree:
 
     The first two members of the chain have a child node each, so that no rank has more than two children.
     """
-    ups, shades = [rank - 1 for rank in range(len(parents) * box)], [1] * (len(parents) * box)
+    ups = [rank - 1 for rank in range(len(parents) * box)]
+    shades = [1] * len(ups)
     boxes_below = [0] * len(parents)
     for home, up in enumerate(parents):
         ups[home * box] = -1
@@ -146,13 +149,28 @@ def _behind(root: int, parents: list[int]) -> list[int]:
     return result
 
 
-def _ways(tree: Tree, *, up: bool, down: bool) -> list[tuple[Ints, Ints, Ints, int, int]]:
-    """Source, destination and time of every edge on the way up, down, or both; the operation; and the steps between pieces."""
+class _Way(NamedTuple):
+    """The edges of a tree in one direction: the step of each edge's first piece, and the steps between two pieces."""
+
+    src: Ints
+    dst: Ints
+    time: Ints
+    op: int
+    period: int
+
+
+def _ways(tree: Tree, *, up: bool, down: bool) -> list[_Way]:
+    """The edges on the way up, down, or both."""
     child, parent, time, period = _edges(*tree)
     top = int(time.max(initial=0))
     top += top % 2  # so that colours denote the same steps in both trees on the way down
-    ways = [(child, parent, time, REDUCE, period)] if up else []
-    return [*ways, (parent, child, top - time + (top + 1 if up else 0), COPY, period)] if down else ways
+    ways = []
+    if up:
+        ways.append(_Way(child, parent, time, REDUCE, period))
+    if down:
+        start = top + 1 if up else 0
+        ways.append(_Way(parent, child, top - time + start, COPY, period))
+    return ways
 
 
 def _schedule(collective: Collective, trees: Iterable[Tree], pieces: int, *, up: bool, down: bool) -> Schedule:
@@ -162,15 +180,15 @@ def _schedule(collective: Collective, trees: Iterable[Tree], pieces: int, *, up:
 
     def steps() -> Iterator[Step]:
         yield transfers(rank, layout.input(), rank, layout.output(), count=2 * pieces)
-        moves = [(half * pieces, *edges) for half, tree in enumerate(trees) for edges in _ways(tree, up=up, down=down)]
-        last = max(int(when.max(initial=-1)) + (pieces - 1) * period for *_, when, _, period in moves)
+        ways = [(half * pieces, way) for half, tree in enumerate(trees) for way in _ways(tree, up=up, down=down)]
+        last = max(int(way.time.max(initial=-1)) + (pieces - 1) * way.period for _, way in ways)
         for time in range(last + 1):
             parts = []
-            for start, src, dst, when, op, period in moves:
-                piece, phase = np.divmod(time - when, period)
+            for start, way in ways:
+                piece, phase = np.divmod(time - way.time, way.period)
                 live = (phase == 0) & (piece >= 0) & (piece < pieces)
                 chunk = layout.output(0, start + piece[live])
-                parts.append(transfers(src[live], chunk, dst[live], chunk, op=op))
+                parts.append(transfers(way.src[live], chunk, way.dst[live], chunk, op=way.op))
             yield joined(parts)
 
     return Schedule("double_tree", layout, steps)
@@ -199,9 +217,11 @@ def all_reduce(collective: Collective, *, channels: int = 1, pieces: int = 4, bo
 
 def _half_trees(collective: Collective, channels: int, pieces: int, *, up: bool) -> Schedule:
     """Both trees span the other ranks and are attached below the root, which feeds (or drains) them alternately."""
-    parents, mirror_parents = tree_pair(collective.nranks - 1) if collective.nranks > 1 else ([], [])
-    pair = _behind(collective.root or 0, parents), _behind(collective.root or 0, mirror_parents)
-    schedule = _schedule(collective, list(zip(pair, _colours(pair), strict=True)), pieces, up=up, down=not up)
+    root, children = collective.root or 0, collective.nranks - 1
+    parents, mirror_parents = tree_pair(children) if children else ([], [])
+    pair = _behind(root, parents), _behind(root, mirror_parents)
+    trees = list(zip(pair, _colours(pair), strict=True))
+    schedule = _schedule(collective, trees, pieces, up=up, down=not up)
     return compose.in_channels(schedule, channels=channels)
 
 

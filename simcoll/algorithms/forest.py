@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Forest", "all_gather", "all_reduce", "reduce_scatter", "topology_of"]
 
 
-class Passed(NamedTuple):
+class Crossings(NamedTuple):
     """The forest entries whose links are used in a step; ``piece`` counts all pieces of a root's data."""
 
     src: Ints
@@ -37,7 +37,7 @@ class Passed(NamedTuple):
 class Forest:
     """Links of the trees as parallel arrays, with an entry for each part of a root's data and each link of its tree.
 
-    Large topologies have millions of entries, so all columns are int32; :meth:`passed` converts them to int64.
+    Large topologies have millions of entries, so all columns are int32; :meth:`crossings` converts them to int64.
 
     Attributes
     ----------
@@ -96,7 +96,7 @@ class Forest:
         order = np.argsort(level, kind="stable").astype(np.int32)
         return np.split(order, np.cumsum(np.bincount(self.level, minlength=1))[:-1])
 
-    def crossings(self, levels: list[Shorts], time: int, pieces: int) -> Passed:
+    def crossings(self, levels: list[Shorts], time: int, pieces: int) -> Crossings:
         """The links that pieces cross in a step; ``levels`` are those of :meth:`levels`.
 
         All transfers have one size, so that fair sharing of the links ends a step as soon as its most loaded link allows.
@@ -105,9 +105,17 @@ class Forest:
         entry = np.concatenate(active).astype(np.int64) if active else np.zeros(0, np.int64)
         if len(active) > 1:
             entry.sort()
-        columns = (self.src, self.dst, self.root, self.part, self.level, self.landing)
-        src, dst, root, part, level, landing = (column.take(entry).astype(np.int64) for column in columns)
-        return Passed(src, dst, root, part * pieces + time - level, landing)
+
+        def column(values: Shorts) -> Ints:
+            return values.take(entry).astype(np.int64)
+
+        return Crossings(
+            src=column(self.src),
+            dst=column(self.dst),
+            root=column(self.root),
+            piece=column(self.part) * pieces + time - column(self.level),
+            landing=column(self.landing),
+        )
 
 
 def topology_of(collective: Collective, topology: Topology | None, name: str) -> Topology:
@@ -189,7 +197,9 @@ def all_reduce(
     return _schedule(name, layout, steps, topology, pieces)
 
 
-def _pass_sums(layout: Layout, links: Passed, home: Ints, total: Ints, zone: Ints | int, start: Ints) -> Iterator[Step]:
+def _pass_sums(
+    layout: Layout, links: Crossings, home: Ints, total: Ints, zone: Ints | int, start: Ints
+) -> Iterator[Step]:
     """Pass sums on.
 
     The first arrival for a part is added at once; others are stored beside it and added in a fixed order afterwards.
