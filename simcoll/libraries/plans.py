@@ -33,8 +33,8 @@ _PLAIN = {
     "broadcast": "chain",
     "reduce": "chain",
     "all_to_all": "pairwise",
-    "gather": "direct",
-    "scatter": "direct",
+    "gather": "grouped",
+    "scatter": "grouped",
     "send_recv": "direct",
     "barrier": "dissemination",
 }
