@@ -180,15 +180,15 @@ def _schedule(collective: Collective, trees: Iterable[Tree], pieces: int, *, up:
 
     def steps() -> Iterator[Step]:
         yield transfers(rank, layout.input(), rank, layout.output(), count=2 * pieces)
-        ways = [(half * pieces, way) for half, tree in enumerate(trees) for way in _ways(tree, up=up, down=down)]
-        last = max(int(way.time.max(initial=-1)) + (pieces - 1) * way.period for _, way in ways)
+        ways = [(half * pieces, edges) for half, tree in enumerate(trees) for edges in _ways(tree, up=up, down=down)]
+        last = max(int(edges.time.max(initial=-1)) + (pieces - 1) * edges.period for _, edges in ways)
         for time in range(last + 1):
             parts = []
-            for start, way in ways:
-                piece, phase = np.divmod(time - way.time, way.period)
+            for start, edges in ways:
+                piece, phase = np.divmod(time - edges.time, edges.period)
                 live = (phase == 0) & (piece >= 0) & (piece < pieces)
                 chunk = layout.output(0, start + piece[live])
-                parts.append(transfers(way.src[live], chunk, way.dst[live], chunk, op=way.op))
+                parts.append(transfers(edges.src[live], chunk, edges.dst[live], chunk, op=edges.op))
             yield joined(parts)
 
     return Schedule("double_tree", layout, steps)
