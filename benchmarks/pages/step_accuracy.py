@@ -13,8 +13,8 @@ from step_examples import CONTENTION, DEEPEP, PLACED, contention, exchange_us, p
 from simcoll.planning.measured.step_fitting import fit_steps, predict_seconds
 from simcoll.planning.measured.step_rows import StepTable, published_steps
 from simcoll.training.design import Design
-from simcoll.training.step_calibration import UNCALIBRATED, Calibration, shipped_calibration
-from simcoll.training.steps import Step
+from simcoll.training.step_calibration import UNCALIBRATED, StepCalibration, shipped_calibration
+from simcoll.training.steps import TrainingStep
 
 __all__ = ["megatron_a100", "step_page"]
 
@@ -193,7 +193,7 @@ the next layers. Milliseconds, without measurements: the error of simple formula
 """
 
 
-def megatron_a100() -> Calibration:
+def megatron_a100() -> StepCalibration:
     """The constants of Megatron on A100, from vTrain's rows."""
     return shipped_calibration("megatron-a100")
 
@@ -229,7 +229,7 @@ def _summary(errors: NDArray[np.float64]) -> str:
     return " | ".join([*(f"{100 * value:.1f} %" for value in values), f"{100 * errors.mean():+.1f} %"])
 
 
-def _errors(table: StepTable, calibration: Calibration) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _errors(table: StepTable, calibration: StepCalibration) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     times = predict_seconds(table.rows, calibration)
     return times, times / np.array([row.seconds for row in table.rows]) - 1
 
@@ -245,7 +245,7 @@ def _korthikanti() -> Iterator[str]:
 
 def _mlperf() -> Iterator[str]:
     table = published_steps("mlperf-405b-h100")
-    fit = fit_steps(table.rows[:1], ("rate",), start=Calibration(overlap=SLOWER))
+    fit = fit_steps(table.rows[:1], ("rate",), start=StepCalibration(overlap=SLOWER))
     _, blind = _errors(table, UNCALIBRATED)
     errors = _errors(table, fit.calibration)[1]
     yield MLPERF.format(rate=f"{fit.calibration.rate:.3f} of what the GPU sustains", slower=round(100 * SLOWER))
@@ -257,7 +257,9 @@ def _mlperf() -> Iterator[str]:
     passes = [row.design.micro_batches + (parallel.pp - 1) / parallel.virtual for row in table.rows]
     measured = np.array([row.seconds for row in table.rows])
     intercept, weighed = _intercept(passes, measured), _intercept(passes, measured, 1 / measured)
-    played = [Step(replace(row.design, calibration=fit.calibration)).time_fs(tier=2) / 1e15 for row in table.rows]
+    played = [
+        TrainingStep(replace(row.design, calibration=fit.calibration)).time_fs(tier=2) / 1e15 for row in table.rows
+    ]
     lines = (_intercept(passes, played), intercept), (_intercept(passes, played, 1 / measured), weighed)
     together = " and ".join(
         f"{simulated:.3f} s ({100 * (simulated / reference - 1):+.0f} %)" for simulated, reference in lines
@@ -285,7 +287,7 @@ def _intercept(passes: Sequence[float], seconds: ArrayLike, weights: NDArray[np.
 def _gpt3() -> Iterator[str]:
     table = published_steps("mlperf-gpt3-h100")
     yield GPT3.format(slower=round(100 * SLOWER))
-    blind, slowed = (_errors(table, calibration)[1] for calibration in (UNCALIBRATED, Calibration(overlap=SLOWER)))
+    blind, slowed = (_errors(table, calibration)[1] for calibration in (UNCALIBRATED, StepCalibration(overlap=SLOWER)))
     for row, blind_error, slowed_error in zip(table.rows, blind, slowed, strict=True):
         design = row.design
         shape = f"{design.mesh.nranks} | {design.micro_batches} | {row.seconds:.3f}"

@@ -54,7 +54,7 @@ def time_step(
     from simcoll.planning.designs.step_report import step_json, step_lines, step_svg, workload_lines
     from simcoll.planning.designs.step_trace import step_trace
     from simcoll.training.design import load_design
-    from simcoll.training.steps import Step
+    from simcoll.training.steps import TrainingStep
     from simcoll.workload.playing import alone_on, run_workload
     from simcoll.workload.workload import write_workload
 
@@ -71,7 +71,7 @@ def time_step(
                 f"--topology, --nodes, --gpu, --system and --comm-groups are for workloads; this is {TITLES[kind]}",
                 file=str(design),
             )
-        step = Step(load_design(design))
+        step = TrainingStep(load_design(design))
         open_folder(folder, FILES)
         result = step.result(tier=tier)
         lines, workload, title = step_lines(result), step.workload, result.title

@@ -12,7 +12,7 @@ from simcoll.training.step_result import StepResult
 from simcoll.units import format_size, format_time
 
 if TYPE_CHECKING:
-    from simcoll.training.memory import Memory
+    from simcoll.training.memory import StageMemory
     from simcoll.workload.class_clock import Clock
     from simcoll.workload.playing import WorkloadResult
     from simcoll.workload.workload import Workload
@@ -99,7 +99,7 @@ def _gib(count: int) -> str:
     return f"{count / 2**30:.1f} GiB"
 
 
-def _parts(memory: Memory) -> str:
+def _parts(memory: StageMemory) -> str:
     parts = [f"{name} {getattr(memory, name) / 2**30:.1f}" for name in _PARTS]
     return ", ".join([*parts, f"in host memory {memory.host / 2**30:.1f}"] if memory.host else parts)
 

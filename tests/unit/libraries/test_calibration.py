@@ -126,8 +126,8 @@ def test_tuning_is_that_of_the_ranks():
     row = Tuned("all_reduce", "ring", "LL", 10**9, 10**15)
     other = replace(row, latency_fs=2 * 10**9)
     calibration = Calibration(tuning=(TuningTable(16, 2, (row,)), TuningTable(32, 4, (other,))))
-    assert calibration.tuned("all_reduce", 32, 4) == (other,)
-    assert calibration.tuned("all_reduce", 64, 8) == calibration.tuned("broadcast", 16, 2) == ()
+    assert calibration.tuning_rows("all_reduce", 32, 4) == (other,)
+    assert calibration.tuning_rows("all_reduce", 64, 8) == calibration.tuning_rows("broadcast", 16, 2) == ()
 
 
 @pytest.mark.parametrize("change", [{"rate": Fraction(0)}, {"growth": Fraction(101)}, {"launch_fs": 2**63}])

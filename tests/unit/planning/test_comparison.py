@@ -15,10 +15,10 @@ from simcoll.errors import ConfigError
 from simcoll.formats.logs.measured import Log, Measured, Table
 from simcoll.formats.logs.nccl_tests import load_log
 from simcoll.libraries.calibration import Calibration
-from simcoll.libraries.corrected import fabric_of
 from simcoll.libraries.environment import DEFAULT, parse_environment
 from simcoll.libraries.fitting import formula
 from simcoll.libraries.library import load_library
+from simcoll.libraries.question import fabric_of
 from simcoll.planning.measured.comparison import (
     Compared,
     band_errors,
