@@ -377,6 +377,8 @@ def test_rules_of_switches():
         wrong(schedule(of_two, blocks, order="rank-consistent", claims={"folds": True}), "claims.order")
     many = [pair, *[[(0, 1, 0, 1, "switch_reduce")]] * 9, [(0, 1, 1, 1, "copy")]]
     check(schedule(of_two, [{"steps": [step(rows)]} for rows in many], order="rank-consistent"))
+    gather = changed(direct("all_gather", 2), lambda c: columns(c).update(op=["copy", "switch_reduce", "copy", "copy"]))
+    check(gather)  # one operand is itself, where there are no brackets to compare
     # The old content of the destination does not count.
     check(
         schedule(
