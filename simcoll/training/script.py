@@ -1,6 +1,6 @@
 """The operations of a training step without their costs: order and dependencies on each stage.
 
-A script depends only on a design's :class:`StepShape`, so that designs which differ in sizes share one. A slot describes operations of
+A script depends only on a design's :class:`ScriptShape`, so that designs which differ in sizes share one. A slot describes operations of
 equal cost; a row is one operation: its slot, its micro-batch, and the rows that it depends on.
 """
 
@@ -16,11 +16,11 @@ from simcoll.training.pipeline import PipelineTurn, stage_order
 if TYPE_CHECKING:
     from simcoll.training.design import Design
 
-__all__ = ["Script", "ScriptRow", "Slot", "StepShape", "script_of", "shape_of"]
+__all__ = ["Script", "ScriptRow", "Slot", "ScriptShape", "script_of", "shape_of"]
 
 
 @dataclass(frozen=True, slots=True)
-class StepShape:
+class ScriptShape:
     """The properties of a design that determine its script.
 
     Attributes
@@ -81,13 +81,13 @@ class StepShape:
         return self.beside and self.buckets != "layer" and not self.gathers
 
 
-def shape_of(design: Design) -> StepShape:
+def shape_of(design: Design) -> ScriptShape:
     """The shape of a design."""
     model, parallel, mesh = design.model, design.parallel, design.mesh
     layers = layers_of_chunks(model, parallel)
     copies = mesh.size("dp") * mesh.size("cp")
     spread = parallel.ep > 1
-    return StepShape(
+    return ScriptShape(
         layers,
         design.micro_batches,
         parallel.schedule,
@@ -147,7 +147,7 @@ class ScriptRow(NamedTuple):
 class Script:
     """Slots and rows of a step."""
 
-    shape: StepShape
+    shape: ScriptShape
     slots: tuple[Slot, ...]
     rows: tuple[ScriptRow, ...]
 
@@ -159,13 +159,13 @@ class Script:
 
 
 @lru_cache(maxsize=128)
-def script_of(shape: StepShape) -> Script:
+def script_of(shape: ScriptShape) -> Script:
     """The script of a shape.
 
     Examples
     --------
-    >>> from simcoll.training.script import StepShape
-    >>> two = StepShape((((0,),), ((1,),)), 1, "1f1b", "never", False, "none", False, False, frozenset(), False, False)
+    >>> from simcoll.training.script import ScriptShape
+    >>> two = ScriptShape((((0,),), ((1,),)), 1, "1f1b", "never", False, "none", False, False, frozenset(), False, False)
     >>> made = script_of(two)
     >>> [made.slots[row.slot].does for row in made.rows]
     ['turn', 'send', 'turn', 'turn', 'send', 'turn', 'update', 'update']
@@ -176,7 +176,7 @@ def script_of(shape: StepShape) -> Script:
 class _ScriptWriter:
     """Builds the rows of a step in topological order."""
 
-    def __init__(self, shape: StepShape) -> None:
+    def __init__(self, shape: ScriptShape) -> None:
         self.shape = shape
         self.slots: dict[Slot, int] = {}
         self.rows: list[ScriptRow] = []
