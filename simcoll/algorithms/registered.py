@@ -72,8 +72,9 @@ class Algorithm:
         shown = ((name, getattr(value, "name", value)) for name, value in (self.params | params).items())
         named: Schedule = replace(made, name=self.name, params=tuple(shown))
         named.known.keeps = True
-        module, name = self.written.__module__, self.written.__name__
-        if getattr(sys.modules.get(module), name, None) is self:  # another process finds it there, too
+        module, name = self.written.__module__, getattr(self.written, "__name__", "")
+        # A file's is a partial, without a name.
+        if name and getattr(sys.modules.get(module), name, None) is self:  # another process finds it there, too
             named.known.again = build_again, (module, name, collective, tuple(params.items()))
         return named
 
