@@ -26,8 +26,9 @@ LEAD = """# Accuracy of training steps
 |---|---:|---|---:|
 """
 UNDER = """
-Predicted (tier 1) against measured times of published training steps. *None*: predicted from a design file alone; the share of its rate that
-a GPU sustains is from some of these rows ([below](#nemo-megatron-bridge-dgx-cloud-and-llama-3-no-calibration)). `simcoll accuracy --steps` prints this page; the rows are in `measurements/steps`, with their sources.
+Predicted (tier 1) against measured times of published training steps. *None*: predicted from a design file alone;
+the share of its rate that a GPU sustains is from some of these rows ([below](#nemo-megatron-bridge-dgx-cloud-and-llama-3-no-calibration)).
+`simcoll accuracy --steps` prints this page; the rows are in `measurements/steps`, with their sources.
 
 """
 HEAD = """## vTrain: Megatron-DeepSpeed on A100
