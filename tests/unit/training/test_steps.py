@@ -487,7 +487,8 @@ def test_the_command(tmp_path, capsys):
     folder = tmp_path / "out"
     assert main(["step", str(path), "-o", str(folder), "--tier", "1"]) == 0
     text = capsys.readouterr().out
-    assert all(f"\n{name}" in text for name in ("step ", "MFU, HFU", "tp ", "dp ", "bound", "memory", "# played"))
+    assert all(f"\n{name}" in text for name in ("step ", "MFU, HFU", "tp ", "dp ", "bound", "memory"))
+    assert not any(word in text for word in ("# played", "# model FLOPs", "trace "))
     found = json.loads((folder / "step.json").read_text())
     assert found["time_fs"] > found["compute_fs"] > 0
     events = json.loads(gzip.decompress((folder / "trace.json.gz").read_bytes()))["traceEvents"]
@@ -496,7 +497,11 @@ def test_the_command(tmp_path, capsys):
     assert max(ends) == pytest.approx(found["time_fs"] / 1e9)
     assert (folder / "step.svg").read_bytes().startswith(b"<?xml")
     first = {file.name: file.read_bytes() for file in folder.iterdir()}
-    assert main(["step", str(path), "-o", str(folder), "--tier", "1"]) == 0
+    capsys.readouterr()
+    assert main(["step", str(path), "-o", str(folder), "--tier", "1", "-v"]) == 0
+    text = capsys.readouterr().out
+    assert f"\n# design {found['design_hash']}, played: {found['path']}, trace {found['trace_hash'] or '-'}\n" in text
+    assert "\n# model FLOPs: " in text
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == first
     path.write_text(path.read_text() + "pp = 3\n")
     assert main(["step", str(path)]) == 2
