@@ -29,7 +29,7 @@ from simcoll.training.measured_kernels import Measured, load_measured
 from simcoll.units import parse_size, parse_time
 from simcoll.workload.mesh import Mesh
 from simcoll.workload.stream_names import message_stream
-from simcoll.workload.workload import Call, Compute, Operation, Rules, Send, Workload
+from simcoll.workload.workload import CallOperation, ComputeOperation, Operation, Rules, SendOperation, Workload
 
 __all__ = ["Listed", "load_operations", "operations_from"]
 
@@ -234,9 +234,9 @@ class _List:
                 )
 
     def _involved(self, made: Operation) -> Iterable[str]:
-        if isinstance(made, Compute):
+        if isinstance(made, ComputeOperation):
             return (made.on,)
-        return (made.source, made.target) if isinstance(made, Send) else made.on or self.classes
+        return (made.source, made.target) if isinstance(made, SendOperation) else made.on or self.classes
 
     def _known(self, name: str) -> tuple[str, ...]:
         if name in self.ids:
@@ -270,7 +270,7 @@ class _List:
         time_fs, flops = self._time(work)
         for point in points:
             own = name if len(points) == 1 else f"{name} [{_named(point)}]"
-            yield Compute(
+            yield ComputeOperation(
                 id=own, on=_named(point), time_fs=time_fs, stream=work.stream or "compute", after=after, name=work.name or work.id,
                 flops=flops,
             )  # fmt: skip
@@ -309,7 +309,7 @@ class _List:
             )
         on = () if len(points) == len(self.points) else tuple(map(_named, points))
         barrier = work.call == "barrier"
-        yield Call(
+        yield CallOperation(
             id=name, kind=work.call or "", group=group, size_bytes=size, on=on, stream=work.stream or group, after=after,
             algorithm=work.algorithm, imbalance=work.imbalance, name=work.name or work.id, root=work.root, sizes=((0,),) if barrier else (),
         )  # fmt: skip
@@ -335,7 +335,7 @@ class _List:
         for pairs in found.values():
             for source, target in pairs:
                 lane = message_stream(source[axis], target[axis])
-                yield Send(
+                yield SendOperation(
                     id=f"{name} [{_named(source)}]" if several else name, source=_named(source), target=_named(target), size_bytes=size,
                     stream=f"{work.stream or axis} {lane}", after=after, group=axis, name=work.name or work.id,
                 )  # fmt: skip
