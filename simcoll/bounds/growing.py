@@ -45,7 +45,7 @@ class _RemainingCapacity:
         entries = capacities > 0
         entries[n, :n] = True
         tail, head = np.nonzero(entries | entries.T)
-        self.held = capacities
+        self.capacity = capacities
         self.place = np.full(capacities.shape, -1)
         self.place[tail, head] = np.arange(len(tail))
         start = np.searchsorted(tail, np.arange(n + 2))
@@ -55,14 +55,14 @@ class _RemainingCapacity:
 
     def add(self, a: int, b: int, amount: int) -> None:
         """Change a capacity."""
-        self.held[a, b] += amount
+        self.capacity[a, b] += amount
         self.graph.data[self.place[a, b]] += amount
 
     def reach(self, x: int, y: int) -> int:
         """Maximum flow from the source and ``x`` together to ``y``."""
         if x == self.n:
             return int(maximum_flow(self.graph, x, y).flow_value)
-        place, share = self.place[self.n, x], self.held[self.n, x]
+        place, share = self.place[self.n, x], self.capacity[self.n, x]
         self.graph.data[place] = 2 * self.total
         flow = int(maximum_flow(self.graph, self.n, y).flow_value)
         self.graph.data[place] = share
@@ -96,14 +96,14 @@ def _grow(ends: bytes, capacity: bytes, shares: tuple[int, ...]) -> tuple[Tree, 
     pairs, widths = np.frombuffer(ends, np.int64).reshape(2, -1), np.frombuffer(capacity, np.int64)
     remaining, trees = _RemainingCapacity(pairs, widths, shares), []
     while remaining.total:
-        root = int(np.argmax(remaining.held[remaining.n]))
+        root = int(np.argmax(remaining.capacity[remaining.n]))
         trees.append(_take_tree(remaining, root))
     return tuple(trees)
 
 
 def _take_tree(remaining: _RemainingCapacity, root: int) -> Tree:
     """Take one tree out of the remaining capacities, in as many copies as possible."""
-    n, copies = remaining.n, int(remaining.held[remaining.n, root])
+    n, copies = remaining.n, int(remaining.capacity[remaining.n, root])
     links = [(remaining.n, root)]
     remaining.add(remaining.n, root, -copies)
     reached, members = [root], {root}
@@ -131,8 +131,8 @@ def _next(
     other_trees = remaining.total - copies
     for x in reached:
         for y in remaining.neighbours[x]:
-            if y not in members and remaining.held[x, y] and (x, y) not in refused:
-                room = min(int(remaining.held[x, y]), copies, remaining.reach(x, y) - other_trees)
+            if y not in members and remaining.capacity[x, y] and (x, y) not in refused:
+                room = min(int(remaining.capacity[x, y]), copies, remaining.reach(x, y) - other_trees)
                 if room > 0:
                     return x, y, room
                 refused.add((x, y))

@@ -170,12 +170,9 @@ def routed_bound(kind: str, topology: Topology, worth: Fraction) -> Fraction:
             return Fraction(0)
         from simcoll.bounds.pair_rates import pair_prices
 
-        return (
-            2
-            * (n - 1)
-            * seconds
-            * _bound_by_prices(topology, pairs, pair_prices(pairs), np.ones((1, n, n)), np.ones(1))
-        )
+        every_pair = np.ones((1, n, n))
+        per_crossing = _bound_by_prices(topology, pairs, pair_prices(pairs), every_pair, np.ones(1))
+        return 2 * (n - 1) * seconds * per_crossing
     backwards = kind == "reduce_scatter"
     ends = pairs.ends[::-1] if backwards else pairs.ends
     # If fair shares bring every rank its data in time, there is rarely more to prove, and a program is expensive.

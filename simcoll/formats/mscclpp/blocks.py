@@ -279,16 +279,16 @@ class _BlockReader:
             name, waits=tuple((peer, self.rank.rank, number) for peer, number in counters), relaxed=name == "rlxwait"
         )
 
-    def _counters(self, origin: PlanPlace, operation: Operation) -> list[tuple[int, int]]:
+    def _counters(self, place: PlanPlace, operation: Operation) -> list[tuple[int, int]]:
         """Peer and number of each channel of an operation."""
         kind = operation.channel_type
         if kind not in {"memory", "port"}:
-            origin.refuse(f"channel_type is {kind!r}; expected 'memory' or 'port'")
-        origin.within("number of channels", len(operation.channel_ids), 1, MAX_PEERS)
+            place.refuse(f"channel_type is {kind!r}; expected 'memory' or 'port'")
+        place.within("number of channels", len(operation.channel_ids), 1, MAX_PEERS)
         counters = []
-        for place in operation.channel_ids:
+        for slot in operation.channel_ids:
             numbers = self.channels[kind]
-            number = numbers[origin.within("channel of the thread block", place, 0, len(numbers) - 1)]
+            number = numbers[place.within("channel of the thread block", slot, 0, len(numbers) - 1)]
             peer, among = self.rank.counters[kind][number]
             counters.append((peer, among + PORT * (kind == "port")))
         return counters
