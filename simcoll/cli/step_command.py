@@ -88,7 +88,7 @@ def time_step(
         open_folder(folder, FILES)
         with blamed_on(str(design)):
             run = run_workload(workload, place, tier=tier, slow=slow)
-        plans = alone_on(place, alike=False, rules=workload.rules).plans
+        plans = alone_on(place, uniform=False, rules=workload.rules).plans
         lines, content = workload_lines(run, verbose=verbose), step_json(run)
         title, clock = run.title or design.stem, run.clock
     for line in lines:

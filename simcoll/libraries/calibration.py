@@ -19,7 +19,7 @@ from simcoll.errors import ConfigError
 from simcoll.files.output import write_file
 from simcoll.files.reader_arguments import Content, FilePath, content_of, path_of
 from simcoll.files.strict import decode_toml, read_file
-from simcoll.formats.logs.nccl_tuning import Tuned, TuningTable
+from simcoll.formats.logs.nccl_tuning import TunedCost, TuningTable
 from simcoll.units import MAX_TIME_FS, parse_rate, parse_size, parse_time
 
 __all__ = [
@@ -123,7 +123,7 @@ class Calibration:
         launched = max(Fraction(time_fs + self.launch_fs), time_fs * LEAST_SHARE)
         return max(1, int(launched * self.factor(collective, nranks, size_bytes)))
 
-    def tuning_rows(self, collective: str, nranks: int, nnodes: int) -> tuple[Tuned, ...]:
+    def tuning_rows(self, collective: str, nranks: int, nnodes: int) -> tuple[TunedCost, ...]:
         """NCCL's own table for a collective with these numbers of ranks and nodes; empty if none was read."""
         for table in self.tuning:
             if table.nranks in {nranks, 0} and table.nnodes in {nnodes, 0}:
@@ -222,7 +222,7 @@ def parse_calibration(data: Content, file: str | None = None) -> Calibration:
         for row in table.rows:
             latency_fs = parse_time(row.latency, file=file, path=place)
             bandwidth_uBps = parse_rate(row.bandwidth, file=file, path=place)
-            rows.append(Tuned(row.collective, row.algorithm, row.protocol, latency_fs, bandwidth_uBps))
+            rows.append(TunedCost(row.collective, row.algorithm, row.protocol, latency_fs, bandwidth_uBps))
         tables.append(TuningTable(table.ranks, table.nodes, tuple(rows)))
     return Calibration(
         _signed_fs(record.launch, "launch", file),

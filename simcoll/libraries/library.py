@@ -114,7 +114,7 @@ _FACTS = FactSchema(
         "correction.*": _time,
         "launcher.*": _time,
     },
-    others=_TEXTS,
+    ignored=_TEXTS,
 )
 
 

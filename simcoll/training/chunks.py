@@ -28,7 +28,7 @@ class ChunkWork:
     Attributes
     ----------
     time_fs, flops, inside, pieces, least_fs
-        As in :class:`~simcoll.workload.workload.Compute`.
+        As in :class:`~simcoll.workload.workload.ComputeOperation`.
     """
 
     time_fs: int

@@ -72,7 +72,7 @@ _FACTS = FactSchema(
         "power.*": _watts,
         "price.*": _number,
     },
-    others=("description",),
+    ignored=("description",),
     nouns={"peak": "data type", "gemm": "data type"},
 )
 _UNITS: dict[object, tuple[float, str]] = {

@@ -29,7 +29,7 @@ from simcoll.training.measured_kernels import OperatorTimes, load_measured
 from simcoll.units import parse_size, parse_time
 from simcoll.workload.mesh import Mesh
 from simcoll.workload.stream_names import message_stream
-from simcoll.workload.workload import Call, Compute, Operation, Rules, Send, Workload
+from simcoll.workload.workload import CallOperation, ComputeOperation, Operation, Rules, SendOperation, Workload
 
 __all__ = ["ListedWorkload", "load_operations", "operations_from"]
 
@@ -241,9 +241,9 @@ class _List:
                 )
 
     def _classes_in(self, operation: Operation) -> Iterable[str]:
-        if isinstance(operation, Compute):
+        if isinstance(operation, ComputeOperation):
             return (operation.on,)
-        return (operation.source, operation.target) if isinstance(operation, Send) else operation.on or self.classes
+        return (operation.source, operation.target) if isinstance(operation, SendOperation) else operation.on or self.classes
 
     def _ids_of(self, name: str) -> tuple[str, ...]:
         if name in self.ids:
@@ -277,7 +277,7 @@ class _List:
         time_fs, flops = self._time(work)
         for point in points:
             identifier = name if len(points) == 1 else f"{name} [{_point_name(point)}]"
-            yield Compute(
+            yield ComputeOperation(
                 id=identifier,
                 on=_point_name(point),
                 time_fs=time_fs,
@@ -321,7 +321,7 @@ class _List:
             )
         on = () if len(points) == len(self.points) else tuple(map(_point_name, points))
         barrier = work.call == "barrier"
-        yield Call(
+        yield CallOperation(
             id=name,
             kind=work.call or "",
             group=group,
@@ -357,7 +357,7 @@ class _List:
         for pairs in messages.values():
             for source, target in pairs:
                 lane = message_stream(source[axis], target[axis])
-                yield Send(
+                yield SendOperation(
                     id=f"{name} [{_point_name(source)}]" if several else name,
                     source=_point_name(source),
                     target=_point_name(target),

@@ -19,7 +19,7 @@ from simcoll.training.layers import in_fs, optimizer_seconds
 from simcoll.training.memory import OPTIMIZER_BYTES, WEIGHT_BYTES, offloaded_bytes
 from simcoll.training.script import BESIDE_LAYERS, EVERY, Script, ScriptRow, Slot, script_of, shape_of
 from simcoll.workload.mesh import Mesh
-from simcoll.workload.workload import Call, Compute, Operation, Send, Workload
+from simcoll.workload.workload import CallOperation, ComputeOperation, Operation, SendOperation, Workload
 
 if TYPE_CHECKING:
     from simcoll.training.design import Design
@@ -96,9 +96,9 @@ class StepParts:
             return self._offload(slot)
         return self._send(slot) if slot.does == "send" else self._collective(slot)
 
-    def _computation(self, slot: Slot) -> Compute:
+    def _computation(self, slot: Slot) -> ComputeOperation:
         work = self.costs.turn(slot.work, slot.stage, slot.chunk, None if slot.layer == EVERY else (slot.layer,))
-        return Compute(
+        return ComputeOperation(
             id="",
             on=f"stage{slot.stage}",
             time_fs=work.time_fs,
@@ -109,7 +109,7 @@ class StepParts:
             flops=work.flops,
         )
 
-    def _update(self, slot: Slot) -> Compute:
+    def _update(self, slot: Slot) -> ComputeOperation:
         dense, experts = self.costs.parameters[slot.stage]
         if self.design.parallel.shard != "none":
             shards = self.groups["shard" if "shard" in self.groups else "dp"].shape[1]
@@ -122,17 +122,17 @@ class StepParts:
         ):  # its state comes and goes at once, part by part beside the update
             seconds = max(seconds, OPTIMIZER_BYTES * (dense + experts) / self.design.gpu.number("host.bandwidth"))
         time_fs = in_fs(seconds + fixed)
-        return Compute(id="", on=f"stage{slot.stage}", time_fs=time_fs, name="optimizer")
+        return ComputeOperation(id="", on=f"stage{slot.stage}", time_fs=time_fs, name="optimizer")
 
-    def _offload(self, slot: Slot) -> Compute:
+    def _offload(self, slot: Slot) -> ComputeOperation:
         """Movement of weights or activations from or to host memory: time on a separate stream."""
         weights, activations = offloaded_bytes(self.design, slot.stage, slot.chunk)
         outwards, alone = slot.stream == "offload out", slot.work == "weights"
         size = (0 if outwards else weights) + (0 if alone else activations)
         time_fs = in_fs(size / self.design.gpu.number("host.bandwidth"))
-        return Compute(id="", on=f"stage{slot.stage}", time_fs=time_fs, stream=slot.stream, name=slot.stream)
+        return ComputeOperation(id="", on=f"stage{slot.stage}", time_fs=time_fs, stream=slot.stream, name=slot.stream)
 
-    def _send(self, slot: Slot) -> Send:
+    def _send(self, slot: Slot) -> SendOperation:
         design, parallel = self.design, self.design.parallel
         rows = parallel.micro_batch * (design.sequence // parallel.cp)
         size = (
@@ -142,7 +142,7 @@ class StepParts:
             // (parallel.tp if parallel.sequence_parallel or parallel.scatter_gather else 1)
         )
         name = "activations" if slot.work == "F" else "gradients of activations"
-        return Send(
+        return SendOperation(
             id="",
             source=f"stage{slot.stage}",
             target=f"stage{slot.chunk}",
@@ -151,12 +151,12 @@ class StepParts:
             name=name,
         )
 
-    def _collective(self, slot: Slot) -> Call:
+    def _collective(self, slot: Slot) -> CallOperation:
         group, on = slot.work, tuple(f"stage{stage}" for stage in self.script.stages_of(slot))
         size, n = round(self._bytes(slot)), self.groups[group].shape[1]
         if group == "replica":
             size //= self.groups["shard"].shape[1]
-        return Call(
+        return CallOperation(
             id="",
             kind=slot.does,
             group=group,
@@ -216,16 +216,16 @@ def _identity(slot: Slot, row: ScriptRow, number: int) -> str:
 
 
 def _with_identity(operation: Operation, name: str, needs: tuple[str, ...], more_fs: int) -> Operation:
-    if isinstance(operation, Compute):
+    if isinstance(operation, ComputeOperation):
         later = {"time_fs": operation.time_fs + more_fs, "least_fs": operation.least_fs + more_fs}
         return structs.replace(operation, id=name, after=needs, **later)
     return structs.replace(operation, id=name, after=needs)
 
 
 def _groups_in(operation: Operation) -> tuple[str, ...]:
-    if isinstance(operation, Compute):
+    if isinstance(operation, ComputeOperation):
         return tuple(inner.group for inner in operation.inside)
-    return (operation.group,) if isinstance(operation, Call) else ()
+    return (operation.group,) if isinstance(operation, CallOperation) else ()
 
 
 @lru_cache(maxsize=256)

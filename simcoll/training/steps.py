@@ -18,10 +18,10 @@ from simcoll.training.script_clock import play_script, slowed_rows
 from simcoll.training.step_calibration import UNCALIBRATED
 from simcoll.training.step_result import StepResult
 from simcoll.training.step_workload import FLOPS_FORMULA, StepParts
-from simcoll.workload.accounting import Counted, axes_of, breakdown, without_axes
+from simcoll.workload.accounting import OperationCounts, axes_of, breakdown, without_axes
 from simcoll.workload.class_clock import Clock, operation_fs
-from simcoll.workload.playing import Played, alone_on, play_workload, slowed
-from simcoll.workload.timing import Alone, WorkloadTimes
+from simcoll.workload.playing import WorkloadRun, alone_on, play_workload, slow_down
+from simcoll.workload.timing import IsolatedTimes, WorkloadTimes
 from simcoll.workload.workload import Workload
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class TrainingStep:
     def __init__(self, design: Design) -> None:
         self.design = design
         self.parts = StepParts(design)
-        self.alone: Alone = alone_on(design.topology, alike=not design.cluster.degraded, calibration=design.network)
+        self.alone: IsolatedTimes = alone_on(design.topology, uniform=not design.cluster.degraded, calibration=design.network)
         self.slots = tuple(self.parts.operation(slot) for slot in self.parts.script.slots)
 
     @cached_property
@@ -87,7 +87,7 @@ class TrainingStep:
         return self.parts.ground()
 
     @cached_property
-    def _operation_counts(self) -> Counted:
+    def _operation_counts(self) -> OperationCounts:
         rows = Counter(row.slot for row in self.parts.script.rows)
         return tuple((operation, rows[number]) for number, operation in enumerate(self.slots))
 
@@ -95,7 +95,7 @@ class TrainingStep:
     def _times(self) -> WorkloadTimes:
         return WorkloadTimes(self._ground, self.alone)
 
-    def clock(self, *, tier: int, without: Collection[str] = (), spans: bool = True) -> Played:
+    def clock(self, *, tier: int, without: Collection[str] = (), spans: bool = True) -> WorkloadRun:
         """Play the step, with its spans; ``without``: axes whose bytes are removed."""
         workload = self._workload(without) if without else self.workload
         return play_workload(workload, self.alone, tier=tier, slow=self.design.slow, spans=spans)
@@ -110,7 +110,7 @@ class TrainingStep:
     def _takes(self, without: Collection[str] = ()) -> list[int]:
         """The time of each slot."""
         operations = (
-            slowed(self._ground, without_axes(operation, without), self.design.slow) for operation in self.slots
+            slow_down(self._ground, without_axes(operation, without), self.design.slow) for operation in self.slots
         )
         return [operation_fs(operation, self._times) for operation in operations]
 
@@ -119,12 +119,12 @@ class TrainingStep:
         """The slow-down of passes by overlapping collectives."""
         return Fraction(str(self.design.calibration.overlap))
 
-    def _play(self, tier: int) -> Played:
+    def _play(self, tier: int) -> WorkloadRun:
         if tier != 1:
             return self.clock(tier=tier, spans=False)
         takes = self._takes()
         takes_hash = hashlib.sha256(repr(takes).encode()).hexdigest()[:16]
-        return Played(Clock(play_script(self.parts.script, takes, self._overlap), ()), trace_hash=takes_hash)
+        return WorkloadRun(Clock(play_script(self.parts.script, takes, self._overlap), ()), trace_hash=takes_hash)
 
     def result(self, *, tier: int = 2, exposed: bool = True) -> StepResult:
         """The result of the step."""

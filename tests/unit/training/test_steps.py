@@ -28,7 +28,7 @@ from simcoll.training.steps import TrainingStep, step
 from simcoll.workload.class_clock import play_classes
 from simcoll.workload.lower import lower
 from simcoll.workload.playing import alone_on, play_workload
-from simcoll.workload.workload import Call, Compute, Inside, Send, Workload
+from simcoll.workload.workload import CallOperation, ComputeOperation, Inside, SendOperation, Workload
 
 MS = 10**12
 SMALL = {"layers": 8, "hidden": 2048, "heads": 16, "vocabulary": 32000, "sequence": 2048, "global_batch": 32}
@@ -228,11 +228,11 @@ def test_axes_that_share_a_nic_slow_each_other_down():
     group = np.array([[0, 1]])
     size = 10**8
     operations = (
-        Call(id="a", kind="all_to_all", group="ep", size_bytes=size, stream="a"),
-        Call(id="b", kind="all_to_all", group="dp", size_bytes=size, stream="b"),
+        CallOperation(id="a", kind="all_to_all", group="ep", size_bytes=size, stream="a"),
+        CallOperation(id="b", kind="all_to_all", group="dp", size_bytes=size, stream="b"),
     )
     workload = Workload(2, both, {"ep": group, "dp": group}, operations)
-    alone = alone_on(topology, alike=False)
+    alone = alone_on(topology, uniform=False)
     one, two = (play_workload(workload, alone, tier=tier).clock.time_fs for tier in (1, 2))
     assert one == size // 2 * 10**5  # half of it leaves each rank: 5 ms
     assert two == 2 * one
@@ -246,15 +246,15 @@ def test_what_runs_beside_computation_is_hidden():
         (0, 0, 15), (3, 0, 12), (5, 0, 10), (9, 0, 10), (9, 0.25, 11.25), (4, 0.25, 11.25), (3, 0.25, 12), (0, 0.25, 15),
     ):  # fmt: skip
         inner = Inside("all_to_all", "ep", size, 1, 1.0, hidden * MS, share)
-        work = Compute(id="c", on="all", time_fs=10 * MS, inside=(inner,))
-        beside = Call(
+        work = ComputeOperation(id="c", on="all", time_fs=10 * MS, inside=(inner,))
+        beside = CallOperation(
             id="other", kind="all_to_all", group="dp", size_bytes=2, stream="x"
         )  # shares the link: nothing is memoised
         workload = Workload(
             2, {"all": np.arange(2)}, {"ep": np.array([[0, 1]]), "dp": np.array([[0, 1]])}, (beside, work)
         )
         for tier in (1, 2):
-            found = play_workload(workload, alone_on(topology, alike=False), tier=tier).clock.time_fs
+            found = play_workload(workload, alone_on(topology, uniform=False), tier=tier).clock.time_fs
             assert found == pytest.approx(expected * MS, rel=1e-4)
 
 
@@ -275,7 +275,7 @@ def test_whole_chunks_are_reduced_at_once(buckets):
     moved = []
     for each, count in (("layer", 24 + 2), (buckets, 3 * 4)):
         made = TrainingStep(design(**asked, buckets=each))
-        calls = [o for o in made.workload.operations if isinstance(o, Call) and o.kind == "reduce_scatter"]
+        calls = [o for o in made.workload.operations if isinstance(o, CallOperation) and o.kind == "reduce_scatter"]
         assert len(calls) == count
         moved.append([sum(o.size_bytes for o in calls if o.on == (f"stage{stage}",)) for stage in range(3)])
     assert moved[0] == moved[1]
@@ -462,11 +462,11 @@ def test_what_is_offloaded_takes_its_time(moved):
 
 def test_play_classes_keeps_streams_in_order():
     operations = (
-        Compute(id="a", on="x", time_fs=5),
-        Compute(id="b", on="y", time_fs=7),
-        Send(id="s", source="x", target="y", size_bytes=0, after=("a", "b")),
-        Compute(id="c", on="x", time_fs=1, stream="other"),
-        Compute(id="d", on="x", time_fs=1, after=("s", "c")),
+        ComputeOperation(id="a", on="x", time_fs=5),
+        ComputeOperation(id="b", on="y", time_fs=7),
+        SendOperation(id="s", source="x", target="y", size_bytes=0, after=("a", "b")),
+        ComputeOperation(id="c", on="x", time_fs=1, stream="other"),
+        ComputeOperation(id="d", on="x", time_fs=1, after=("s", "c")),
     )
     workload = Workload(2, {"x": np.array([0]), "y": np.array([1])}, {}, operations)
     clock = play_classes(workload, Free())
@@ -474,7 +474,7 @@ def test_play_classes_keeps_streams_in_order():
         (0, 0, 5), (1, 0, 7), (2, 7, 7), (2, 7, 7), (3, 0, 1), (4, 7, 8),
     ]  # fmt: skip
     with pytest.raises(ConfigError, match="tier 3"):
-        play_workload(workload, alone_on(crossbar(2, "1 GB/s"), alike=False), tier=3)
+        play_workload(workload, alone_on(crossbar(2, "1 GB/s"), uniform=False), tier=3)
 
 
 @pytest.mark.slow
