@@ -138,7 +138,7 @@ class _Stuck:
         def of(other: int) -> str:
             rank = int(wiring.code.rank[other])
             state = "has ended" if self.following(other) < 0 else f"is at step {self.run.reached[other]}"
-            return f"rank {rank} lane {other - wiring.first[rank]}, which {state}"
+            return f"rank {rank} lane {other - wiring.first_lane[rank]}, which {state}"
 
         if number < 0:
             return lane, "cannot run"

@@ -125,7 +125,7 @@ def check_races(wiring: Wiring, run: Play) -> None:
 def _ordered_inside(wiring: Wiring, run: Play, earlier: Ints, later: Ints) -> NDArray[np.bool_]:
     """Mask of the pairs of instructions of one rank that are ordered within that rank."""
     code, edges = wiring.code, local_order(wiring)
-    column = np.arange(len(code.rank)) - wiring.first[code.rank]
+    column = np.arange(len(code.rank)) - wiring.first_lane[code.rank]
     lanes = np.bincount(code.rank, minlength=wiring.program.nranks)
     rank = code.rank[wiring.lane]
     cells = np.bincount(rank, minlength=len(lanes)) * lanes.max(initial=1)
