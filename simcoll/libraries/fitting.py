@@ -43,7 +43,7 @@ __all__ = [
     "PARAMETERS",
     "WARM_UP",
     "LeftOut",
-    "MeasuredRow",
+    "TimedRow",
     "Predictor",
     "Series",
     "fit",
@@ -79,7 +79,7 @@ _UNITS = {"rate": 0.05 / 32, "growth": 0.35 / 32, "fabric_latency": 156_250_000}
 _BOUNDS = {"rate": 900, "growth": 180, "fabric_latency": 12_800}
 
 
-class MeasuredRow(Protocol):
+class TimedRow(Protocol):
     """A measured row."""
 
     @property
@@ -114,7 +114,7 @@ class Series:
         return dict(zip(self.sizes, self.predictor(self.sizes, calibration), strict=True))
 
     @classmethod
-    def of(cls, collective: str, nranks: int, rows: Sequence[MeasuredRow], predictor: Predictor) -> Series:
+    def of(cls, collective: str, nranks: int, rows: Sequence[TimedRow], predictor: Predictor) -> Series:
         """Raw rows condensed: the median of each size, without a first row that is warm-up.
 
         Raises
@@ -203,7 +203,7 @@ def formula(
 
 
 def fit(
-    rows: Sequence[MeasuredRow],
+    rows: Sequence[TimedRow],
     predictor: Predictor,
     *,
     collective: str = "",

@@ -16,7 +16,7 @@ from simcoll.training.pipeline import PipelineTurn, stage_order
 if TYPE_CHECKING:
     from simcoll.training.design import Design
 
-__all__ = ["Script", "ScriptRow", "Slot", "ScriptShape", "script_of", "shape_of"]
+__all__ = ["Script", "ScriptRow", "ScriptShape", "Slot", "script_of", "shape_of"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ from typing import Protocol
 
 from simcoll.workload.workload import CallOperation, ComputeOperation, Inside, Operation, SendOperation, Workload
 
-__all__ = ["Clock", "OperationTimes", "Span", "added_fs", "lost_fs", "operation_fs", "play_classes"]
+__all__ = ["Clock", "OperationDurations", "Span", "added_fs", "lost_fs", "operation_fs", "play_classes"]
 
 
-class OperationTimes(Protocol):
+class OperationDurations(Protocol):
     """Provides the times of collectives and sends in isolation."""
 
     def call(self, call: CallOperation) -> int:
@@ -72,7 +72,7 @@ def added_fs(inner: Inside, time_fs: int) -> int:
     return max(0, time_fs - inner.hidden_fs, lost_fs(inner, time_fs))
 
 
-def play_classes(workload: Workload, times: OperationTimes) -> Clock:
+def play_classes(workload: Workload, times: OperationDurations) -> Clock:
     """Play a workload with given times."""
     free: dict[tuple[str, str], int] = {}
     ends: dict[str, dict[str, int]] = {}
@@ -100,7 +100,7 @@ def play_classes(workload: Workload, times: OperationTimes) -> Clock:
     return Clock(last, tuple(spans))
 
 
-def operation_fs(operation: Operation, times: OperationTimes) -> int:
+def operation_fs(operation: Operation, times: OperationDurations) -> int:
     """The time of an operation in isolation; a computation includes the collectives inside."""
     if isinstance(operation, ComputeOperation):
         waits = sum(

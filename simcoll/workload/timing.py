@@ -90,7 +90,7 @@ class IsolatedTimes:
 
 @dataclass(frozen=True, eq=False)
 class WorkloadTimes:
-    """The times of a workload's operations, implementing :class:`~simcoll.workload.class_clock.OperationTimes`."""
+    """The times of a workload's operations, implementing :class:`~simcoll.workload.class_clock.OperationDurations`."""
 
     workload: Workload
     alone: IsolatedTimes
