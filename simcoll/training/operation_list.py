@@ -243,7 +243,11 @@ class _List:
     def _classes_in(self, operation: Operation) -> Iterable[str]:
         if isinstance(operation, ComputeOperation):
             return (operation.on,)
-        return (operation.source, operation.target) if isinstance(operation, SendOperation) else operation.on or self.classes
+        return (
+            (operation.source, operation.target)
+            if isinstance(operation, SendOperation)
+            else operation.on or self.classes
+        )
 
     def _ids_of(self, name: str) -> tuple[str, ...]:
         if name in self.ids:

@@ -65,7 +65,9 @@ class TrainingStep:
     def __init__(self, design: Design) -> None:
         self.design = design
         self.parts = StepParts(design)
-        self.alone: IsolatedTimes = alone_on(design.topology, uniform=not design.cluster.degraded, calibration=design.network)
+        self.alone: IsolatedTimes = alone_on(
+            design.topology, uniform=not design.cluster.degraded, calibration=design.network
+        )
         self.slots = tuple(self.parts.operation(slot) for slot in self.parts.script.slots)
 
     @cached_property
