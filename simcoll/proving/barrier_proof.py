@@ -12,7 +12,7 @@ from simcoll.errors import ScheduleError
 __all__ = ["check_barrier"]
 
 
-class _Message(NamedTuple):
+class _BarrierMessage(NamedTuple):
     """A message of a barrier."""
 
     step: int
@@ -74,10 +74,10 @@ def _leaves_early(schedule: Schedule, rank: int, absent: list[int]) -> NoReturn:
     raise ScheduleError("\n".join(lines), step=message.step if message else None, rank=rank, channel=channel)
 
 
-def _last_message(schedule: Schedule, rank: int, *, forwards: bool) -> _Message | None:
+def _last_message(schedule: Schedule, rank: int, *, forwards: bool) -> _BarrierMessage | None:
     """The last message to a rank, or the last that ``forwards`` its arrival."""
     channels = schedule.nchannels
-    last: _Message | None = None
+    last: _BarrierMessage | None = None
     knows = np.zeros(schedule.nranks * channels, np.bool_)
     knows[rank * channels : (rank + 1) * channels] = True
     for number, step in lowered(schedule):
@@ -85,6 +85,6 @@ def _last_message(schedule: Schedule, rank: int, *, forwards: bool) -> _Message 
         new = knows[src] & ~knows[dst] if forwards else (step.dst_rank == rank) & (step.src_rank != rank)
         if new.any():
             row = int(np.flatnonzero(new)[-1])
-            last = _Message(number, int(step.src_rank[row]), int(step.dst_rank[row]), int(step.channel[row]))
+            last = _BarrierMessage(number, int(step.src_rank[row]), int(step.dst_rank[row]), int(step.channel[row]))
         knows[dst[new]] = True
     return last

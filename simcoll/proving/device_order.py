@@ -114,7 +114,7 @@ def device_order(program: DeviceProgram) -> Order:
         order.end.append(order.event())
     counters = _Counters(program, order)
     blocks = {
-        (rank, block): _ThreadBlock(program, order, rank, block)
+        (rank, block): _BlockEvents(program, order, rank, block)
         for rank, rank_blocks in enumerate(program.blocks)
         for block in range(len(rank_blocks))
     }
@@ -126,7 +126,7 @@ def device_order(program: DeviceProgram) -> Order:
     return order
 
 
-class _ThreadBlock:
+class _BlockEvents:
     """The events of one thread block, created while it is played."""
 
     def __init__(self, program: DeviceProgram, order: Order, rank: int, block: int) -> None:
@@ -206,7 +206,7 @@ class _Counters:
 
 
 def _play(
-    program: DeviceProgram, order: Order, counters: _Counters, blocks: dict[tuple[int, int], _ThreadBlock]
+    program: DeviceProgram, order: Order, counters: _Counters, blocks: dict[tuple[int, int], _BlockEvents]
 ) -> None:
     """Let every block perform its operations in order until all have finished or none can proceed."""
     positions = dict.fromkeys(blocks, 0)
@@ -246,7 +246,7 @@ def _play(
 def _meet(
     program: DeviceProgram,
     order: Order,
-    blocks: dict[tuple[int, int], _ThreadBlock],
+    blocks: dict[tuple[int, int], _BlockEvents],
     members: list[tuple[int, int]],
     positions: dict[tuple[int, int], int],
 ) -> None:
@@ -279,7 +279,7 @@ def _ready(
 
 
 def _do(
-    program: DeviceProgram, order: Order, counters: _Counters, block: _ThreadBlock, operation: DeviceOp, position: int
+    program: DeviceProgram, order: Order, counters: _Counters, block: _BlockEvents, operation: DeviceOp, position: int
 ) -> None:
     """Create the events of an operation."""
     location = where(program, block.rank, block.block, position)
