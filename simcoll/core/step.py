@@ -270,7 +270,7 @@ def first_alike(*columns: Array) -> Ints:
     return first_row[key]
 
 
-def expanded(step: Step) -> Step:
+def by_chunk(step: Step) -> Step:
     """The step with one row per chunk."""
     if (step.count == 1).all():
         return step

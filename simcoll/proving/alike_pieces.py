@@ -16,7 +16,7 @@ import numpy as np
 from simcoll.arrays import Ints
 from simcoll.core.hashing import token_at
 from simcoll.core.schedule import SYNC, Repeat, Schedule, Step, joined
-from simcoll.core.step import expanded
+from simcoll.core.step import by_chunk
 
 __all__ = ["one_of_each"]
 
@@ -93,7 +93,7 @@ def _unroll(block: Step | Repeat, number: int) -> _PieceTransfers:
         )
         step = replace(iteration.rows(np.tile(np.arange(len(iteration)), block.count)), src_chunk=src, dst_chunk=dst)
         numbers = (number + turn * len(block.steps) + inner).reshape(-1)
-    return _PieceTransfers(expanded(step), np.repeat(numbers, step.count))
+    return _PieceTransfers(by_chunk(step), np.repeat(numbers, step.count))
 
 
 def _representatives(schedule: Schedule, rows: _PieceTransfers) -> Ints | None:

@@ -7,7 +7,7 @@ import numpy as np
 from simcoll.arrays import Ints
 from simcoll.core.hazards import check_orderable
 from simcoll.core.schedule import Schedule, Step, lowered
-from simcoll.core.step import expanded, spread
+from simcoll.core.step import by_chunk, spread
 
 __all__ = ["ChannelUse"]
 
@@ -55,7 +55,7 @@ class ChannelUse:
         schedule = self.schedule
         channel_of_chunk = np.full(schedule.nranks * schedule.layout.size, -1, np.int64)
         for _, step in lowered(schedule):
-            units = expanded(step)
+            units = by_chunk(step)
             for rank, chunk in units.ends:
                 if not _record_channels(channel_of_chunk, chunk * schedule.nranks + rank, units.channel):
                     return True

@@ -86,8 +86,7 @@ def where(program: DeviceProgram, rank: int, block: int, position: int) -> str:
 
 # Why one play is enough. Counters only grow, each is awaited by one block only, and a full packet stays full, so an operation that can
 # run stays able to run until it does: if one play gets stuck, every play gets stuck, at the same operations. (With two blocks that wait
-# for one counter, the faster one would decide; these are refused. More blocks at a barrier than it waits for would be a choice as well;
-# this is assumed not to happen, and not checked.)
+# for one counter, or more blocks at a barrier than it waits for, the faster ones would decide; these are refused.)
 #
 # Invariant: an edge holds in every run, not only in the one that is played. The n-th wait of a counter that starts at 0 has needed n
 # raises, but which ones? If one block raises the counter, the first n. If several do, any n of them; so the wait is ordered after all
@@ -108,13 +107,14 @@ def device_order(program: DeviceProgram) -> Order:
     ConfigError
         For counters and semaphores that several thread blocks wait for, and for programs with too many operations.
     """
+    _check_barriers(program)
     order = Order()
     for _ in program.blocks:
         order.begin.append(order.event())
         order.end.append(order.event())
     counters = _Counters(program, order)
     blocks = {
-        (rank, block): _BlockState(program, order, rank, block)
+        (rank, block): _BlockEvents(program, order, rank, block)
         for rank, rank_blocks in enumerate(program.blocks)
         for block in range(len(rank_blocks))
     }
@@ -126,7 +126,7 @@ def device_order(program: DeviceProgram) -> Order:
     return order
 
 
-class _BlockState:
+class _BlockEvents:
     """The events of one thread block, created while it is played."""
 
     def __init__(self, program: DeviceProgram, order: Order, rank: int, block: int) -> None:
@@ -205,8 +205,29 @@ class _Counters:
                 yield key, len(raised) - len(self.taken[key])
 
 
+def _check_barriers(program: DeviceProgram) -> None:
+    """Refuse barriers that more thread blocks come to than they wait for: which of them meet would be a race."""
+    for rank, rank_blocks in enumerate(program.blocks):
+        members: dict[int, set[int]] = defaultdict(set)
+        for block, operations in enumerate(rank_blocks):
+            for operation in operations:
+                if operation.barrier is not None:
+                    members[operation.barrier[0]].add(block)
+        for block, operations in enumerate(rank_blocks):
+            for position, operation in enumerate(operations):
+                if operation.barrier is None:
+                    continue
+                number, count = operation.barrier
+                if len(members[number]) > count:
+                    raise ScheduleError(
+                        f"{program}: {where(program, rank, block, position)}: {len(members[number])} thread blocks of the rank come to "
+                        f"barrier {number}, which waits for {count}, so which of them meet depends on their speed",
+                        rank=rank,
+                    )
+
+
 def _play(
-    program: DeviceProgram, order: Order, counters: _Counters, blocks: dict[tuple[int, int], _BlockState]
+    program: DeviceProgram, order: Order, counters: _Counters, blocks: dict[tuple[int, int], _BlockEvents]
 ) -> None:
     """Let every block perform its operations in order until all have finished or none can proceed."""
     positions = dict.fromkeys(blocks, 0)
@@ -246,7 +267,7 @@ def _play(
 def _meet(
     program: DeviceProgram,
     order: Order,
-    blocks: dict[tuple[int, int], _BlockState],
+    blocks: dict[tuple[int, int], _BlockEvents],
     members: list[tuple[int, int]],
     positions: dict[tuple[int, int], int],
 ) -> None:
@@ -279,7 +300,7 @@ def _ready(
 
 
 def _do(
-    program: DeviceProgram, order: Order, counters: _Counters, block: _BlockState, operation: DeviceOp, position: int
+    program: DeviceProgram, order: Order, counters: _Counters, block: _BlockEvents, operation: DeviceOp, position: int
 ) -> None:
     """Create the events of an operation."""
     location = where(program, block.rank, block.block, position)

@@ -13,7 +13,7 @@ import numpy as np
 
 from simcoll.arrays import Ints
 from simcoll.core.schedule import OP_NAMES, REDUCE, SYNC, Schedule, Step, fault, lowered, transfer_text
-from simcoll.core.step import expanded
+from simcoll.core.step import by_chunk
 from simcoll.errors import ScheduleError, listed
 from simcoll.proving.minimal import Cell, Move, Trail, history, trail
 
@@ -142,7 +142,7 @@ def wrong_outputs(schedule: Schedule, ranks: Ints, chunks: Ints) -> NoReturn:
     lane = np.zeros_like(last)
     total = steps = 0
     for number, step in lowered(schedule):
-        units = expanded(step)
+        units = by_chunk(step)
         rows = units.dst_rank + units.dst_chunk * n
         last[rows], lane[rows] = number, units.channel
         total, steps = total + len(units), number + 1

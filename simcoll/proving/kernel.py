@@ -47,7 +47,7 @@ from simcoll.core.layout import Layout
 from simcoll.core.memory_limits import check_room
 from simcoll.core.proof import Proof
 from simcoll.core.schedule import COPY, REDUCE, SWITCH_REDUCE, SYNC, Schedule, Step, transfer_text
-from simcoll.core.step import expanded, overlaps
+from simcoll.core.step import by_chunk, overlaps
 from simcoll.proving import explain
 from simcoll.proving.field import PRIME, add, column_sums, multiply, random_words, run_sums
 
@@ -360,7 +360,7 @@ class Memory:
         return rank * self.strides[0] + chunk * self.strides[1]
 
     def _of_step(self, step: Step) -> tuple[Ints, Ints]:
-        """Rows of every chunk that a step reads and writes, in the order of :func:`simcoll.core.step.expanded`."""
+        """Rows of every chunk that a step reads and writes, in the order of :func:`simcoll.core.step.by_chunk`."""
         src = self.rows(step.src_rank, step.src_chunk)
         dst = self.rows(step.dst_rank, step.dst_chunk)
         if (step.count == 1).all():
@@ -397,17 +397,17 @@ class Memory:
         contents = self.contents.read(src)
         if not contents.leaves.all():
             explain.refuse_empty(
-                schedule, number, expanded(step), int(np.flatnonzero(contents.leaves == 0)[0]), reads=True
+                schedule, number, by_chunk(step), int(np.flatnonzero(contents.leaves == 0)[0]), reads=True
             )
         if int(step.dst_chunk.min(initial=layout.size)) < layout.output_base:
-            units = expanded(step)
+            units = by_chunk(step)
             writable = layout.writable(units.dst_rank, units.dst_chunk)
             if not writable.all():
                 row = int(np.flatnonzero(~writable)[0])
                 explain.refuse(schedule, number, units, row, "overwrites {}: inputs are read-only")
         if not schedule.divisible:
             # Ranges of pieces of one block have equal sizes if their first pieces do.
-            units = step if layout.collective.nblocks <= 1 and layout.scratch_pieces is None else expanded(step)
+            units = step if layout.collective.nblocks <= 1 and layout.scratch_pieces is None else by_chunk(step)
             equal = layout.same_size(units)
             if not equal.all():
                 explain.size_mismatch(schedule, number, units, int(np.flatnonzero(~equal)[0]))
@@ -429,7 +429,7 @@ class Memory:
         """Refuse a chunk written twice in a step, except by one switch reduction or fold; return whether there is a fold."""
         if (step.op == SWITCH_REDUCE).all() and (step.channel == step.channel[0]).all():
             return False
-        units = expanded(step)
+        units = by_chunk(step)
         dst = self.rows(units.dst_rank, units.dst_chunk)
         order = np.lexsort((units.src_rank, units.op, dst))
         repeats = np.flatnonzero(np.diff(dst[order]) == 0)
@@ -455,7 +455,7 @@ class Memory:
     def _write_folds(self, number: int, step: Step, reads: list[tuple[Ints, Contents]]) -> None:
         """Write operands in rounds: in each round a chunk gets at most one, in the order of the fold."""
         self.folds = True
-        units = expanded(step)
+        units = by_chunk(step)
         dst = np.concatenate([rows for rows, _ in reads])
         columns = [(contents.leaves, contents.sums, contents.trees) for _, contents in reads]
         operands = Contents(self.algebra, *map(np.concatenate, zip(*columns, strict=True)))
@@ -470,7 +470,7 @@ class Memory:
     def _write(self, number: int, step: Step, dst: Ints, contents: Contents) -> None:
         """Reduce and write the contents that transfers have read."""
         ops = np.flatnonzero(np.bincount(step.op))
-        of_chunk = expanded(step).op if len(ops) > 1 else step.op
+        of_chunk = by_chunk(step).op if len(ops) > 1 else step.op
         for op in ops.tolist():
             chosen: Ints | slice = slice(None)
             if len(ops) > 1:
@@ -487,7 +487,7 @@ class Memory:
                 old = self.contents.read(target)
                 if not old.leaves.all():
                     row = int(np.arange(len(dst))[chosen][old.leaves == 0][0])
-                    explain.refuse_empty(self.schedule, number, expanded(step), row, reads=False)
+                    explain.refuse_empty(self.schedule, number, by_chunk(step), row, reads=False)
                 part = old.plus(part)
             self.contents.write(target, part)
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from simcoll.arrays import Ints
 from simcoll.core.proof import Proof
 from simcoll.core.schedule import COPY, REDUCE, SYNC, Repeat, Schedule, Step, joined
-from simcoll.core.step import distinct, expanded, spread
+from simcoll.core.step import by_chunk, distinct, spread
 from simcoll.errors import ScheduleError, expect
 from simcoll.proving.columns import follow
 from simcoll.proving.kernel import SALT_BYTES, by_fingerprints
@@ -289,7 +289,7 @@ def _check_step(schedule: Schedule, vector: Vector, symmetry: Symmetry, number: 
     if not intact.all():
         if int(step.count[~intact].sum()) > UNITS:
             raise _refuse(schedule, f"step {number} is too large to follow chunk by chunk", step=number)
-        intact_rows, single = step.rows(intact), expanded(step.rows(~intact))
+        intact_rows, single = step.rows(intact), by_chunk(step.rows(~intact))
         intact, step = np.repeat([True, False], [len(intact_rows), len(single)]), joined([intact_rows, single])
     tag = (step.count * 8 + step.op) * schedule.nchannels + step.channel
     cells, images = [], []
