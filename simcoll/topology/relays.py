@@ -79,12 +79,12 @@ class Relays:
 
     def _best(self, src: Ints, dst: Ints, direct: Direct, *, nrelays: int, at_source: bool) -> Links:
         """The best route of every pair over one relay, or over two."""
-        first, last = self._candidates(src, dst, nrelays=nrelays, at_source=at_source)
-        ncandidates = first.shape[1]
+        entries, exits = self._candidates(src, dst, nrelays=nrelays, at_source=at_source)
+        ncandidates = entries.shape[1]
         source = np.repeat(src, ncandidates)
         target = np.repeat(dst, ncandidates)
-        first_relay = first.ravel()
-        last_relay = last.ravel()
+        first_relay = entries.ravel()
+        last_relay = exits.ravel()
         fitting = (first_relay >= 0) & (last_relay >= 0)
         fitting &= first_relay != last_relay
         fitting &= (first_relay != source) | (last_relay != target)
@@ -101,7 +101,7 @@ class Relays:
         good &= ~_uses_link_twice(route)
         if at_source:
             good &= ~self.over_host(route)
-        cost, hops = np.full((2, *first.shape), FAR)
+        cost, hops = np.full((2, *entries.shape), FAR)
         usable = fits[good]
         links = route[good]
         cost.flat[usable] = self.latency_fs[links].sum(axis=1)
@@ -109,7 +109,7 @@ class Relays:
         # Among equal routes the first: a relay at the source, then the lower number.
         least_cost = cost.min(axis=1)
         chosen = np.where(cost == least_cost[:, None], hops, FAR).argmin(axis=1)
-        row_of = np.full(first.shape, -1)
+        row_of = np.full(entries.shape, -1)
         row_of.flat[fits] = np.arange(fits.size)
         rows = row_of[np.arange(src.size), chosen]
         reachable = least_cost < FAR
@@ -133,8 +133,8 @@ class Relays:
 
 def _uses_link_twice(route: Links) -> NDArray[np.bool_]:
     ordered = np.sort(route, axis=1)
-    same = ordered[:, 1:] == ordered[:, :-1]
-    return np.asarray((same & (ordered[:, 1:] >= 0)).any(axis=1))
+    repeated = ordered[:, 1:] == ordered[:, :-1]
+    return np.asarray((repeated & (ordered[:, 1:] >= 0)).any(axis=1))
 
 
 def wider(routes: Links, width: int) -> Links:

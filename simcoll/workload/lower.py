@@ -114,7 +114,8 @@ class WorkloadPlans:
     def _by_library(self, call: CallOperation, ranks: NDArray[np.int64]) -> Plan:
         """The plan that NCCL would choose; for uneven blocks, by the largest."""
         place = self.place(ranks)
-        size, algorithm = call.size_bytes, call.algorithm
+        size = call.size_bytes
+        algorithm = call.algorithm
         if not (call.sizes or call.root):
             return library_plan(
                 call.kind, size, place, calibration=self.calibration, imbalance=call.imbalance, algorithm=algorithm
@@ -167,7 +168,8 @@ class WorkloadPlans:
         key = (self.placement(np.array([source, target])), size_bytes)
         if key not in self._protocols:
             pair = self.place(np.array([source, target]))
-            self._protocols[key] = library_play("send_recv", size_bytes, pair, calibration=self.calibration)[1]
+            _, protocol = library_play("send_recv", size_bytes, pair, calibration=self.calibration)
+            self._protocols[key] = protocol
         return self._protocols[key]
 
 
@@ -313,7 +315,8 @@ class _WorkloadLowering:
     def _groups_in(self, group: str, classes: tuple[str, ...]) -> NDArray[np.int64]:
         if (group, classes) not in self.groups:
             call = CallOperation(id="", kind="all_reduce", group=group, size_bytes=1, on=classes)
-            self.groups[group, classes] = _frozen_array(self.workload.groups_of(call))
+            groups = self.workload.groups_of(call)
+            self.groups[group, classes] = _frozen_array(groups)
         return self.groups[group, classes]
 
     def _call(self, call: CallOperation, waits_for: tuple[int, ...]) -> tuple[int, ...]:
@@ -328,7 +331,8 @@ class _WorkloadLowering:
         by_plan: dict[int, tuple[Plan, list[NDArray[np.int64]]]] = {}
         for ranks in groups:
             plan = self.plans.plan(call, ranks)
-            by_plan.setdefault(id(plan), (plan, []))[1].append(ranks)
+            _, rows = by_plan.setdefault(id(plan), (plan, []))
+            rows.append(ranks)
         if len(by_plan) == 1:
             return (self._add(programs.Call(plan, groups, call.stream, waits_for)),)
         return tuple(
@@ -339,7 +343,8 @@ class _WorkloadLowering:
     def _send(self, send: SendOperation, waits_for: tuple[int, ...]) -> tuple[int, ...]:
         key = (send.source, send.target)
         if key not in self.pairs:
-            self.pairs[key] = _frozen_array(np.stack([self.ranks[send.source], self.ranks[send.target]], axis=1))
+            ends = (self.ranks[send.source], self.ranks[send.target])
+            self.pairs[key] = _frozen_array(np.stack(ends, axis=1))
         pairs = self.pairs[key]
         if not send.size_bytes:
             return (self._add(programs.Call(_meeting(2), pairs, send.stream, waits_for)),)
