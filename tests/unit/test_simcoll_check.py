@@ -377,8 +377,10 @@ def test_rules_of_switches():
         wrong(schedule(of_two, blocks, order="rank-consistent", claims={"folds": True}), "claims.order")
     many = [pair, *[[(0, 1, 0, 1, "switch_reduce")]] * 9, [(0, 1, 1, 1, "copy")]]
     check(schedule(of_two, [{"steps": [step(rows)]} for rows in many], order="rank-consistent"))
-    gather = changed(direct("all_gather", 2), lambda c: columns(c).update(op=["copy", "switch_reduce", "copy", "copy"]))
-    check(gather)  # one operand is itself, where there are no brackets to compare
+    # One operand is itself, where there are no brackets to compare.
+    first = [(0, 0, 0, 1, "copy"), (0, 0, 1, 1, "switch_reduce")]
+    blocks = [{"steps": [step(rows)]} for rows in (first, [(1, 1, 2, 1, "switch_reduce")])]
+    check(schedule({"kind": "broadcast", "nranks": 3}, blocks))
     # The old content of the destination does not count.
     check(
         schedule(
@@ -541,7 +543,15 @@ def test_transfers_of_many_places_are_compared_place_by_place():
     check(changed(right, lambda c: c.update(proof={"kind": "full"})))
     wrong(changed(right, lambda c: columns(c).update(count=[5, 5, 4, 5, 5])), "step 0", "does not map place")
     wrong(changed(right, lambda c: columns(c).update(src_rank=[0, 1, 2, 3, 3])), "step 0", "does not map place")
-    # The same transfer twice.
+    # The same transfer twice, at places that are followed and at one that is not.
+    for row in range(5):
+        for number in (0, 4):
+            twice = unrolled(ring(5, "by symmetry"))
+            one = twice["blocks"][number]["steps"][0]
+            for key in ("src_rank", "src_chunk", "dst_rank", "dst_chunk"):
+                one[key].append(one[key][row])
+            twice["claims"]["transfers"] += 1
+            wrong(twice, f"step {number}", "does not map place")
     more = {"src_rank": list(range(5)) * 2, "dst_rank": list(range(5)) * 2}
     wrong(changed(right, lambda c: (columns(c).update(more), c["claims"].update(transfers=55))), "step 0")
 
