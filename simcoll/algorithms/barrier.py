@@ -12,6 +12,8 @@ from simcoll.core.schedule import SYNC, Layout, Schedule, Step, transfers
 
 __all__ = ["dissemination", "linear", "tree"]
 
+PLACE = 23  # in listings
+
 BARRIER = "Hensgen, Finkel, Manber: Two algorithms for barrier synchronization, IJPP 17 (1988)"
 LINE = "one rank after the other"
 

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["all_gather", "all_reduce", "reduce_scatter"]
 
+PLACE = 21  # in listings
+
 BFB = "Zhao et al.: Efficient direct-connect topologies for collective communications, arXiv 2202.03356"
 
 
@@ -141,7 +143,8 @@ def _rows(into: list[dict[int, int]], distance: Ints, parts: int) -> Shorts:
 @algorithm(
     "all_gather",
     "bfb",
-    cost="diameter * a + (n-1)/n s b/d, d links a rank",
+    cost="diameter a + (n-1)/n s b/links",
+    machine="torus",
     source=BFB,
     pattern="tree",
     topologies="direct",
@@ -156,7 +159,8 @@ def all_gather(collective: Collective, *, topology: Topology | None = None, piec
 @algorithm(
     "reduce_scatter",
     "bfb",
-    cost="diameter * a + (n-1)/n s (b/d + g), d links a rank",
+    cost="diameter a + (n-1)/n s b/links",
+    machine="torus",
     source=BFB,
     pattern="tree",
     topologies="direct",
@@ -172,7 +176,8 @@ def reduce_scatter(collective: Collective, *, topology: Topology | None = None, 
 @algorithm(
     "all_reduce",
     "bfb",
-    cost="2 diameter * a + 2(n-1)/n s b/d, d links a rank",
+    cost="2 diameter a + 2(n-1)/n s b/links",
+    machine="torus",
     source=BFB,
     pattern="tree",
     topologies="direct",

@@ -19,6 +19,8 @@ from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, transfers
 
 __all__ = ["all_gather", "all_reduce", "broadcast", "gather", "reduce", "reduce_scatter", "scatter"]
 
+PLACE = 13  # in listings
+
 BINE = "De Sensi et al.: Bine trees, enhancing collective operations by optimizing communication locality, SC 2025, arXiv 2508.17311"
 
 

@@ -14,6 +14,8 @@ from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, joined, transf
 
 __all__ = ["all_gather", "all_to_all", "pat_all_gather", "pat_reduce_scatter"]
 
+PLACE = 10  # in listings
+
 BRUCK = "Bruck et al.: Efficient algorithms for all-to-all communications in multiport message-passing systems, TPDS 8 (1997)"
 PAT = "Jeaugey: PAT, a new algorithm for all-gather and reduce-scatter operations at scale, arXiv 2506.20252"
 
@@ -55,7 +57,7 @@ def all_gather(collective: Collective) -> Schedule:
 @algorithm(
     "all_to_all",
     "bruck",
-    cost="lg n (a + s/2 b), n = 2^k; equal blocks",
+    cost="lg n (a + s/2 b), n = 2^k",
     source=BRUCK,
     pattern="tree",
 )
@@ -131,7 +133,7 @@ def pat_all_gather(collective: Collective) -> Schedule:
 @algorithm(
     "reduce_scatter",
     "pat",
-    cost="ceil(lg n) a + (n-1)/n s (b + g), less g unless n = 2^j - 2^k",
+    cost="ceil(lg n) a + (n-1)/n s (b + g), n = 2^j - 2^k",
     source=PAT,
     pattern="tree",
     order="run-consistent",

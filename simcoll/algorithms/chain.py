@@ -15,6 +15,8 @@ from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, transfers
 
 __all__ = ["broadcast", "from_root", "reduce"]
 
+PLACE = 3  # in listings
+
 CHAN = "Chan, Heimlich, Purkayastha, van de Geijn: Collective communication, CCPE 19 (2007)"
 
 
@@ -35,7 +37,7 @@ def rows(schedule: Schedule, *, channels: int = 1, pieces: int = 1, box: int | N
 @algorithm(
     "broadcast",
     "chain",
-    cost="(n-2+k)(a + s/k b), k pieces",
+    cost="(n-2+pieces)(a + s/pieces b)",
     source=CHAN,
     shared=rows,
 )
@@ -54,7 +56,7 @@ def broadcast(collective: Collective) -> Schedule:
 @algorithm(
     "reduce",
     "chain",
-    cost="(n-2+k)(a + s/k (b + g)), k pieces",
+    cost="(n-2+pieces)(a + s/pieces (b + g))",
     source=CHAN,
     order="run-consistent",
     shared=rows,

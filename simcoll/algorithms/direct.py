@@ -24,6 +24,8 @@ __all__ = [
     "two_shot_all_reduce",
 ]
 
+PLACE = 14  # in listings
+
 PAIRS = "all pairs at once; the messages of a rank share its port"
 LINE = "one rank after the other"
 

@@ -22,6 +22,8 @@ Tree = tuple[list[int], list[int]]  # parent of every rank (-1: the root), colou
 
 __all__ = ["all_reduce", "binary_tree", "broadcast", "reduce", "tree_orders", "tree_pair"]
 
+PLACE = 5  # in listings
+
 SANDERS = "Sanders, Speck, Träff: Two-tree algorithms for full bandwidth broadcast, reduction and scan, ParCo 35 (2009)"
 
 
@@ -197,7 +199,7 @@ def _schedule(collective: Collective, trees: Iterable[Tree], pieces: int, *, up:
 @algorithm(
     "all_reduce",
     "double_tree",
-    cost="about 4 ceil(lg n) a + 2 s b, many pieces",
+    cost="at most (4 ceil(lg n) + 2)(a + s/2 b) + ceil(lg n) s g; many pieces: 2 s b + s g",
     source=SANDERS,
     pattern="tree",
     order="run-consistent",
@@ -228,7 +230,7 @@ def _half_trees(collective: Collective, channels: int, pieces: int, *, up: bool)
 @algorithm(
     "broadcast",
     "double_tree",
-    cost="about 2 ceil(lg n) a + s b, many pieces",
+    cost="at most (2 ceil(lg n) + 1)(a + s/2 b); many pieces: s b",
     source=SANDERS,
     pattern="tree",
 )
@@ -240,7 +242,7 @@ def broadcast(collective: Collective, *, channels: int = 1, pieces: int = 4) -> 
 @algorithm(
     "reduce",
     "double_tree",
-    cost="about 2 ceil(lg n) a + s b, many pieces",
+    cost="at most (2 ceil(lg n) + 1)(a + s/2 (b + g)); many pieces: s (b + g)",
     source=SANDERS,
     pattern="tree",
     order="run-consistent",

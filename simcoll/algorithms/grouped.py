@@ -13,8 +13,10 @@ from simcoll.core.schedule import Layout, Schedule, Step, transfers
 
 __all__ = ["all_to_all", "gather", "scatter"]
 
+PLACE = 15  # in listings
+
 NCCL = "NCCL 2.27: src/enqueue.cc, collectives of grouped ncclSend and ncclRecv (2.28 has calls of their own)"
-COST = "ceil((n-1)/k) a + (n-1)/n s b, k channels"
+COST = "ceil((n-1)/channels) a + (n-1)/n s b"
 
 
 def _by_distance(layout: Layout, channels: int, sends: Callable[[Ints, Ints], Step]) -> Schedule:

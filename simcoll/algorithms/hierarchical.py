@@ -28,6 +28,8 @@ from simcoll.errors import ConfigError
 
 __all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter"]
 
+PLACE = 17  # in listings
+
 HIER = "Cho et al.: BlueConnect, MLSys 2019"
 
 
@@ -58,7 +60,9 @@ def _stages(layout: Layout, *parts: tuple[Callable[[Any], Iterator[Step]], Itera
 @algorithm(
     "all_reduce",
     "hierarchical",
-    cost="2(g-1)/g s b_box + 2(m-1)/m s/g b_net, m nodes of g; the larger with pieces",
+    cost="2(box+nodes-2)a + 2(box-1)/box s b_box + 2(nodes-1)/n s b_net + (n-1)/n s g; "
+    "many pieces: max(2(box-1)/box s b_box, 2(nodes-1)/n s b_net)",
+    machine="boxes",
     source=HIER,
     ranks="multiple of box",
     topologies="boxes",
@@ -96,7 +100,9 @@ def all_reduce(collective: Collective, *, box: int | None = None, pod: int | Non
 @algorithm(
     "all_gather",
     "hierarchical",
-    cost="(n-m)/n s b_box + (m-1)/n s b_net, m nodes; the larger with pieces",
+    cost="(box+nodes-2)a + (n-nodes)/n s b_box + (nodes-1)/n s b_net; "
+    "many pieces: max((n-nodes)/n s b_box, (nodes-1)/n s b_net)",
+    machine="boxes",
     source=HIER,
     ranks="multiple of box",
     topologies="boxes",
@@ -120,7 +126,9 @@ def all_gather(collective: Collective, *, box: int | None = None, pod: int | Non
 @algorithm(
     "reduce_scatter",
     "hierarchical",
-    cost="(n-m)/n s b_box + (m-1)/n s b_net, m nodes; the larger with pieces",
+    cost="(box+nodes-2)(a + s/n g) + (n-nodes)/n s b_box + (nodes-1)/n s b_net; "
+    "many pieces: max((n-nodes)/n s b_box, (nodes-1)/n s b_net)",
+    machine="boxes",
     source=HIER,
     ranks="multiple of box",
     topologies="boxes",
@@ -160,7 +168,9 @@ def _hops(grid: Grid, root: int, pieces: int) -> list[list[tuple[Ints, int]]]:
 @algorithm(
     "broadcast",
     "hierarchical",
-    cost="2(g-1)/g s b_box + ceil(lg m) s/g b_net, m nodes of g; max(2(g-1)/g s b_box, s/g b_net) with many pieces",
+    cost="(2(box-1) + ceil(lg nodes))a + 2(box-1)/box s b_box + ceil(lg nodes)/box s b_net; "
+    "many pieces: max(2(box-1)/box s b_box, s/box b_net)",
+    machine="boxes",
     source=HIER,
     ranks="multiple of box",
     topologies="boxes",
@@ -200,7 +210,9 @@ def broadcast(
 @algorithm(
     "all_to_all",
     "hierarchical",
-    cost="(g-1)/g s b_box + (m-1)/m s b_net, m nodes of g; the larger with pieces",
+    cost="(box+nodes-2)a + (box-1)/box s b_box + (nodes-1)/nodes s b_net; "
+    "many pieces: max((box-1)/box s b_box, (nodes-1)/nodes s b_net)",
+    machine="boxes",
     source=HIER,
     ranks="multiple of box",
     topologies="boxes",

@@ -15,6 +15,8 @@ from simcoll.errors import ConfigError
 
 __all__ = ["all_reduce", "factors_of"]
 
+PLACE = 8  # in listings
+
 MOST = 8
 
 
@@ -34,7 +36,7 @@ def factors_of(nranks: int, radix: int) -> list[int]:
 @algorithm(
     "all_reduce",
     "recursive_multiplying",
-    cost="log_r(n) (a + (r-1) s (b + g)), n = r^k, groups of r = radix",
+    cost="lg n / lg radix (a + (radix-1) s (b + g)), n = radix^k",
     source="Ruefenacht, Bull, Booth: Generalisation of recursive doubling for AllReduce, ParCo 69 (2017)",
     pattern="tree",
     order="position-independent",

@@ -16,6 +16,8 @@ from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, transfers
 
 __all__ = ["all_reduce", "levels"]
 
+PLACE = 6  # in listings
+
 
 def levels(parent: Ints) -> list[Ints]:
     """The ranks below the root of a tree, level by level.
@@ -32,7 +34,9 @@ def levels(parent: Ints) -> list[Ints]:
 @algorithm(
     "all_reduce",
     "nccl_tree",
-    cost="about 2(g-1 + lg m)a + max(2(g-1)/g s b_box, 2 s/g b_net), m nodes of g, g channels, many pieces",
+    cost="at most 2(box-1 + ceil(lg nodes))a + 2(box-1)/box s b_box + (2 ceil(lg nodes) - 1)/box s b_net, channels = box; "
+    "many pieces: max(2(box-1)/box s b_box, 2/box s b_net)",
+    machine="boxes",
     source=SANDERS,
     pattern="tree",
     topologies="boxes",

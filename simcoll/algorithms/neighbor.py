@@ -13,6 +13,8 @@ from simcoll.errors import ConfigError
 
 __all__ = ["all_gather"]
 
+PLACE = 11  # in listings
+
 NEIGHBOR = "Chen et al.: Performance evaluation of allgather algorithms on terascale Linux cluster, HPC Asia 2005"
 
 

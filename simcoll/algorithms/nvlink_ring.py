@@ -23,6 +23,8 @@ Cycle = tuple[int, ...]
 
 __all__ = ["all_gather", "all_reduce", "broadcast", "link_rings", "reduce", "reduce_scatter"]
 
+PLACE = 4  # in listings
+
 NCCL = "NCCL 2.27: src/graph/search.cc, rings over NVLinks"
 MOST_RANKS = 64
 MOST_TRIES = 5_000
@@ -113,11 +115,17 @@ def rows_along_links(schedule: Schedule, *, topology: Topology | None = None, pi
     return chain.from_root(schedule, _orders(schedule, topology), pieces)
 
 
-RINGS: dict[str, Any] = {"name": "nvlink_ring", "source": NCCL, "topologies": "direct", "shared": along_links}
-ROWS = RINGS | {"cost": "(n-2+p)(a + s/p b/k), p pieces, k rings on a node", "shared": rows_along_links}
+RINGS: dict[str, Any] = {
+    "name": "nvlink_ring",
+    "machine": "mesh",
+    "source": NCCL,
+    "topologies": "direct",
+    "shared": along_links,
+}
+ROWS = RINGS | {"shared": rows_along_links}
 
-all_reduce = replace(ring.all_reduce, **RINGS, cost="2(n-1)a + 2(n-1)/n s b/k, k rings on a node")
-all_gather = replace(ring.all_gather, **RINGS, cost="(n-1)a + (n-1)/n s b/k, k rings on a node")
-reduce_scatter = replace(ring.reduce_scatter, **RINGS, cost="(n-1)a + (n-1)/n s b/k, k rings on a node")
-broadcast = replace(chain.broadcast, **ROWS)
-reduce = replace(chain.reduce, **ROWS)
+all_reduce = replace(ring.all_reduce, **RINGS, cost="2(n-1)a + (n-1)/n s (2b + g)/rings")
+all_gather = replace(ring.all_gather, **RINGS, cost="(n-1)a + (n-1)/n s b/rings")
+reduce_scatter = replace(ring.reduce_scatter, **RINGS, cost="(n-1)a + (n-1)/n s (b + g)/rings")
+broadcast = replace(chain.broadcast, **ROWS, cost="(n-2+pieces)(a + s/pieces b/rings)")
+reduce = replace(chain.reduce, **ROWS, cost="(n-2+pieces)(a + s/pieces (b + g)/rings)")

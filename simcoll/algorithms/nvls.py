@@ -27,6 +27,8 @@ __all__ = [
     "tree_all_reduce",
 ]
 
+PLACE = 20  # in listings
+
 NCCL = "NCCL 2.27: src/device/all_reduce.h, src/transport/nvls.cc and coll_net.cc"
 
 
@@ -39,7 +41,7 @@ def _one_node(collective: Collective, box: int | None) -> None:
 @algorithm(
     "all_reduce",
     "nvls",
-    cost="2a + (1 + 1/n) s b, many pieces",
+    cost="2a + (2 - 1/n) s b; many pieces: (1 + 1/n) s b",
     source=SHARP,
     topologies="switch",
     order="rank-consistent",
@@ -64,7 +66,7 @@ def all_reduce(collective: Collective, *, box: int | None = None) -> list[Schedu
 @algorithm(
     "reduce_scatter",
     "nvls",
-    cost="a + s b, one piece",
+    cost="a + s b",
     source=SHARP,
     topologies="switch",
     order="rank-consistent",
@@ -79,7 +81,7 @@ def reduce_scatter(collective: Collective, *, box: int | None = None) -> Schedul
 @algorithm(
     "all_gather",
     "nvls",
-    cost="a + (n-1)/n s b, one piece",
+    cost="a + (n-1)/n s b",
     source=SHARP,
     topologies="switch",
     shared=in_pieces,
@@ -93,7 +95,9 @@ def all_gather(collective: Collective, *, box: int | None = None) -> Schedule:
 @algorithm(
     "all_reduce",
     "nvls_tree",
-    cost="about 2(1 + lg m)a + max((1 + 1/g) s b_box, 2 s/g b_net), m nodes of g, many pieces",
+    cost="at most 2(1 + ceil(lg nodes))a + (2 - 1/box) s b_box + (2 ceil(lg nodes) - 1)/box s b_net; "
+    "many pieces: max((1 + 1/box) s b_box, 2/box s b_net)",
+    machine="boxes",
     source=NCCL,
     pattern="tree",
     topologies="switch",
@@ -128,7 +132,9 @@ def tree_all_reduce(collective: Collective, *, channels: int = 1, pieces: int = 
 @algorithm(
     "all_reduce",
     "collnet",
-    cost="4a + 2(g-1)/g s b_box + (2 - 1/m) s/g b_net, m nodes of g; the larger with pieces",
+    cost="4a + 2(box-1)/box s b_box + (2 - 1/nodes)/box s b_net + (box-1)/box s g; "
+    "many pieces: max(2(box-1)/box s b_box, (1 + 1/nodes)/box s b_net)",
+    machine="boxes",
     source=NCCL,
     topologies="sharp",
     order="rank-consistent",
@@ -166,7 +172,9 @@ def collnet_all_reduce(collective: Collective, *, box: int | None = None) -> lis
 @algorithm(
     "all_reduce",
     "collnet_chain",
-    cost="2g a + max(2(g-1)/g s b_box, (2 - 1/m) s/g b_net), m nodes of g, g channels, many pieces",
+    cost="2 box a + 2(box-1)/box s b_box + (2 - 1/nodes)/box s b_net + (box-1)/box s g, channels = box; "
+    "many pieces: max(2(box-1)/box s b_box, (1 + 1/nodes)/box s b_net)",
+    machine="boxes",
     source=NCCL,
     topologies="sharp",
     order="rank-consistent",

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["all_gather", "all_reduce", "reduce_scatter"]
 
+PLACE = 22  # in listings
+
 FOREST = (
     "Zhao et al.: ForestColl, efficient collective communications on heterogeneous network fabrics, arXiv 2402.06787"
 )
@@ -42,7 +44,8 @@ def _forest(packing: Packing) -> Forest:
 @algorithm(
     "all_gather",
     "packed",
-    cost="the bound of the topology, many pieces",
+    cost="many pieces: bound",
+    machine="any",
     source=FOREST,
     pattern="tree",
     ranks="up to 1024",
@@ -58,7 +61,8 @@ def all_gather(collective: Collective, *, topology: Topology | None = None, piec
 @algorithm(
     "reduce_scatter",
     "packed",
-    cost="the bound of the topology, many pieces",
+    cost="many pieces: bound",
+    machine="any",
     source=FOREST,
     pattern="tree",
     ranks="up to 1024",
@@ -76,7 +80,8 @@ def reduce_scatter(collective: Collective, *, topology: Topology | None = None, 
 @algorithm(
     "all_reduce",
     "packed",
-    cost="the bound of the topology, many pieces",
+    cost="many pieces: bound",
+    machine="any",
     source=FOREST,
     pattern="tree",
     ranks="up to 1024",

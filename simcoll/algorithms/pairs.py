@@ -14,6 +14,8 @@ from simcoll.errors import ConfigError
 
 __all__ = ["all_to_all", "pairwise_all_to_all", "pairwise_reduce_scatter", "send_recv", "xor_all_to_all"]
 
+PLACE = 9  # in listings
+
 THAKUR = "Thakur, Rabenseifner, Gropp: Optimization of collective communication operations in MPICH, IJHPCA 19 (2005)"
 PAIRS = "all pairs at once; the messages of a rank share its port"
 

@@ -26,6 +26,8 @@ __all__ = [
     "rabenseifner_reduce",
 ]
 
+PLACE = 7  # in listings
+
 THAKUR = "Thakur, Rabenseifner, Gropp: Optimization of collective communication operations in MPICH, IJHPCA 19 (2005)"
 
 

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any
 
-from simcoll.core.collective import Collective
+from simcoll.algorithms.cost import parse_cost
+from simcoll.core.collective import KINDS, Collective
 from simcoll.core.schedule import Schedule
+from simcoll.errors import ConfigError, nearest
 
 Written = Callable[..., Any]
 
-__all__ = ["Algorithm", "algorithm"]
+__all__ = ["MACHINES", "Algorithm", "algorithm"]
+
+MACHINES: Mapping[str, str] = MappingProxyType({
+    "crossbar": "one port a rank, into a switch that slows nobody down, and reduces if the algorithm needs it to",
+    "ring": "ranks in a circle, each with a link to either neighbour",
+    "torus": "equal rings in every dimension, of at least three ranks",
+    "mesh": "ranks with direct links, of which NCCL makes rings",
+    "boxes": "nodes with a switch inside and a NIC, thus a rail, for every rank",
+    "any": "every machine",
+})  # fmt: skip
+"""The machines to which costs refer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +42,9 @@ class Algorithm:
     written
         Makes the schedule from a collective and the algorithm's own parameters.
     cost
-        Time: ``a`` latency, ``b`` seconds per byte, ``g`` seconds per byte reduced, ``s`` total bytes, ``n`` ranks. It refers to an ideal
-        crossbar; for torus, bidirectional_ring, hierarchical, switch, bfb, packed and NCCL's algorithms, to the topology that they serve.
+        Time on ``machine``, a formula over :data:`simcoll.algorithms.cost.SYMBOLS`, among them ``a`` latency, ``b`` time per byte, ``g``
+        time per byte reduced, ``s`` total bytes, ``n`` ranks; see :func:`~simcoll.algorithms.cost.parse_cost`. Empty for an algorithm
+        from elsewhere.
     pattern
         ``ring`` or ``tree``: selects NCCL's latencies for its messages.
     ranks
@@ -45,6 +59,13 @@ class Algorithm:
         The level of :data:`simcoll.proving.LEVELS` of its reductions with any parameters; empty if nothing is reduced.
     shared
         Adds parameters shared by many algorithms, such as ``channels``, to the schedule; ``None`` if there are none.
+    machine
+        A key of :data:`MACHINES`, to which ``cost`` refers.
+
+    Raises
+    ------
+    ConfigError
+        For an unknown collective or machine, or a cost that is no formula.
     """
 
     collective: str
@@ -57,6 +78,22 @@ class Algorithm:
     topologies: str = "any"
     order: str = ""
     shared: Callable[..., Schedule] | None = None
+    machine: str = "crossbar"
+
+    def __post_init__(self) -> None:
+        if self.collective not in KINDS:
+            raise ConfigError(
+                f"algorithm {self.name!r}: unknown collective {self.collective!r}; {nearest(self.collective, KINDS)}"
+            )
+        if self.machine not in MACHINES:
+            raise ConfigError(
+                f"algorithm {self.name!r}: unknown machine {self.machine!r}; {nearest(self.machine, MACHINES)}"
+            )
+        if self.cost:
+            try:
+                parse_cost(self.cost)
+            except ConfigError as error:
+                raise ConfigError(f"algorithm {self.name!r} of {self.collective}: {error.message}") from None
 
     @property
     def params(self) -> dict[str, Any]:
@@ -112,6 +149,7 @@ def algorithm(
     topologies: str = "any",
     order: str = "",
     shared: Callable[..., Schedule] | None = None,
+    machine: str = "crossbar",
 ) -> Callable[[Written], Algorithm]:
     """Register the function below as an algorithm; see :class:`Algorithm`.
 
@@ -120,6 +158,6 @@ def algorithm(
     """
 
     def register(function: Written) -> Algorithm:
-        return Algorithm(collective, name, function, cost, pattern, ranks, source, topologies, order, shared)
+        return Algorithm(collective, name, function, cost, pattern, ranks, source, topologies, order, shared, machine)
 
     return register

@@ -2,36 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
+from pkgutil import iter_modules
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from simcoll.algorithms import (
-    barrier,
-    bfb,
-    bine,
-    bruck,
-    chain,
-    direct,
-    double_tree,
-    grouped,
-    hierarchical,
-    multiplying,
-    nccl_tree,
-    neighbor,
-    nvlink_ring,
-    nvls,
-    packed,
-    pairs,
-    recursive,
-    ring,
-    swing,
-    switch,
-    torus,
-    tree,
-    van_de_geijn,
-)
 from simcoll.algorithms.combinable import MAX_CUTS
 from simcoll.algorithms.registered import Algorithm
 from simcoll.core.collective import KINDS, Collective
@@ -41,31 +20,6 @@ from simcoll.errors import ConfigError, nearest, shown
 __all__ = ["ALGORITHMS", "Algorithm", "checked_params", "find_algorithm", "meant_by", "refusal", "schedule"]
 
 
-_FAMILIES = (
-    ring,
-    tree,
-    chain,
-    nvlink_ring,
-    double_tree,
-    nccl_tree,
-    recursive,
-    multiplying,
-    pairs,
-    bruck,
-    neighbor,
-    swing,
-    bine,
-    direct,
-    grouped,
-    van_de_geijn,
-    hierarchical,
-    torus,
-    switch,
-    nvls,
-    bfb,
-    packed,
-    barrier,
-)
 _KINDS = (
     "all_reduce",
     "all_gather",
@@ -79,13 +33,29 @@ _KINDS = (
     "barrier",
 )
 
-ALGORITHMS: tuple[Algorithm, ...] = tuple(
-    member
-    for kind in _KINDS
-    for family in _FAMILIES
-    for member in vars(family).values()
-    if isinstance(member, Algorithm) and member.collective == kind
-)
+
+def _families() -> list[ModuleType]:
+    """The modules of this package, in the order of listings.
+
+    A module's ``PLACE`` is its place; modules without one follow by name. Errors name the first algorithm that would have
+    served, so the order is part of what users see, and does not depend on the file system.
+    """
+    package = import_module("simcoll.algorithms")
+    names = sorted(module.name for module in iter_modules(package.__path__))
+    modules = [import_module(f"{package.__name__}.{name}") for name in names if name != "registry"]
+    return sorted(modules, key=lambda module: getattr(module, "PLACE", math.inf))
+
+
+def _algorithms_of(families: Iterable[ModuleType]) -> Iterator[Algorithm]:
+    """All algorithms of some modules by collective; one that a module imports from another counts once."""
+    algorithms = dict.fromkeys(
+        algorithm for family in families for algorithm in vars(family).values() if isinstance(algorithm, Algorithm)
+    )
+    for kind in _KINDS:
+        yield from (algorithm for algorithm in algorithms if algorithm.collective == kind)
+
+
+ALGORITHMS: tuple[Algorithm, ...] = tuple(_algorithms_of(_families()))
 
 
 def refusal(algorithm: Algorithm, collective: Collective, box: int) -> str | None:

@@ -30,6 +30,8 @@ __all__ = [
     "ring_orders",
 ]
 
+PLACE = 1  # in listings
+
 PATARASUK = "Patarasuk, Yuan: Bandwidth optimal all-reduce algorithms, JPDC 69 (2009)"
 
 
@@ -148,12 +150,12 @@ def reduce_scatter(collective: Collective) -> Schedule:
 
 BOTH_WAYS: dict[str, Any] = {
     "name": "bidirectional_ring",
-    "cost": "as ring, half of the bytes each way round",
+    "machine": "ring",
     "topologies": "torus",
     "shared": both_ways,
 }
 """Two rings in opposite directions, each with half of the data; ``channels`` counts such pairs."""
 
-bidirectional_all_reduce = replace(all_reduce, **BOTH_WAYS)
-bidirectional_all_gather = replace(all_gather, **BOTH_WAYS)
-bidirectional_reduce_scatter = replace(reduce_scatter, **BOTH_WAYS)
+bidirectional_all_reduce = replace(all_reduce, cost="2(n-1)a + (n-1)/n s (2b + g)/2", **BOTH_WAYS)
+bidirectional_all_gather = replace(all_gather, cost="(n-1)a + (n-1)/n s b/2", **BOTH_WAYS)
+bidirectional_reduce_scatter = replace(reduce_scatter, cost="(n-1)a + (n-1)/n s (b + g)/2", **BOTH_WAYS)

@@ -17,6 +17,8 @@ from simcoll.errors import ConfigError
 
 __all__ = ["all_reduce"]
 
+PLACE = 12  # in listings
+
 SWING = "De Sensi et al.: Swing, short-cutting rings for higher bandwidth allreduce, NSDI 2024, arXiv 2401.09356"
 
 

@@ -26,6 +26,8 @@ __all__ = [
     "reduce_scatter",
 ]
 
+PLACE = 19  # in listings
+
 SHARP = "Graham et al.: Scalable hierarchical aggregation protocol (SHArP), COMHPC 2016; NVLS in NCCL since 2.17"
 
 
@@ -56,7 +58,7 @@ def overlapping(schedule: Schedule, *, pieces: int = 1) -> Schedule:
 @algorithm(
     "all_reduce",
     "switch",
-    cost="2a + (1 + 1/n) s b, many pieces",
+    cost="2a + (2 - 1/n) s b; many pieces: (1 + 1/n) s b",
     source=SHARP,
     topologies="switch",
     order="rank-consistent",

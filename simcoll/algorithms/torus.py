@@ -17,6 +17,8 @@ from simcoll.errors import ConfigError
 
 __all__ = ["all_gather", "all_reduce", "reduce_scatter"]
 
+PLACE = 18  # in listings
+
 BUCKET = "Jain, Sabharwal: Optimal bucket algorithms for large MPI collectives on torus interconnects, ICS 2010"
 
 
@@ -42,7 +44,8 @@ def _both_ways(grid: Grid, layout: Layout, steps: Callable[[tuple[int, ...], int
 @algorithm(
     "all_reduce",
     "torus",
-    cost="2 sum(k-1) a + 2(n-1)/n s b/d, equal dimensions of k, d links a rank",
+    cost="2 sum(dims-1) a + (n-1)/n s (2b + g)/links",
+    machine="torus",
     source=BUCKET,
     topologies="torus",
     order="run-consistent",
@@ -67,7 +70,8 @@ def all_reduce(collective: Collective, *, dims: tuple[int, ...] | None = None) -
 @algorithm(
     "all_gather",
     "torus",
-    cost="sum(k-1) a + (n-1)/n s b/d, equal dimensions of k, d links a rank",
+    cost="sum(dims-1) a + (n-1)/n s b/links",
+    machine="torus",
     source=BUCKET,
     topologies="torus",
 )
@@ -88,7 +92,8 @@ def all_gather(collective: Collective, *, dims: tuple[int, ...] | None = None) -
 @algorithm(
     "reduce_scatter",
     "torus",
-    cost="sum(k-1) a + (n-1)/n s b/d, equal dimensions of k, d links a rank",
+    cost="sum(dims-1)(a + s/n g/links) + (n-1)/n s b/links",
+    machine="torus",
     source=BUCKET,
     topologies="torus",
     order="run-consistent",

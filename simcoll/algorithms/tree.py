@@ -14,6 +14,8 @@ from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, transfers
 
 __all__ = ["all_reduce", "binomial_edges", "broadcast", "gather", "reduce", "scatter"]
 
+PLACE = 2  # in listings
+
 THAKUR = "Thakur, Rabenseifner, Gropp: Optimization of collective communication operations in MPICH, IJHPCA 19 (2005)"
 
 

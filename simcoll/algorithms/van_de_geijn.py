@@ -20,6 +20,8 @@ Rounds = Callable[[int], Iterator[tuple[Ints, Ints, int]]]
 
 __all__ = ["doubling_broadcast", "ring_broadcast"]
 
+PLACE = 16  # in listings
+
 GEIJN = "Barnett et al.: Interprocessor collective communication library, SHPCC 1994"
 
 

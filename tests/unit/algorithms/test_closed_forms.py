@@ -14,10 +14,11 @@ from fractions import Fraction
 import pytest
 
 import simcoll
-from simcoll.algorithms import ALGORITHMS
+from simcoll.algorithms import ALGORITHMS, find_algorithm
 from simcoll.core.protocol import ideal
 from simcoll.emulator.run import emulate
 from simcoll.topology.families import crossbar
+from tests.support.cost_machines import coefficients
 
 RANKS = (*range(2, 18), 24, 31, 32, 33, 48, 64)
 POWERS = tuple(n for n in RANKS if n & (n - 1) == 0)
@@ -116,6 +117,14 @@ def test_times_equal_the_closed_form(collective, algorithm):
         if found != expected:
             wrong.append((n, found, int(expected)))
     assert wrong == []
+
+
+@pytest.mark.parametrize(("collective", "algorithm"), FORMS)
+def test_registered_costs_are_the_closed_forms(collective, algorithm):
+    form, ranks = FORMS[collective, algorithm]
+    found = coefficients(find_algorithm(collective, algorithm), ranks)
+    assert len(found) >= 5
+    assert found == {n: tuple(Fraction(x) for x in form(n)) for n in found}
 
 
 def test_each_term_on_its_own():

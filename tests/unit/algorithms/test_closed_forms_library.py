@@ -13,12 +13,14 @@ from fractions import Fraction
 import pytest
 
 import simcoll
+from simcoll.algorithms import find_algorithm
 from simcoll.algorithms.double_tree import binary_tree, tree_pair
 from simcoll.core.protocol import ideal
 from simcoll.emulator.run import emulate
 from simcoll.errors import ConfigError
 from simcoll.topology import load_topology
 from simcoll.topology.families import boxes, crossbar, torus
+from tests.support.cost_machines import coefficients
 
 RANKS = (*range(2, 18), 24, 31, 32, 33, 48, 64)
 POWERS = tuple(n for n in RANKS if n & (n - 1) == 0)
@@ -124,6 +126,15 @@ def test_times_equal_the_closed_form(collective, algorithm):
         vector = n * 64 * 60 if collective != "barrier" else 0
         rows.append((n, time_fs(collective, algorithm, n, vector), cost_fs(form(n), vector)))
     assert [row for row in rows if row[1] != row[2]] == []
+
+
+@pytest.mark.parametrize(("collective", "algorithm"), [form for form in FORMS if form[1] != "bidirectional_ring"])
+def test_registered_costs_are_the_closed_forms(collective, algorithm):
+    # The bidirectional ring's cost is that on a ring, where links are full duplex.
+    form, ranks = FORMS[collective, algorithm]
+    found = coefficients(find_algorithm(collective, algorithm), ranks)
+    assert len(found) >= 5
+    assert found == {n: tuple(Fraction(x) for x in form(n)) for n in found}
 
 
 @pytest.mark.parametrize(("collective", "algorithm"), [form for form in FORMS if form[0] in ("scatter", "gather")])

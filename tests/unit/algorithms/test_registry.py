@@ -1,0 +1,43 @@
+"""The table of algorithms is made from the files in its folder."""
+
+from __future__ import annotations
+
+import sys
+
+import simcoll.algorithms
+from simcoll.algorithms import ALGORITHMS, registry
+
+TEXT = """
+from simcoll.algorithms.ring import all_reduce as imported
+from simcoll.algorithms.registered import algorithm
+
+@algorithm("all_reduce", "twice_around", cost="", source="a test", order="run-consistent")
+def all_reduce(collective):
+    return imported(collective)
+"""
+
+
+def test_a_file_in_the_folder_is_an_algorithm(tmp_path, monkeypatch):
+    (tmp_path / "added_family.py").write_text(TEXT)
+    monkeypatch.setattr(simcoll.algorithms, "__path__", [*simcoll.algorithms.__path__, str(tmp_path)])
+    try:
+        found = [(a.collective, a.name) for a in registry._algorithms_of(registry._families())]
+    finally:
+        sys.modules.pop("simcoll.algorithms.added_family", None)
+        vars(simcoll.algorithms).pop("added_family", None)
+    # It comes after those with a place, and what it imports does not count again.
+    reductions = [name for kind, name in found if kind == "all_reduce"]
+    assert reductions == [*(a.name for a in ALGORITHMS if a.collective == "all_reduce"), "twice_around"]
+    assert len(found) == len(ALGORITHMS) + 1
+
+
+def test_listings_do_not_depend_on_the_order_of_the_files(monkeypatch):
+    reverse = lambda path: reversed(list(iter_modules(path)))  # noqa: E731
+    iter_modules = registry.iter_modules
+    monkeypatch.setattr(registry, "iter_modules", reverse)
+    assert tuple(registry._algorithms_of(registry._families())) == ALGORITHMS
+
+
+def test_places_are_given_once():
+    places = [module.PLACE for module in registry._families() if hasattr(module, "PLACE")]
+    assert len(set(places)) == len(places) > 20
