@@ -1,10 +1,13 @@
 """Readers and damaged files: a slice of ``python -m tests.laws.fuzz_readers``, and inputs that have got through before."""
 
 import json
+from functools import cache
 
 import pytest
 
-from tests.support.fuzzing import DESIGN, MODEL, READERS, Tally, damaged, fuzz, judged
+from simcoll.formats.recognise import TITLES, recognise
+from simcoll.formats.tuners.tuner_files import TUNER_FORMATS
+from tests.support.fuzzing import DESIGN, MODEL, READERS, WITHOUT_READER, Tally, damaged, fuzz, judged
 
 SLICE = 60
 LONG, DIGITS = b"A" * 5000, b"9" * 5000
@@ -67,6 +70,30 @@ CORPUS = {
         READERS["log"].seeds()[0] + b"\nNCCL INFO AllReduce: 8 Bytes -> Algo " + DIGITS,
     ),
 }
+
+
+@cache
+def fuzzed():
+    """The kinds of the sound files that are damaged, without those of readers of several kinds."""
+    own = [reader.seeds() for name, reader in READERS.items() if name not in {"algorithm", "recognise"}]
+    return {recognise(bytes(seed)) for seeds in own for seed in seeds}
+
+
+@pytest.mark.parametrize("kind", TITLES)
+def test_every_kind_of_file_is_fuzzed(kind):
+    # A kind that is new needs a reader with sound files in tests/support/fuzzing.py, or an entry in WITHOUT_READER there.
+    assert kind in fuzzed() or WITHOUT_READER[kind]
+
+
+@pytest.mark.parametrize("name", TUNER_FORMATS)
+def test_every_format_of_a_tuner_is_fuzzed(name):
+    assert f"tuner-{name}" in READERS
+
+
+def test_nothing_is_left_out_that_has_a_reader():
+    several = {"toml", "json", "binary", "text"}  # what is read where it is expected, without being recognised
+    assert WITHOUT_READER.keys() & fuzzed() <= several
+    assert WITHOUT_READER.keys() <= TITLES.keys()
 
 
 @pytest.mark.slow

@@ -13,21 +13,17 @@ import tempfile
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 
 import simcoll
+from simcoll.core.device_program import DeviceProgram
 from simcoll.distributed.runtime.objects import ObjectDecodingError, decode, encode
 from simcoll.errors import MOST_LETTERS, ConfigError, ScheduleError
-from simcoll.formats.goal.binary import parse_goal_binary
-from simcoll.formats.goal.goal_writer import dump_goal, dump_goal_binary
-from simcoll.formats.goal.language import parse_goal
 from simcoll.formats.logs.nccl_graph import parse_nccl_graphs
 from simcoll.formats.logs.nccl_log import load_nccl_log
 from simcoll.formats.logs.nccl_tests import load_log
-from simcoll.formats.mscclpp.plan_writer import dump_mscclpp_plan
-from simcoll.formats.mscclpp.reader import parse_mscclpp_plan
 from simcoll.formats.recognise import recognise
 from simcoll.formats.reports.flight_record import (
     FlightEntry,
@@ -38,14 +34,14 @@ from simcoll.formats.reports.flight_record import (
 )
 from simcoll.formats.reports.nccl_inspector import inspector_findings, parse_inspector
 from simcoll.formats.reports.nccl_ras import parse_ras, ras_findings
-from simcoll.formats.schedules.msccl_xml import parse_msccl_xml
-from simcoll.formats.schedules.schedule_files import parse_algorithm
-from simcoll.formats.schedules.schedule_json import dump_schedule, parse_schedule
+from simcoll.formats.schedules.schedule_files import FORMATS, algorithm_content, parse_algorithm
 from simcoll.formats.tuners.tuner_files import TUNER_FORMATS
 from simcoll.formats.tuners.tuner_rules import Rule
 from simcoll.libraries.calibration import Calibration, calibration_toml, parse_calibration
 from simcoll.libraries.environment import parse_environment
 from simcoll.libraries.library import parse_library
+from simcoll.planning.designs.space import load_space
+from simcoll.planning.reliability.goodput import goodput_grid
 from simcoll.planning.sweeps.scenario import load_scenario, scenario_topology, sweep_of
 from simcoll.planning.sweeps.sweep_grid import load_sweep, sweep_grid
 from simcoll.planning.tuners.nccl_graphs import channels_of_log, channels_schedule, connection_lines, fit_lines
@@ -70,7 +66,7 @@ from simcoll.workload.workload import Rules, read_workload, write_workload
 from tests.support import fabrics, nccl_logs, nccl_reports
 from tests.support.damage import WAYS
 
-__all__ = ["READERS", "Finding", "Tally", "damaged", "fuzz", "judged"]
+__all__ = ["READERS", "WITHOUT_READER", "Finding", "Tally", "damaged", "fuzz", "judged", "schedules"]
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPECTED = (ConfigError, ScheduleError, ObjectDecodingError)
@@ -102,7 +98,9 @@ def _proved(parse):
     """A reader whose small results, of few steps, are proved as well: the proof must survive them, too."""
 
     def read(content):
-        found = parse(content)
+        found = parse(content, None)
+        if isinstance(found, DeviceProgram):
+            verify_device_program(found)
         if isinstance(found, simcoll.Schedule) and found.nranks * found.layout.size <= 1 << 14:
             few = sum(1 for _ in islice(found.steps(), MOST_STEPS + 1)) <= MOST_STEPS
             if few:
@@ -175,10 +173,28 @@ SCHEDULES = [
 ]
 
 
-def _schedules():
+def schedules():
+    """Schedules of several shapes."""
     for kind, name, n in SCHEDULES:
         yield simcoll.schedule(kind, name, nranks=n)
     yield simcoll.schedule("all_reduce", "hierarchical", nranks=8, box=4)
+
+
+FILES_OF = {"msccl": ("tests/unit/formats/data/*.xml", "docs/howto/all-gather.xml")}
+OPTIONS_OF = {"mscclpp": ({"protocol": "Simple"}, {"protocol": "LL"})}
+
+
+def _written(target):
+    """Sound files of a format: what its writer makes of schedules, and files by hand."""
+    found = _of_folder(*FILES_OF.get(target.name, ()))
+    for schedule in schedules():
+        for options in OPTIONS_OF.get(target.name, ({},)):
+            try:
+                found.append(algorithm_content(schedule, target, **options))
+            except ConfigError as error:
+                if "cannot hold" not in str(error):  # what plays the files may lack a collective
+                    raise
+    return found
 
 
 MODEL = {
@@ -231,16 +247,7 @@ ALONE = [
     TraceStep("b", (0, 1), together=Together("v", (0,), "all_to_all", "ep", 64, sizes=((64,),))), TraceStep("c", (2,), name="x", time_fs=5),
 ]  # fmt: skip
 READERS = {
-    "schedule": Reader(_proved(parse_schedule), lambda: [dump_schedule(each) for each in _schedules()]),
-    "msccl": Reader(
-        parse_msccl_xml, lambda: _of_folder("tests/unit/formats/data/*.xml", "docs/howto/all-gather.xml")
-    ),
-    "goal": Reader(parse_goal, lambda: [dump_goal(each) for each in _schedules()]),
-    "goal-binary": Reader(parse_goal_binary, lambda: [dump_goal_binary(each) for each in _schedules()]),
-    "mscclpp": Reader(
-        lambda content: verify_device_program(parse_mscclpp_plan(content)),
-        lambda: [dump_mscclpp_plan(each, protocol=protocol) for each in list(_schedules())[:3] for protocol in ("Simple", "LL")],
-    ),
+    **{each.name: Reader(_proved(each.read), partial(_written, each)) for each in FORMATS if each.write is not None},
     "nccl-graph": Reader(parse_nccl_graphs, lambda: [NCCL_GRAPH]),
     "flight-record": Reader(
         lambda content: findings({0: parse_flight_record(content)}), lambda: [FLIGHT, pickle.dumps(json.loads(FLIGHT))]
@@ -278,6 +285,8 @@ READERS = {
     "topology": Reader(_at_path(load_topology, ".toml"), lambda: _of_folder("topologies/*.toml")),
     "scenario": Reader(_at_path(_scenario, ".toml"), lambda: _of_folder("scenarios/*.toml")),
     "sweep": Reader(_at_path(_sweep, ".toml"), lambda: [SWEEP]),
+    "plan": Reader(_at_path(lambda path: load_space(path).points(1), ".toml"), lambda: _of_folder("scenarios/plans/*.toml")),
+    "goodput": Reader(_at_path(goodput_grid, ".toml"), lambda: _of_folder("scenarios/goodput/*.toml")),
     "library": Reader(lambda content: parse_library(content, "file"), lambda: _of_folder("libraries/*.toml")),
     "calibration": Reader(parse_calibration, lambda: [calibration_toml(Calibration(launch_fs=-15 * 10**8)).encode()]),
     "log": Reader(_at_path(load_log, ".log"), lambda: list(_logs())),
@@ -304,6 +313,20 @@ READERS = {
     "model": Reader(_at_path(model_from_hf, ".json"), lambda: [json.dumps(MODEL | more).encode() for more in ({}, LATENT, WINDOWS)]),
     "objects": Reader(decode, lambda: [encode(each) for each in OBJECTS]),
 }  # fmt: skip
+
+WITHOUT_READER = {
+    "mscclpp-old": "recognised so that the reader of plans can refuse it by name",
+    "toml": "settings of no one format",
+    "chrome-trace": "written for a viewer",
+    "xml": "of another program",
+    "json": "of another program",
+    "gzip": "packed",
+    "pickle": "of another program",
+    "empty": "nothing",
+    "binary": "of another program",
+    "text": "of another program",
+}
+"""Kinds of files that are only recognised, to say in an error what a file is."""
 
 
 @cache

@@ -14,6 +14,7 @@ from simcoll.core.schedule import Schedule
 from simcoll.errors import ConfigError, SimcollError
 from simcoll.formats.recognise import TITLES, recognise, title_of
 from simcoll.formats.schedules.schedule_files import FORMATS, load_algorithm, parse_algorithm, schedule_of
+from tests.support.fuzzing import READERS
 
 ROOT = Path(__file__).resolve().parents[3]
 DATA = Path(__file__).parent / "data"
@@ -75,8 +76,24 @@ def test_shipped_files(folder, name):
     assert set(found.values()) == {name}
 
 
-def test_every_format_has_a_title():
-    assert {each.name for each in FORMATS} <= set(TITLES)
+@pytest.mark.parametrize("each", FORMATS, ids=lambda each: each.name)
+def test_every_format_has_a_title(each):
+    assert each.name in TITLES
+
+
+SAMPLES = {name: content for content, name in MARKS} | {
+    recognise(bytes(seed)): bytes(seed) for name, reader in READERS.items() if name != "recognise" for seed in reader.seeds()
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", TITLES)
+def test_every_kind_is_recognised_and_what_is_no_algorithm_refused_by_its_title(kind):
+    content = SAMPLES[kind]
+    assert recognise(content) == kind
+    if kind not in {each.name for each in FORMATS}:
+        with pytest.raises(ConfigError) as error:
+            parse_algorithm(content)
+        assert f"this is {TITLES[kind]}; expected an algorithm in one of the formats" in str(error.value)
 
 
 def test_the_content_decides_not_the_name(tmp_path):
