@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Sequence
 from typing import Any
 
@@ -122,3 +123,26 @@ def bind(
     if not isinstance(found, Protocol):
         raise ConfigError(f"protocol must be a name or a Protocol, got {protocol!r:.60}")
     return Plan(schedule, sizes, shown, element, reduction, endpoints, found, proof)
+
+
+def _travelling(plan: Plan) -> tuple[Any, tuple[Any, ...]]:
+    """How a plan is pickled: without its proof, which nobody else could trust."""
+    given = plan.schedule, plan.sizes, plan.count, plan.dtype, plan.reduction, plan.ranks, plan.protocol
+    return _arrived, (*given, plan.proof is not None)
+
+
+def _arrived(
+    schedule: Schedule,
+    sizes: Ints | int,
+    count: int,
+    dtype: Any,
+    reduction: Reduction,
+    ranks: Ints,
+    protocol: Protocol,
+    proved: bool,
+) -> Plan:
+    """A plan that was unpickled; if its schedule was proved, it is proved again."""
+    return Plan(schedule, sizes, count, dtype, reduction, ranks, protocol, verify(schedule) if proved else None)
+
+
+copyreg.pickle(Plan, _travelling)

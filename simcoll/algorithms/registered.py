@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
+from importlib import import_module
 from typing import Any
 
 from simcoll.core.collective import Collective
@@ -70,11 +72,26 @@ class Algorithm:
         shown = ((name, getattr(value, "name", value)) for name, value in (self.params | params).items())
         named: Schedule = replace(made, name=self.name, params=tuple(shown))
         named.known.keeps = True
+        module, name = self.written.__module__, self.written.__name__
+        if getattr(sys.modules.get(module), name, None) is self:  # another process finds it there, too
+            named.known.again = built_again, (module, name, collective, tuple(params.items()))
         return named
 
     def __call__(self, collective: Collective, **params: Any) -> Schedule:
         """Make the schedule, as :meth:`build` does."""
         return self.build(collective, **params)
+
+
+def built_again(module: str, name: str, collective: Collective, params: tuple[tuple[str, Any], ...]) -> Schedule:
+    """The schedule of a pickled algorithm; the same one for the same numbers, so that it is proved once in a process."""
+    plain = all(isinstance(value, (int, str, tuple)) for _, value in params)
+    return (_built if plain else _built.__wrapped__)(module, name, collective, params)
+
+
+@lru_cache(maxsize=16)
+def _built(module: str, name: str, collective: Collective, params: tuple[tuple[str, Any], ...]) -> Schedule:
+    found: Algorithm = getattr(import_module(module), name)
+    return found.build(collective, **dict(params))
 
 
 @cache

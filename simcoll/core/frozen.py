@@ -15,7 +15,7 @@ import numpy as np
 from simcoll.arrays import Array
 from simcoll.errors import ConfigError
 
-__all__ = ["constant", "frozen", "is_frozen", "rebuilt", "sealed"]
+__all__ = ["constant", "freeze", "frozen", "is_frozen", "rebuilt", "sealed"]
 
 SLIM_ROWS = 1 << 16
 """From this length on, an array of one value takes no memory."""
@@ -46,6 +46,14 @@ def frozen(array: Array, dtype: np.dtype[Any] | None = None) -> Array:
         raise ConfigError(f"an array of Python objects cannot be frozen; expected numbers, got {array!r:.60}")
     plain: Array = np.asarray(array, wanted)  # without the methods of a subclass
     return np.ndarray(plain.shape, wanted, plain.tobytes())
+
+
+def freeze(record: Any) -> None:
+    """The ``__post_init__`` of a record of arrays, each of which it freezes."""
+    for name in record.__slots__:
+        value = getattr(record, name)
+        if isinstance(value, np.ndarray) and not is_frozen(value):
+            object.__setattr__(record, name, frozen(value))
 
 
 def constant(value: int, size: int, dtype: np.dtype[Any]) -> Array:

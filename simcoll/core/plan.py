@@ -6,16 +6,19 @@ The verifier, the emulator, every executor and every exporter consume only a pla
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simcoll.arrays import Array, Ints
 from simcoll.core.collective import Collective
+from simcoll.core.frozen import frozen, sealed
 from simcoll.core.hazards import by_transfer, overwritten, wait_pairs
 from simcoll.core.known import Known as ScheduleKnown
+from simcoll.core.numbers import whole_numbers
+from simcoll.core.plan_step import PlanStep
 from simcoll.core.schedule import SYNC, Schedule, Step, lowered
 from simcoll.core.step import operands
 from simcoll.errors import ConfigError
@@ -35,52 +38,6 @@ MOST_KEPT = 1 << 10
 """Up to this number of transfers, the steps of a plan are kept."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PlanStep:
-    """One step of a plan as parallel arrays, without empty transfers and self-copies.
-
-    Attributes
-    ----------
-    step
-        Number of the step in the schedule.
-    src_rank, dst_rank
-        Ranks of the schedule; equal for a local copy or reduction.
-    src_buffer, dst_buffer
-        0 input, 1 output, 2 scratch; with in-place aliases resolved.
-    src_offset, dst_offset, elements
-        Range within the buffer, in elements.
-    size_bytes
-        Payload.
-    src_chunk, dst_chunk, count
-        The same ranges in chunks of the schedule.
-    op
-        ``COPY``, ``REDUCE`` or ``SYNC``.
-    channel
-        Lane.
-    staged
-        Another transfer of this step overwrites this one's source, which must therefore be read before the step writes.
-    """
-
-    step: int
-    src_rank: Ints
-    src_buffer: NDArray[np.int8]
-    src_offset: Ints
-    dst_rank: Ints
-    dst_buffer: NDArray[np.int8]
-    dst_offset: Ints
-    elements: Ints
-    size_bytes: Ints
-    src_chunk: Ints
-    dst_chunk: Ints
-    count: Ints
-    op: NDArray[np.int8]
-    channel: Ints
-    staged: NDArray[np.bool_]
-
-    def __len__(self) -> int:
-        return len(self.src_rank)
-
-
 def _starts(held: Ints) -> Ints:
     """Offsets of the slots of a buffer, per rank, from their sizes: ``[nranks, slots + 1]``."""
     result = np.zeros((held.shape[0], held.shape[1] + 1), np.int64)
@@ -90,7 +47,7 @@ def _starts(held: Ints) -> Ints:
 
 @dataclass(slots=True, eq=False)
 class Known:
-    """Derived facts about a plan, each computed once; ``steps`` are kept if they have few transfers."""
+    """Derived facts about a plan, each computed once, neither pickled nor copied; ``steps`` are kept if they have few transfers."""
 
     steps: tuple[PlanStep, ...] | None = None
     starts: list[Ints | int] | None = None
@@ -99,7 +56,11 @@ class Known:
     wait_pairs: tuple[Array, Array] | None = None
     views: dict[int, Ints] = field(default_factory=dict)
 
+    def __reduce__(self) -> tuple[type[Known], tuple[()]]:
+        return Known, ()
 
+
+@sealed
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """A schedule bound to sizes, made by :func:`simcoll.bind`.
@@ -117,7 +78,8 @@ class Plan:
     protocol
         Cost parameters.
     proof
-        Proof of the schedule; ``None`` when bound with ``unproved=True``.
+        Proof of the schedule; ``None`` when bound with ``unproved=True``. No proof is pickled: a plan that had one proves its schedule
+        anew where it is unpickled, or raises ScheduleError.
     """
 
     schedule: Schedule
@@ -132,10 +94,26 @@ class Plan:
     known: Known = field(default_factory=Known, repr=False, init=False)
 
     def __post_init__(self) -> None:
+        if type(self.schedule) is not Schedule:
+            raise ConfigError(f"a plan needs a Schedule, got {self.schedule!r:.60}")
+        single = isinstance(self.sizes, (int, np.integer))
+        object.__setattr__(self, "sizes", int(self.sizes) if single else whole_numbers("sizes", self.sizes))
+        object.__setattr__(self, "ranks", whole_numbers("ranks", self.ranks))
         if self.proof is not None and self.proof.of is not self.schedule.known:
             raise ConfigError(
                 f"this proof is not of {self.schedule}; bind(schedule, count) proves a schedule and makes its plan"
             )
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        # Without its proof: simcoll.binding, which can prove, registers how a plan with one travels.
+        given = self.schedule, self.sizes, self.count, self.dtype, self.reduction, self.ranks, self.protocol
+        return Plan, (*given, None)
+
+    def __copy__(self) -> Plan:
+        return replace(self)
+
+    def __deepcopy__(self, memo: Any) -> Plan:
+        return replace(self)
 
     @property
     def collective(self) -> Collective:
@@ -186,7 +164,7 @@ class Plan:
             lengths = np.diff(np.arange(layout.chunks + 1, dtype=np.int64) * sizes // layout.chunks)
             visible = np.tile(lengths, layout.scratch_base // layout.chunks)
             scratch = np.tile(lengths, layout.scratch_slots) if pieces is None else lengths[pieces]
-            known.positions = np.concatenate([[0], np.cumsum(np.concatenate([visible, scratch]))])
+            known.positions = frozen(np.concatenate([[0], np.cumsum(np.concatenate([visible, scratch]))]))
         return known.positions
 
     def _address(self, rank: Ints, chunk: Ints, region: Ints) -> Ints:
@@ -293,7 +271,7 @@ class Plan:
         """
         known = self._of_waits()
         if known.waits is None:
-            known.waits = by_transfer(*self.wait_pairs)
+            known.waits = MappingProxyType(by_transfer(*self.wait_pairs))
         return known.waits
 
     @property
@@ -305,7 +283,8 @@ class Plan:
         if known.wait_pairs is None:
             whole = known is self.schedule.known
             steps = (lambda: lowered(self.schedule)) if whole else self.transfers
-            known.wait_pairs = wait_pairs(steps, self.nranks, self.schedule.layout.size)
+            waiting, awaited = wait_pairs(steps, self.nranks, self.schedule.layout.size)
+            known.wait_pairs = frozen(waiting), frozen(awaited)
             self.schedule.release()
         return known.wait_pairs
 

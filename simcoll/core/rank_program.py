@@ -16,6 +16,8 @@ import numpy as np
 
 from simcoll.arrays import Ints
 from simcoll.core.collective import Collective
+from simcoll.core.frozen import freeze, rebuilt, sealed
+from simcoll.core.numbers import LARGEST, whole_number
 from simcoll.core.schedule import Layout
 from simcoll.errors import ScheduleError, nearest
 
@@ -56,6 +58,7 @@ NAMES = tuple(OPS)
 """Operation names, indexed by their numbers in :class:`Code`."""
 
 
+@sealed
 @dataclass(frozen=True, slots=True)
 class Instruction:
     """One instruction of a lane.
@@ -82,13 +85,28 @@ class Instruction:
     send_to: int = -1
     waits: tuple[tuple[int, int], ...] = ()
 
+    def __post_init__(self) -> None:
+        # Narrow integers of numpy would wrap in sums.
+        for name in ("src", "dst", "count", "recv_from", "send_to"):
+            if type(getattr(self, name)) is not int:
+                number = whole_number(f"{name} of an instruction", getattr(self, name), -LARGEST)
+                object.__setattr__(self, name, number)
+        if self.waits:
+            pairs = (tuple(whole_number("a wait", at, -LARGEST) for at in pair) for pair in self.waits)
+            object.__setattr__(self, "waits", tuple(pairs))
 
+
+@sealed
 @dataclass(frozen=True, slots=True)
 class Lane:
     """Instructions that run in order and send all their messages on one channel."""
 
     channel: int
     instructions: tuple[Instruction, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "channel", whole_number("channel of a lane", self.channel, -LARGEST))
+        object.__setattr__(self, "instructions", tuple(self.instructions))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,6 +139,11 @@ class Code:
     waiter: Ints
     awaited: Ints
 
+    def __post_init__(self) -> None:
+        freeze(self)
+
+    __reduce__ = rebuilt
+
     def lanes_of(self, rank: int) -> tuple[int, int]:
         """Half-open range of a rank's lanes."""
         low, high = np.searchsorted(self.rank, [rank, rank + 1]).tolist()
@@ -145,14 +168,12 @@ class Code:
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Lanes(Sequence[tuple[Lane, ...]]):
     """The lanes of every rank, as records created on access."""
 
-    __slots__ = ("code", "nranks")
-
-    def __init__(self, code: Code, nranks: int) -> None:
-        self.code = code
-        self.nranks = nranks
+    code: Code
+    nranks: int
 
     def __len__(self) -> int:
         return self.nranks
@@ -192,6 +213,7 @@ def _code(lanes: Sequence[Sequence[Lane]]) -> Code:
     return Code(rank, channel, start, *columns, *pairs)
 
 
+@sealed
 @dataclass(frozen=True, slots=True)
 class RankProgram:
     """The instructions of every rank.
@@ -240,11 +262,16 @@ class RankProgram:
     max_bytes: int = 0
 
     def __post_init__(self) -> None:
+        if not isinstance(self.lanes, Lanes):
+            object.__setattr__(self, "lanes", tuple(map(tuple, self.lanes)))
+        object.__setattr__(self, "buffers", tuple(self.buffers))
         if len(self.lanes) != self.nranks:
             raise ScheduleError(f"{self.name}: {self.nranks} ranks, but lanes for {len(self.lanes)}")
         self._check_buffers()
         for rank, lanes in () if isinstance(self.lanes, Lanes) else enumerate(self.lanes):
             for number, lane in enumerate(lanes):
+                if type(lane) is not Lane:
+                    raise ScheduleError(f"{self.name}: rank {rank} lane {number}: expected a Lane, got {lane!r:.60}")
                 for position, instruction in enumerate(lane.instructions):
                     fault = self._fault(rank, number, position, instruction)
                     if fault:
@@ -268,6 +295,8 @@ class RankProgram:
 
     def _fault(self, rank: int, lane: int, position: int, instruction: Instruction) -> str:
         """What is wrong with an instruction taken by itself; empty if nothing."""
+        if type(instruction) is not Instruction:
+            return f"expected an Instruction, got {instruction!r:.60}"
         if instruction.op not in OPS:
             return f"unknown operation {instruction.op!r}; {nearest(instruction.op, OPS)}"
         op, size = OPS[instruction.op], sum(self.buffers)

@@ -73,7 +73,8 @@ def verify(schedule: Schedule, *, exact: bool | None = None, salt: bytes | None 
         return _proved(schedule, exact=exact, salt=None)
     if known.proof is None or known.proof.of is not known:  # none yet, or one of a different schedule
         known.proof = replace(_proved(schedule, exact=None, salt=None), of=known)
-        next(schedule.blocks(), None)  # refuses a source that cannot be restarted
+        if not known.keeps:  # a source of the user's may be a generator that is used up
+            next(schedule.blocks(), None)
     return known.proof
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simcoll.arrays import Ints, Links
+from simcoll.core.frozen import freeze, rebuilt
 from simcoll.topology.relays import Relays, wider
 from simcoll.topology.routing import Router
 
@@ -56,6 +57,11 @@ class DetourRouter:
     number: Links
     rest: Router
     relays: Relays | None = None
+
+    def __post_init__(self) -> None:
+        freeze(self)
+
+    __reduce__ = rebuilt
 
     def links(self, src: Ints, dst: Ints) -> Links:
         """See :class:`simcoll.topology.routing.Router`."""

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simcoll.arrays import Ints, Shorts
+from simcoll.core.frozen import freeze, rebuilt
 from simcoll.core.hashing import SALTS, mix
 from simcoll.core.numbers import check_seed
 from simcoll.errors import ConfigError, nearest
@@ -54,6 +55,11 @@ class ClosRouter:
     rise: Shorts
     fall: Shorts
     seed: int | None
+
+    def __post_init__(self) -> None:
+        freeze(self)
+
+    __reduce__ = rebuilt
 
     def links(self, src: Ints, dst: Ints) -> Shorts:
         """See :class:`simcoll.topology.routing.Router`."""

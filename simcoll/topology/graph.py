@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from fractions import Fraction
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from simcoll.arrays import Array, Ints, Shorts
-from simcoll.core.numbers import whole_numbers
+from simcoll.arrays import Ints, Shorts
+from simcoll.core.frozen import freeze, frozen, rebuilt
+from simcoll.core.numbers import NUMBER, whole_numbers
 from simcoll.core.step import distinct
 from simcoll.errors import ConfigError, nearest
 from simcoll.topology.detours import DetourRouter, detour_router
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["LINK_KINDS", "NODE_KINDS", "Routes", "Topology"]
 
 MAX_WIDTH = 120
+_MAPPINGS = ("groups", "efficiency", "traits", "sources")
 NODE_KINDS = ("gpu", "nic", "switch", "cpu", "pcie")
 LINK_KINDS = ("nvlink", "link", "pcie", "cpu", "net")
 """Kinds of links from the fastest to the slowest; arrays hold the index. ``nvlink`` is any scale-up link (NVLink, xGMI), ``cpu`` a
@@ -53,6 +56,11 @@ class Routes:
     latency_fs: Ints
     kind: NDArray[np.int8]
 
+    def __post_init__(self) -> None:
+        freeze(self)
+
+    __reduce__ = rebuilt
+
     @property
     def kinds(self) -> tuple[str, ...]:
         """Names of the kinds that ``kind`` indexes."""
@@ -61,7 +69,7 @@ class Routes:
 
 @dataclass(slots=True, eq=False)
 class Known:
-    """Derived facts about a topology, each computed once.
+    """Derived facts about a topology, each computed once, neither pickled nor copied.
 
     ``symmetries`` by the rank that they fix; ``bounds`` and ``floors`` by their arguments.
     """
@@ -70,10 +78,13 @@ class Known:
     bounds: dict[tuple[str, int, bool], Any] = field(default_factory=dict)
     floors: dict[tuple[Any, ...], int] = field(default_factory=dict)
 
+    def __reduce__(self) -> tuple[type[Known], tuple[()]]:
+        return Known, ()
+
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Topology:
-    """A frozen cluster. All arrays are read-only; do not change the mappings either.
+    """A frozen cluster: nobody can change its arrays and mappings.
 
     Attributes
     ----------
@@ -118,13 +129,17 @@ class Topology:
     known: Known = field(default_factory=Known, repr=False, init=False)
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if isinstance(value, np.ndarray):
-                object.__setattr__(self, each.name, _frozen(value, value.dtype))
-        object.__setattr__(self, "groups", {level: _frozen(ids, np.int64) for level, ids in self.groups.items()})
+        freeze(self)
+        groups = {level: frozen(ids, NUMBER) for level, ids in self.groups.items()}
+        for name in _MAPPINGS:
+            mapping = groups if name == "groups" else getattr(self, name)
+            object.__setattr__(self, name, MappingProxyType(dict(mapping)))
         if self.nranks == 0:
             raise ConfigError(f"topology {self.name!r} has no ranks; expected at least one GPU")
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        kind, values = rebuilt(self)
+        return kind, tuple(dict(value) if isinstance(value, MappingProxyType) else value for value in values)
 
     @property
     def nranks(self) -> int:
@@ -206,10 +221,7 @@ class Topology:
             hop = column.astype(np.intp)
             latency += latencies.take(hop, mode="wrap")
             np.maximum(kind, kinds.take(hop, mode="wrap"), out=kind)
-        routes = Routes(links=links, latency_fs=latency, kind=kind)
-        for array in (routes.links, routes.latency_fs, routes.kind):
-            array.setflags(write=False)
-        return routes
+        return Routes(links=links, latency_fs=latency, kind=kind)
 
     def with_ranks(self, endpoints: Sequence[int] | Ints) -> Topology:
         """The same cluster with rank r at the position of rank ``endpoints[r]``; other positions hold no rank.
@@ -380,13 +392,6 @@ class Topology:
                 kind=LINK_KINDS[self.link_kind[link]],
             )
         return graph
-
-
-def _frozen(array: Array, dtype: DTypeLike) -> Array:
-    """A read-only copy; an array that is already read-only is shared."""
-    fixed = np.array(array, dtype=dtype, copy=array.flags.writeable or None)
-    fixed.setflags(write=False)
-    return fixed
 
 
 def _near(given: str, valid: Sequence[str]) -> str:

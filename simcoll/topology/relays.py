@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simcoll.arrays import Ints, Links
+from simcoll.core.frozen import freeze, rebuilt
 
 Direct = Callable[[Ints, Ints], Links]
 
@@ -43,6 +44,11 @@ class Relays:
     network: NDArray[np.bool_]
     host: NDArray[np.bool_]
     latency_fs: Ints
+
+    def __post_init__(self) -> None:
+        freeze(self)
+
+    __reduce__ = rebuilt
 
     def over_host(self, links: Links) -> NDArray[np.bool_]:
         """Whether a route reaches its NIC through a CPU; NCCL then prefers a neighbour's NIC."""

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simcoll.arrays import Floats, Ints, Shorts
+from simcoll.core.frozen import freeze, rebuilt
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -61,6 +62,11 @@ class Level:
     up: Shorts
     down: Shorts
 
+    def __post_init__(self) -> None:
+        freeze(self)
+
+    __reduce__ = rebuilt
+
     def fill(self, way: Shorts, src: Ints, dst: Ints) -> None:
         """Write the links from ``src[m]`` up and down to ``dst[m]`` into row m."""
         up, down = self.up.take(src, axis=0), self.down.take(dst, axis=0)
@@ -79,6 +85,11 @@ class BoxRouter:
     pair_links: Shorts
     links_per_box: int
     levels: tuple[Level, ...]
+
+    def __post_init__(self) -> None:
+        freeze(self)
+
+    __reduce__ = rebuilt
 
     def links(self, src: Ints, dst: Ints) -> Shorts:
         """See :class:`Router`."""
@@ -124,6 +135,11 @@ class TorusRouter:
     link: Shorts
     neighbour: Ints
 
+    def __post_init__(self) -> None:
+        freeze(self)
+
+    __reduce__ = rebuilt
+
     def links(self, src: Ints, dst: Ints) -> Shorts:
         """See :class:`Router`."""
         columns: list[Shorts] = []
@@ -164,6 +180,11 @@ class ShortestPathRouter:
     link: Shorts
     leave: Ints
     arrive: Ints
+
+    def __post_init__(self) -> None:
+        freeze(self)
+
+    __reduce__ = rebuilt
 
     def links(self, src: Ints, dst: Ints) -> Shorts:
         """See :class:`Router`."""

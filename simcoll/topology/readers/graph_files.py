@@ -18,6 +18,7 @@ from xml.sax.saxutils import quoteattr
 import numpy as np
 
 from simcoll.arrays import Ints, Shorts
+from simcoll.core.frozen import freeze, rebuilt
 from simcoll.errors import ConfigError, blamed_on
 from simcoll.files.reader_arguments import Content, content_of
 from simcoll.files.xml import XmlLimits, parse_xml
@@ -283,6 +284,11 @@ class _Listed:
     """Routes as listed in a platform: links ``[source, destination, hop]``, padded with -1."""
 
     table: Shorts
+
+    def __post_init__(self) -> None:
+        freeze(self)
+
+    __reduce__ = rebuilt
 
     def links(self, src: Ints, dst: Ints) -> Shorts:
         """Links of the routes of pairs of endpoints."""

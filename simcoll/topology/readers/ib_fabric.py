@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simcoll.arrays import Ints, Shorts
+from simcoll.core.frozen import freeze, rebuilt
 from simcoll.core.memory_limits import check_room
 from simcoll.errors import ConfigError
 from simcoll.files.reader_arguments import Content, content_of
@@ -65,6 +66,11 @@ class FabricRouter:
     away: NDArray[np.int16]
     out: Shorts
     head: Ints
+
+    def __post_init__(self) -> None:
+        freeze(self)
+
+    __reduce__ = rebuilt
 
     def links(self, src: Ints, dst: Ints) -> Shorts:
         """See :class:`simcoll.topology.routing.Router`."""

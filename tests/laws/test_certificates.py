@@ -1,0 +1,118 @@
+"""Every shipped algorithm has a certificate that the checker confirms, and no certificate with a fault gets a false yes.
+
+Slices; ``python -m tests.laws.certificates`` does all of it, with a million mutants.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+
+import simcoll
+import simcoll_check
+from simcoll.algorithms import ALGORITHMS
+from simcoll.formats import certificate_bytes, dump_mscclpp_plan, load_algorithm, parse_mscclpp_plan
+from simcoll.formats.schedules import certificate
+from simcoll.proving import verify, verify_device_program, verify_program
+from simcoll.proving.symmetry import verify_by_symmetry
+from tests.laws.certificates import check_algorithm, checked, mutant, play
+from tests.support.certificate_judge import judge
+from tests.support.certificate_mutants import SAMPLES, folding, stock
+
+TURNS = 5
+MOST = 200
+"""Chunks moved by the schedules that are checked here: larger ones take most of the time of the whole sweep."""
+MUTANTS = 2000
+
+
+def title(algorithm):
+    return f"{algorithm.name}-{algorithm.collective}"
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=title)
+def test_three_or_four_ranks(algorithm):
+    assert check_algorithm(algorithm, (3, 4), lowered=False, most=200)["schedules"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("turn", range(TURNS))
+def test_other_ranks_and_programs(turn):
+    # Every algorithm meets every number of ranks of its turn; over all algorithms, all numbers come up.
+    done = Counter()
+    for number, algorithm in enumerate(ALGORITHMS):
+        if number % TURNS == turn:
+            ranks = sorted({1, 2, 5 + number % 4, 9 + number % 8, 16})
+            done += check_algorithm(algorithm, ranks, most=MOST)
+    assert done["schedules"] == done["programs"] > 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter"])
+def test_rings_by_their_symmetry(kind):
+    for n in (2, 3, 5, 8, 16):
+        for params in ({}, {"channels": 2}, {"pieces": 2}):
+            ring = simcoll.schedule(kind, "ring", nranks=n, **params)
+            text = certificate_bytes(ring, verify_by_symmetry(ring))
+            assert json.loads(text)["proof"]["kind"] == "by symmetry"
+            assert checked(text) == judge(json.loads(text)) == ""
+    large = simcoll.schedule(kind, "ring", nranks=100)
+    assert checked(certificate_bytes(large, verify(large))) == ""
+
+
+def test_imported_files():
+    done = Counter()
+    for path in sorted(SAMPLES.glob("*.xml")):
+        try:
+            program = load_algorithm(path)
+            proof = verify_program(program)
+        except (simcoll.ConfigError, simcoll.ScheduleError):
+            done["refused"] += 1
+            continue
+        text = certificate_bytes(program, proof)
+        assert checked(text) == judge(json.loads(text)) == ""
+        done["right"] += 1
+    assert done["right"] >= 4
+    for kind, name in (("all_reduce", "ring"), ("all_gather", "direct"), ("all_reduce", "nvls")):
+        program = parse_mscclpp_plan(dump_mscclpp_plan(simcoll.schedule(kind, name, nranks=4)))
+        text = certificate_bytes(program, verify_device_program(program))
+        assert checked(text) == judge(json.loads(text)) == ""
+
+
+def test_folds():
+    for schedule in folding():
+        text = certificate_bytes(schedule, verify(schedule))
+        assert json.loads(text)["claims"]["folds"] or schedule.nranks == 2
+        assert checked(text) == judge(json.loads(text)) == ""
+
+
+def test_files_are_checked_compressed_or_not(tmp_path, capsys):
+    ring = simcoll.schedule("all_reduce", "ring", nranks=4)
+    for name in ("ring.json", "ring.json.gz"):
+        simcoll.verify(ring, certificate=tmp_path / name)
+        assert simcoll_check.main([str(tmp_path / name)]) == 0
+    assert capsys.readouterr().out.count("right") == 2
+
+
+def test_the_limits_of_writing_are_those_of_the_checker():
+    assert certificate.MAX_BYTES == simcoll_check.FILE_BYTES
+    assert certificate.MAX_MOVES == simcoll_check.MOVES
+
+
+@pytest.mark.slow
+def test_mutants_are_judged_alike():
+    verdicts = play(MUTANTS, seed=31)
+    assert verdicts.lines == []
+    assert min(verdicts.wrong.total(), verdicts.right.total()) > MUTANTS // 5
+    # Every mutation makes wrong ones.
+    assert not {name for name in verdicts.right if not verdicts.wrong[name]} - {"shuffled"}
+
+
+def test_the_judge_accepts_what_is_mutated():
+    for text in stock()[::9]:
+        assert judge(json.loads(text)) == ""
+
+
+def test_a_mutant_is_the_same_each_time():
+    assert [mutant(number, 5) for number in range(20)] == [mutant(number, 5) for number in range(20)]
