@@ -35,7 +35,6 @@ class Known:
     lowered: tuple[Step, ...] | None = None
     checked: bool = False
     content_hash: str = ""
-    folds: bool | None = None
     switched: bool | None = None
     proof: Proof | None = None
     waits: Mapping[int, tuple[int, ...]] | None = None
@@ -44,6 +43,11 @@ class Known:
     foldings: dict[tuple[Any, ...], Any] = field(default_factory=dict)
     rehearsals: dict[tuple[Any, ...], Any] = field(default_factory=dict)
     expected_protocols: int = 0
+
+    @property
+    def folds(self) -> bool:
+        """Whether a step may add to one element more than once, which only a proof of this very schedule excludes."""
+        return self.proof is None or self.proof.of is not self or self.proof.folds
 
     def agrees(self, number: int, value: bytes) -> bool:
         """Whether a pass that yields this digest as its block ``number``, from 1 on, agrees with all others so far.

@@ -353,7 +353,7 @@ def lowered(schedule: Schedule, *, as_given: bool = False) -> Iterator[tuple[int
     The transfers of a fold come in the order in which they are applied, unless ``as_given``.
     """
     known, number = schedule.known, 0
-    as_given = as_given and known.folds is not False
+    as_given = as_given and known.folds
     kept, before = known.kept, known.lowered  # read once: another thread may release them
     if before is not None and not as_given:
         yield from enumerate(before)
@@ -364,7 +364,7 @@ def lowered(schedule: Schedule, *, as_given: bool = False) -> Iterator[tuple[int
             schedule.check_block(number, block)
         for step in block.unrolled() if isinstance(block, Repeat) else (block,):
             one = schedule.layout.one_address(step)
-            if not as_given and known.folds is not False:
+            if not as_given and known.folds:
                 one = in_fold_order(one, schedule.layout.size)
             if done is not None:
                 done.append(one)

@@ -123,11 +123,12 @@ def _in_full(schedule: Schedule, salt: bytes, *, exact: bool) -> Proof:
     shared = use.shares_chunks()
     if shared:
         use.check_orderable()
-    schedule.known.folds = memory.folds
     order = _level(trees, alike=alike, switched=memory.switched)
     if exact:
-        return Proof("full", "exact", order, steps, transfers, shared)
-    return by_fingerprints(schedule, "full", order, (steps, transfers), salt, shared_chunks=shared)
+        return Proof("full", "exact", order, steps, transfers, shared, folds=memory.folds)
+    return by_fingerprints(
+        schedule, "full", order, (steps, transfers), salt, shared_chunks=shared, folds=memory.folds
+    )
 
 
 def _followed(schedule: Schedule, salt: bytes, *, exact: bool) -> tuple[Memory, ChannelUse, int, int]:
@@ -157,11 +158,9 @@ def _by_symmetry(schedule: Schedule, salt: bytes) -> Proof | None:
     if not likely(schedule):
         return None
     try:
-        proof = prove_by_symmetry(schedule, salt)
+        return prove_by_symmetry(schedule, salt)
     except ScheduleError:
         return None
-    schedule.known.folds = False  # it refuses folds
-    return proof
 
 
 def _by_parts(schedule: Schedule, salt: bytes) -> Proof | None:
@@ -185,6 +184,5 @@ def _by_parts(schedule: Schedule, salt: bytes) -> Proof | None:
         all_alike, folds = all_alike and alike, folds or memory.folds
     if shared:  # pieces of one kind may block each other in a step
         check_orderable(schedule)
-    schedule.known.folds = folds
     order = _level(np.concatenate(trees), alike=all_alike, switched=False)
-    return by_fingerprints(schedule, kind, order, (steps, transfers), salt, shared_chunks=shared)
+    return by_fingerprints(schedule, kind, order, (steps, transfers), salt, shared_chunks=shared, folds=folds)

@@ -253,7 +253,7 @@ def _row_waits(plan: Plan, rows: _Rows, parts: _Parts) -> Iterator[tuple[Ints, I
     order = staged[np.argsort(place[staged], kind="stable")]
     later, earlier = _pairs(target, place[order])
     yield written[later], aside[order][earlier]
-    before, after, _ = _operands(rows, folds=plan.schedule.known.folds is not False)
+    before, after, _ = _operands(rows, folds=plan.schedule.known.folds)
     yield written[after], written[before]
     pairs = [(later, earlier) for later, each in plan.waits.items() for earlier in each]
     if not pairs:

@@ -142,7 +142,7 @@ def _moves(plan: Plan, blocks: Iterable[Step | Repeat]) -> Iterator[Moves]:
             continue
         for given in block.unrolled() if isinstance(block, Repeat) else (block,):
             step = schedule.layout.one_address(given)
-            if schedule.known.folds is not False:
+            if schedule.known.folds:
                 step = in_fold_order(step, schedule.layout.size)
             yield from _sized(plan, step, plan.elements(step) * plan.dtype.itemsize)
 
@@ -167,7 +167,7 @@ def _slim(column: Ints) -> Ints:
 
 def _turns_alone(plan: Plan, block: Repeat) -> bool:
     """Whether the transfers of a repeat are single chunks in every iteration: no fold, no alias that could remove one."""
-    apart = plan.schedule.known.folds is False and not plan.collective.in_place
+    apart = not plan.schedule.known.folds and not plan.collective.in_place
     return apart and all((step.count == 1).all() and (step.op < SYNC).all() for step in block.steps)
 
 
@@ -278,7 +278,7 @@ def _spins(plan: Plan, block: Repeat) -> Spinning | None:
         if (step.src_rank == step.dst_rank).any() or (step.count != 1).any() or (step.op > REDUCE).any():
             return None
         one = layout.one_address(step)
-        if plan.schedule.known.folds is not False and in_fold_order(one, layout.size) is not one:
+        if plan.schedule.known.folds and in_fold_order(one, layout.size) is not one:
             return None
         place = (step.src_chunk - block.base) % block.modulus
         start = np.unique(step.src_chunk - place)
