@@ -71,10 +71,11 @@ class Algorithm:
             made = self.shared(made, **{name: value for name, value in params.items() if name not in own})
         shown = ((name, getattr(value, "name", value)) for name, value in (self.params | params).items())
         named: Schedule = replace(made, name=self.name, params=tuple(shown))
-        named.known.keeps = True
         module, name = self.written.__module__, self.written.__name__
         if getattr(sys.modules.get(module), name, None) is self:  # another process finds it there, too
-            named.known.again = built_again, (module, name, collective, tuple(params.items()))
+            named.keep_passes(built_again, module, name, collective, tuple(params.items()))
+        else:
+            named.keep_passes()
         return named
 
     def __call__(self, collective: Collective, **params: Any) -> Schedule:

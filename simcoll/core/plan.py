@@ -61,7 +61,7 @@ class Known:
 
 
 @sealed
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Plan:
     """A schedule bound to sizes, made by :func:`simcoll.bind`.
 

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -40,6 +40,9 @@ from simcoll.core.step import (
 )
 from simcoll.errors import ConfigError, ScheduleError
 
+if TYPE_CHECKING:
+    from simcoll.core.proof import Proof
+
 __all__ = [
     "COPY",
     "MULTICAST",
@@ -66,7 +69,7 @@ HELD = 1 << 19
 
 
 @sealed
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Schedule:
     """A collective algorithm for one number of ranks: a stream of steps over a layout.
 
@@ -186,6 +189,20 @@ class Schedule:
         known.held, kept = False, known.kept
         if kept is not None and sum(map(_transfers, kept)) > KEPT:
             known.kept = known.lowered = None
+
+    def keep_passes(self, again: Callable[..., object] | None = None, *arguments: object) -> None:
+        """Keep short passes, since the source is one of the registered algorithms; ``again``, with its arguments, makes it elsewhere."""
+        self.known.keeps = True
+        self.known.again = None if again is None else (again, arguments)
+
+    def keep_proof(self, proof: Proof) -> Proof:
+        """Keep the proof of this schedule, and return it as such."""
+        self.known.proof = replace(proof, of=self.known)
+        return self.known.proof
+
+    def skip_checks(self) -> None:
+        """Take steps as they are, because they have been checked, or are part of steps that have been."""
+        self.known.checked = True
 
     def _changed(self, block: int) -> ScheduleError:
         return ScheduleError(

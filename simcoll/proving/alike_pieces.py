@@ -67,7 +67,7 @@ def _transfers(schedule: Schedule) -> tuple[_Rows | None, int, int]:
         found.append(_unrolled(block, number))
         number += turns * len(steps)
         transfers += turns * sum(map(len, steps))
-    schedule.known.checked = True
+    schedule.skip_checks()
     if not found:
         return None, 0, 0
     step = joined([rows.step for rows in found])
@@ -129,5 +129,5 @@ def _restricted(schedule: Schedule, rows: _Rows, pieces: Ints) -> Schedule:
     edges = [*np.flatnonzero(np.diff(number, prepend=-1)).tolist(), len(number)]
     steps = [few.rows(slice(*ends)) for ends in pairwise(edges)]
     made = replace(schedule, layout=replace(layout, chunks=width), source=lambda: steps)
-    made.known.checked = True  # like the whole schedule
+    made.skip_checks()  # the whole schedule has been checked
     return made

@@ -72,9 +72,10 @@ def verify(schedule: Schedule, *, exact: bool | None = None, salt: bytes | None 
     if exact is not None:
         return _proved(schedule, exact=exact, salt=None)
     if known.proof is None or known.proof.of is not known:  # none yet, or one of a different schedule
-        known.proof = replace(_proved(schedule, exact=None, salt=None), of=known)
+        proof = schedule.keep_proof(_proved(schedule, exact=None, salt=None))
         if not known.keeps:  # a source of the user's may be a generator that is used up
             next(schedule.blocks(), None)
+        return proof
     return known.proof
 
 
@@ -126,9 +127,7 @@ def _in_full(schedule: Schedule, salt: bytes, *, exact: bool) -> Proof:
     order = _level(trees, alike=alike, switched=memory.switched)
     if exact:
         return Proof("full", "exact", order, steps, transfers, shared, folds=memory.folds)
-    return by_fingerprints(
-        schedule, "full", order, (steps, transfers), salt, shared_chunks=shared, folds=memory.folds
-    )
+    return by_fingerprints(schedule, "full", order, (steps, transfers), salt, shared_chunks=shared, folds=memory.folds)
 
 
 def _followed(schedule: Schedule, salt: bytes, *, exact: bool) -> tuple[Memory, ChannelUse, int, int]:

@@ -35,7 +35,19 @@ from simcoll.emulator.steps.timed import Shape, Timed
 
 Hashes = NDArray[np.uint64]
 
-__all__ = ["Partition", "Ties", "alike", "certify", "connections_in_order", "dense", "first_of", "in_one", "refine"]
+__all__ = [
+    "TOO_LITTLE",
+    "Partition",
+    "Ties",
+    "alike",
+    "certify",
+    "connections_in_order",
+    "dense",
+    "first_of",
+    "in_one",
+    "out_of_patience",
+    "refine",
+]
 
 NONE = np.zeros(0, np.int64)
 SHORT_ROWS = 1 << 13
@@ -48,6 +60,7 @@ FEW = 256
 """Number of rows that are compared before all."""
 COMPARED_ROWS = 1 << 20
 """Number of message links compared at a time, which bounds memory; every comparison has a cost proportional to all links."""
+TOO_LITTLE = "too little symmetry: more than a quarter of the lanes differ"
 NOT_ALIKE = (
     "lanes of one class take part in different messages",
     "links of one class carry different messages",
@@ -91,13 +104,14 @@ class Ties(NamedTuple):
 class Partition:
     """The class of every lane, every link, and with a FIFO every connection (in their order), numbered from 0.
 
-    ``marks`` distinguish rows of distinct steps that are tied to others.
+    ``marks`` distinguish rows of distinct steps that are tied to others; ``rounds`` is the number of rounds that refinement took.
     """
 
     lanes: Ints
     links: Ints
     connections: Ints | None = None
     marks: Ints | None = None
+    rounds: int = 0
 
 
 def dense(*columns: Ints) -> Ints:
@@ -247,7 +261,7 @@ def refine(
         fixed.append(_words(int(names.max(initial=-1)) + 1, SALTS[0])[names])
         fixed[-1] += np.repeat(every[some[0] : some[-1] + 1], np.diff(begins[some[0] : some[-1] + 2]))
     # Every round except the last increases the number of classes.
-    for _ in range(nlanes + len(links) + count + len(marks) + 2 if most_rounds is None else most_rounds):
+    for turn in range(nlanes + len(links) + count + len(marks) + 2 if most_rounds is None else most_rounds):
         old = Colours(_hashed(lanes, SALTS[0]), _hashed(links, SALTS[1]), _hashed(ways, SALTS[2]))
         new = Colours(*(hashes.copy() for hashes in old))
         for (some, step), cost in zip(runs, fixed, strict=True):
@@ -260,7 +274,7 @@ def refine(
         links, link_count = _colour(new.links)
         ways, way_count = _colour(new.ways)
         if lane_count > most_classes:
-            return "too little symmetry: more than a quarter of the lanes differ"
+            return TOO_LITTLE
         same = (lane_count, link_count, way_count) == counts
         counts = lane_count, link_count, way_count
         if ties:
@@ -269,9 +283,14 @@ def refine(
             marks = ties.marked(messages)
             names, kinds = _colour(marks) if same else (NONE, 0)
             if same and kinds == before:
-                return Partition(lanes, links, ways if count else None, names)
+                return Partition(lanes, links, ways if count else None, names, turn + 1)
         elif same:
-            return Partition(lanes, links, ways if count else None)
+            return Partition(lanes, links, ways if count else None, rounds=turn + 1)
+    return out_of_patience(most_rounds)
+
+
+def out_of_patience(most_rounds: int | None) -> str:
+    """The reason for giving up after some rounds."""
     return f"classes are not found within {most_rounds} rounds"
 
 

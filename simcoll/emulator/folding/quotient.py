@@ -41,6 +41,8 @@ class Quotient:
         One link of every class, and the class of every link.
     waits
         Pairs of messages of the quotient, the first of which waits for the second; only for steps that do not repeat.
+    rounds
+        Number of rounds in which its classes were found.
     """
 
     groups: tuple[tuple[tuple[int, ...], int], ...]
@@ -52,6 +54,7 @@ class Quotient:
     links: Ints
     members: Ints
     waits: tuple[Array, Array] = NO_WAITS
+    rounds: int = 0
 
     @property
     def messages(self) -> int:
@@ -155,7 +158,9 @@ def folded(
         begins = np.cumsum([0, *map(len, steps)])
         every = np.concatenate([names + begin for names, begin in zip(classes, begins.tolist(), strict=False)])
         waits = np.divmod(distinct(every[ties.later] * begins[-1] + every[ties.earlier]), begins[-1])
-    return Quotient(groups, patterns, tuple(steps), tuple(classes), *of_classes, partition.links, waits)
+    return Quotient(
+        groups, patterns, tuple(steps), tuple(classes), *of_classes, partition.links, waits, partition.rounds
+    )
 
 
 def _representatives(classes: Array) -> Ints:

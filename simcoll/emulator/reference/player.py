@@ -20,8 +20,9 @@ from simcoll.emulator.events.pace import Pace
 from simcoll.emulator.reference.fabric import Fabric
 from simcoll.emulator.reference.ledger import Ledger, Observer
 from simcoll.emulator.reference.messages import Block, Bundle, Lane, Message, blocks, parts, where_stuck
-from simcoll.emulator.reference.prepared import PreparedPlan, add_caps, check_switches
+from simcoll.emulator.reference.prepared import PreparedPlan, add_caps
 from simcoll.emulator.steps.plan_placement import Placement
+from simcoll.emulator.steps.run_links import check_switches
 from simcoll.emulator.steps.step_columns import Summary, summary
 from simcoll.errors import InternalError
 from simcoll.topology import Topology

@@ -11,15 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simcoll.arrays import Array, Ints
+from simcoll.core.facts import Facts
 from simcoll.core.plan import Plan, PlanStep
-from simcoll.core.schedule import OP_NAMES, REDUCE, SYNC, Repeat, Step
+from simcoll.core.schedule import OP_NAMES, REDUCE, SYNC, Repeat, Schedule, Step
 from simcoll.core.step import in_fold_order
 from simcoll.core.switches import switch_leaders
 
 Group = tuple[tuple["Moves", ...], int]
 
 __all__ = [
-    "EVEN", "Moves", "Spinning", "Summary", "bytes_by_op", "cache_key", "moves_of", "same_moves", "spinning", "summary", "turns",
+    "EVEN", "Moves", "Spinning", "Summary", "bytes_by_op", "cache_key", "drop_groups", "forget_uneven", "moves_of", "same_moves",
+    "spinning", "summaries_of", "summary", "turns",
 ]  # fmt: skip
 
 KEPT_ROWS = 1 << 21
@@ -108,6 +110,24 @@ class Summary:
     bytes_by_op: tuple[int, ...]
     switched: bool
     groups: list[Group] | None
+
+
+summaries_of: Facts[Schedule, dict[tuple[int, int], Summary]] = Facts(lambda _: {})
+"""The first passes over plans of a schedule, by :func:`cache_key`: with equal chunks, and with the latest other sizes."""
+
+
+def forget_uneven(schedule: Schedule) -> None:
+    """Forget the passes with unequal chunks, which hold for one size."""
+    summaries = summaries_of(schedule)
+    for key in [key for key in list(summaries) if key != EVEN]:
+        summaries.pop(key, None)
+
+
+def drop_groups(schedule: Schedule) -> None:
+    """Drop the steps of all passes, which only runs that are not loaded need."""
+    summaries = summaries_of(schedule)
+    for key, kept in list(summaries.items()):
+        summaries[key] = replace(kept, groups=None)
 
 
 def _even(plan: Plan) -> bool:
@@ -325,17 +345,17 @@ def summary(plan: Plan) -> Summary:
 
     With equal chunks, the results are those of one-byte chunks, scaled; with others, only the latest sizes are remembered.
     """
-    known = plan.schedule.known
     key, each = cache_key(plan)
     if key is None:
         return _counted(plan)
-    found: Summary | None = known.summaries.get(key)
+    summaries = summaries_of(plan.schedule)
+    found = summaries.get(key)
     if found is None:
         plan.expect_waits()
         unit = replace(plan, sizes=plan.schedule.layout.chunks, dtype=np.dtype(np.int8)) if key == EVEN else plan
         found = _counted(unit)
-        known.summaries = {key: value for key, value in known.summaries.items() if key == EVEN}
-        known.summaries[key] = found if found.rows <= REMEMBERED_ROWS else replace(found, groups=None)
+        forget_uneven(plan.schedule)
+        summaries[key] = found if found.rows <= REMEMBERED_ROWS else replace(found, groups=None)
     return _scaled(found, each) if each > 1 else found
 
 

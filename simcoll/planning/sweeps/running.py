@@ -14,7 +14,7 @@ from simcoll.emulator.data.budget import exact_bytes
 from simcoll.emulator.data.stepwise import data_errors
 from simcoll.emulator.engine_choice import ASKED, FEW_MESSAGES
 from simcoll.emulator.fast.compiled import COMPILED
-from simcoll.emulator.rehearsals import forget_sizes
+from simcoll.emulator.folding.remembered import forget_sizes
 from simcoll.emulator.steps.step_columns import summary
 from simcoll.planning.sweeps.sweep import DataCheck, Row, Sweep, costs_of, counts_for, play
 from simcoll.planning.sweeps.sweep_report import cells, foot_lines, head_lines, size_line, titles_of
@@ -115,8 +115,6 @@ def runs(
         tell(done, total, f"data of {choice}")
         checks.append(check_data(sweep, schedule))
         give_back()
-    for schedule, names in zip(schedules, protocols, strict=True):
-        schedule.known.expected_protocols = len(names)
     for count in counts:
         rows: list[Row] = []
         for choice, schedule, check, names in zip(sweep.choices, schedules, checks, protocols, strict=True):
@@ -128,7 +126,7 @@ def runs(
                 if COMPILED and engine != "fast" and not sweep.disturbed:
                     little = summary(plan).messages * (total - done) <= FEW_MESSAGES
                     engine = "simpy" if little else "fast"
-                result = play(sweep, plan, topology, engine=engine)
+                result = play(sweep, plan, topology, engine=engine, protocols=len(names))
                 if engine == "simpy":
                     result = replace(result, path=f"only {result.messages} messages")
                 elif result.path == ASKED:
