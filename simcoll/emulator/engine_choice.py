@@ -66,8 +66,8 @@ def check_engine(engine: str, quotient: bool | None, names: Iterable[str] = ENGI
 
 
 def is_little(messages: int) -> bool:
-    """Whether a single run is so small that SimPy plays it."""
-    return messages <= LITTLE
+    """Whether a single run is so small that SimPy plays it, and a compiler would not help it."""
+    return messages <= (LITTLE if COMPILED else FEW_MESSAGES)
 
 
 def few(messages: int, kind: str = "messages") -> str:
