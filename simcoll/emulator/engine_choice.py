@@ -35,10 +35,11 @@ PACED = "switches work with ranks that slow down or stop"
 FEW_MESSAGES = 20_000
 """Up to this number of messages, all told, a process that has nothing else to play is through with SimPy (17 us a message) before the
 compiled loops are loaded (0.35 s): for a table, all runs of which are known; and for runs without a compiler."""
-LITTLE = 1_000
-"""The same for a single run, which cannot know whether the process has loaded the loops, or will play more. SimPy plays so many
-messages in 17 ms, the loops in 2 ms (ring all_reduce of 8 to 96 ranks on DGX H100: 5 ms and 2 ms for 120 messages, 43 and 2 for 2,016, 327
-and 4 for 18,336): a loop over small runs loses 15 ms a run at most, a single larger run the 0.35 s that loading takes, once."""
+LITTLE = 256
+"""The same for a single run, which must not ask whether the process has loaded the loops: two equal requests would differ. SimPy plays so
+many messages in 4 ms, the loops in 2 ms (ring all_reduce of 8 to 96 ranks on DGX H100: 5 ms and 2 ms for 120 messages, 43 and 2 for
+2,016, 327 and 4 for 18,336). So a loop over small runs loses 2 ms a run at most, and a process whose only run is larger loses the 0.35 s
+of loading, once. With a limit of 1,000, the first would lose 15 ms a run."""
 MANY_MESSAGES = 1 << 17
 """Up to this number of messages, the compiled loops play every message faster than classes are found, in a run that may be the only one
 (``benchmarks/choices.py``: 0.05 s for the loops, 0.05 to 0.4 s for finding classes)."""
