@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ from simcoll.arrays import Ints
 from simcoll.core.facts import Facts
 from simcoll.emulator.engine_choice import PACED, WATCHED, deep_fifo, few, is_little
 from simcoll.emulator.fast.compiled import COMPILED, UNCOMPILED
-from simcoll.emulator.folding.remembered import count_run, loadable, remembered, run_of_all
+from simcoll.emulator.folding.remembered import memory_of, run_of_all
 from simcoll.emulator.interrupted import changes_of, machine_cut
 from simcoll.emulator.request import Request
 from simcoll.emulator.result import Result, compiled_result
@@ -52,7 +51,7 @@ _lockstep_of: Facts[Request, _LockStepTry] = Facts(_try_lockstep)
 
 def plays_in_lockstep(request: Request) -> bool:
     """Whether a run is one for lock-step: no two flows can meet on a link."""
-    known = remembered(request.plan, request.topology).apart
+    known = memory_of(request).apart
     protocol = request.plan.protocol
     if protocol not in known:
         known[protocol] = _lockstep_of(request).run is not None
@@ -85,7 +84,7 @@ class Fast:
 
     def play(self, request: Request) -> Result:
         """Play every message; data is moved afterwards, step by step."""
-        with run_of_all(request) if loadable(request) else nullcontext(None) as run:
+        with run_of_all(request) as run:
             if run is not None:
                 outcome = run.play(request)
                 result = compiled_result(
@@ -93,7 +92,6 @@ class Fast:
                 )
             else:
                 result = _together(request) or play_every(request, _lockstep_of(request).timer)
-        count_run(request)
         if request.storage is not None:
             request.storage.play()
         return result

@@ -13,14 +13,13 @@ from simcoll.emulator.folding.expanding import Expansion
 from simcoll.emulator.folding.loaded_run import MOST_SLOTS, LoadedRun, Outcome
 from simcoll.emulator.folding.quotient import no_quotient
 from simcoll.emulator.folding.remembered import (
+    FEWEST_FOLDED,
     LEAST_A_STEP,
     classes_first,
     classes_of,
     count_run,
     folded_rows,
     has_folded_rows,
-    loadable,
-    repeated,
     run_of_classes,
 )
 from simcoll.emulator.folding.unpriced import Folding
@@ -47,7 +46,7 @@ class Quotient:
         """What rules out classes, or makes looking for them slower than playing every message; or why there are none."""
         if beyond := beyond_loops(request):
             return beyond
-        if request.quotient is False:
+        if request.quotient is False or (request.quotient is None and request.summary.messages <= FEWEST_FOLDED):
             return _too_small(request)
         if classes_first(request):
             found = None if has_folded_rows(request) else folded_rows(request)
@@ -72,7 +71,6 @@ class Quotient:
                 outcome, done_fs = _streamed(request)
             else:
                 outcome, done_fs = run.play(request), None
-        count_run(request)
         classes = outcome.classes or 0
         path = f"quotient: {classes} classes stand for {seen.messages} messages"
         if not outcome.trace_hash:
@@ -141,12 +139,13 @@ _classes_of: Facts[Request, Folding | str] = Facts(_classes)
 
 def _loaded(request: Request) -> AbstractContextManager[LoadedRun | None]:
     """The loaded run of the classes, if the schedule runs repeatedly and its classes are not too many."""
+    serves = count_run(request)
     if classes_first(request):
         return run_of_classes(request, None)
     classes = _classes_of(request)
-    if isinstance(classes, str) or classes.quotient.messages > MOST_SLOTS:
+    if not serves or isinstance(classes, str) or classes.quotient.messages > MOST_SLOTS:
         return nullcontext(None)
-    return run_of_classes(request, classes) if loadable(request) and repeated(request) else nullcontext(None)
+    return run_of_classes(request, classes)
 
 
 def _streamed(request: Request) -> tuple[Outcome, Ints | None]:

@@ -9,7 +9,7 @@ from simcoll.core.plan import Plan
 from simcoll.emulator.data.dataplane import Storage
 from simcoll.emulator.events.timeline import Timeline
 from simcoll.emulator.reference.ledger import Observer
-from simcoll.emulator.steps.step_columns import Summary, summary
+from simcoll.emulator.steps.step_columns import EVEN, Summary, cache_key, summary
 from simcoll.topology import Topology
 
 __all__ = ["Request"]
@@ -48,6 +48,16 @@ class Request:
     engine: str = "auto"
     quotient: bool | None = None
     protocols: int = 0
+
+    @cached_property
+    def sizes(self) -> tuple[int, int] | None:
+        """What facts about the plan's steps hold for (:func:`simcoll.emulator.steps.step_columns.cache_key`)."""
+        return cache_key(self.plan)[0]
+
+    @property
+    def even(self) -> bool:
+        """Whether all chunks are equal, so that facts hold for all sizes."""
+        return self.sizes == EVEN
 
     @cached_property
     def summary(self) -> Summary:

@@ -36,6 +36,7 @@ from simcoll.errors import InternalError
 from simcoll.topology import Topology
 
 __all__ = [
+    "FEWEST_FOLDED",
     "LEAST_A_STEP",
     "Remembered",
     "RunKey",
@@ -46,8 +47,7 @@ __all__ = [
     "forget_sizes",
     "has_folded_rows",
     "loadable",
-    "remembered",
-    "repeated",
+    "memory_of",
     "run_of_all",
     "run_of_classes",
     "runs_of",
@@ -157,6 +157,10 @@ def remembered(plan: Plan, topology: Topology) -> Remembered:
     return Remembered() if key is None else runs_of(plan.schedule).at(key)
 
 
+memory_of: Facts[Request, Remembered] = Facts(lambda request: remembered(request.plan, request.topology))
+"""What earlier runs left for a request."""
+
+
 def forget_sizes(schedule: Schedule) -> None:
     """Forget what holds only for sizes with unequal chunks."""
     runs = runs_of(schedule)
@@ -171,12 +175,12 @@ def loadable(request: Request) -> bool:
     if watched or request.quotient is not None or not COMPILED:
         return False
     protocol = request.plan.protocol
-    return not protocol.jitter_fs and not protocol.fifo_depth and cache_key(request.plan)[0] is not None
+    return not protocol.jitter_fs and not protocol.fifo_depth and request.sizes is not None
 
 
 def is_one_of_many(request: Request) -> bool:
     """Whether the request says that what this run derives serves another: with equal chunks any, else one of the same sizes."""
-    return request.protocols - (cache_key(request.plan)[0] != EVEN) > 0
+    return request.protocols - (not request.even) > 0
 
 
 def classes_first(request: Request) -> bool:
@@ -189,8 +193,8 @@ def classes_first(request: Request) -> bool:
 
 def is_many(request: Request) -> bool:
     """Whether playing known classes is faster than playing every message."""
-    seen, even = request.summary, cache_key(request.plan)[0] == EVEN
-    return seen.messages > max(FEWEST_FOLDED if even else MANY_UNEVEN, LEAST_A_STEP * seen.steps)
+    seen = request.summary
+    return seen.messages > max(FEWEST_FOLDED if request.even else MANY_UNEVEN, LEAST_A_STEP * seen.steps)
 
 
 def hash_limit(request: Request) -> int:
@@ -265,7 +269,7 @@ def folded_rows(request: Request) -> Folding | str:
 
 def has_folded_rows(request: Request) -> bool:
     """Whether the classes of :func:`folded_rows` are loaded, so that they need not be found."""
-    entry = remembered(request.plan, request.topology)
+    entry = memory_of(request)
     return CLASSES_OF_ALL_CAPS in entry.loaded or CLASSES_OF_ALL_CAPS in entry.lent
 
 
@@ -288,9 +292,10 @@ def run_of_all(request: Request) -> AbstractContextManager[LoadedRun | None]:
 
     ``None`` if this run may be the only one, or is too large, and while another thread plays it.
     """
-    entry = remembered(request.plan, request.topology)
-    seen = request.summary
-    if not repeated(request) or entry.lent:
+    if not count_run(request):
+        return nullcontext(None)
+    entry, seen = memory_of(request), request.summary
+    if entry.lent:
         return nullcontext(None)
     ready = entry.loaded.get(CLASSES_OF_ALL_CAPS)
     if ready is not None and ready.ends is not None:
@@ -306,7 +311,7 @@ def run_of_all(request: Request) -> AbstractContextManager[LoadedRun | None]:
 @contextmanager
 def _lent(request: Request, kind: str, load: Callable[[], LoadedRun]) -> Iterator[LoadedRun]:
     """A loaded run of a kind, from memory if no other thread plays it, and back there unless the run fails."""
-    entry = remembered(request.plan, request.topology)
+    entry = memory_of(request)
     with entry.lock:  # of several threads one gets it, and the others load their own
         run = entry.loaded.pop(kind, None)
         entry.lent[kind] = entry.lent.get(kind, 0) + 1
@@ -324,13 +329,13 @@ def _lent(request: Request, kind: str, load: Callable[[], LoadedRun]) -> Iterato
                 entry.loaded[kind] = run
 
 
-def repeated(request: Request) -> bool:
-    """Whether a run of this kind came before, or is going to come after."""
-    runs = remembered(request.plan, request.topology).runs
-    return runs + request.protocols - (cache_key(request.plan)[0] != EVEN) > 0
+def count_run(request: Request) -> bool:
+    """Count a run; return whether what it derives serves another one, since one like it came before or is going to come.
 
-
-def count_run(request: Request) -> None:
-    """Count a run, so that the next one of its schedule knows that it is not the only one."""
-    if loadable(request):
-        remembered(request.plan, request.topology).runs += 1
+    False for runs that cannot be loaded.
+    """
+    if not loadable(request):
+        return False
+    entry = memory_of(request)
+    entry.runs += 1
+    return entry.runs - 1 + request.protocols - (not request.even) > 0
