@@ -41,10 +41,11 @@ many messages in 4 ms, the loops in 2 ms (ring all_reduce of 8 to 96 ranks on DG
 2,016, 327 and 4 for 18,336). So a loop over small runs loses 2 ms a run at most, and a process whose only run is larger loses the 0.35 s
 of loading, once. With a limit of 1,000, the first would lose 15 ms a run."""
 MANY_MESSAGES = 1 << 17
-"""Up to this number of messages, the compiled loops play every message faster than classes are found, in a run that may be the only one
-(``benchmarks/choices.py``: 0.05 s for the loops, 0.05 to 0.4 s for finding classes)."""
+"""Up to this number of messages, a run that may be the only one plays every message: at 115,000 to 131,000, the loops take 16 to 88 ms and
+finding classes 3 to 99 ms (rings, recursive doubling, pairwise exchange), so that below neither choice loses a tenth of a second, and
+the trace hash need not be expanded."""
 MOST_HASHED = 1 << 20
-"""Up to this number of messages, a quotient is expanded for the trace hash by default: 10 ns a message, so 10 ms at most."""
+"""Up to this number of messages, a quotient is expanded for the trace hash by default, at 5 ns a message: 5 ms at most."""
 DEEPEST_FIFO = 64
 """The deepest FIFO of the compiled loops: a connection holds as many times in its ring, and NCCL has 8. Deeper ones are for SimPy."""
 

@@ -32,9 +32,9 @@ from simcoll.errors import InternalError
 __all__ = ["Quotient"]
 
 PATIENCE = 32
-"""Limit of refinement rounds: a round costs, for each message of the distinct steps, as much as lock-step of 32 messages, so that
-``messages / (PATIENCE * distinct)`` rounds take as long as lock-step would (ring all_reduce of 1,024 ranks: 2.1 million messages, 0.026 s
-in lock-step; 4,096 distinct ones, of which a round takes 0.4 ms)."""
+"""Limit of refinement rounds: for each message of the distinct steps a round takes 0.4 us, and lock-step 12 ns a message, so that
+``messages / (PATIENCE * distinct)`` rounds take as long as lock-step would (ring all_reduce of 1,024 ranks: 2.1 million messages, 25 ms
+in lock-step; 3,072 distinct ones, 5 rounds and the certificate 6 ms)."""
 
 
 class Quotient:

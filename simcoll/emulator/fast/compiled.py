@@ -20,7 +20,7 @@ from simcoll.errors import ConfigError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-__all__ = ["COMPILED", "REMEDY", "SOURCES", "UNCOMPILED", "announced", "entry", "interrupts_wait", "loaded", "part"]
+__all__ = ["COMPILED", "REMEDY", "SOURCES", "UNCOMPILED", "announced", "entry", "interrupts_wait", "part"]
 
 SWITCH = "NUMBA_DISABLE_JIT"
 
@@ -126,11 +126,6 @@ def entry(function: Function) -> Function:
         # As numba does it, but without all that it prepares for compiling (0.3 s), which a compilation prepares itself.
         cache_of.load_overload = cache_of._load_overload  # noqa: SLF001
     return cast("Function", ready)
-
-
-def loaded() -> bool:
-    """Whether this process has already loaded compiled loops, so that loading more costs little."""
-    return COMPILED and "simcoll.emulator.fast.trace_hashing" in sys.modules
 
 
 @contextmanager
