@@ -15,6 +15,7 @@ from simcoll.emulator.folding.quotient import no_quotient
 from simcoll.emulator.folding.remembered import (
     FEWEST_FOLDED,
     LEAST_A_STEP,
+    TOO_MANY_CLASSES,
     classes_first,
     classes_of,
     count_run,
@@ -48,9 +49,9 @@ class Quotient:
             return beyond
         if request.quotient is False or (request.quotient is None and request.summary.messages <= FEWEST_FOLDED):
             return _too_small(request)
-        if classes_first(request):
-            found = None if has_folded_rows(request) else folded_rows(request)
-            return f"no quotient: {found}" if isinstance(found, str) else None
+        unloadable = _unloadable_of(request)
+        if unloadable not in {NOT_FIRST, TOO_MANY_CLASSES}:
+            return f"no quotient: {unloadable}" if unloadable else None
         reason = _unlike(request)
         if request.quotient and reason:
             return f"no quotient: {reason}"
@@ -81,6 +82,18 @@ class Quotient:
 
 
 LOCKSTEP = "lock-step is faster"
+NOT_FIRST = "this run may be the only one"
+
+
+def _unloadable(request: Request) -> str:
+    """Why the classes of a run that repeats are not loaded; empty if they are."""
+    if not classes_first(request):
+        return NOT_FIRST
+    classes = "" if has_folded_rows(request) else folded_rows(request)
+    return classes if isinstance(classes, str) else ""
+
+
+_unloadable_of: Facts[Request, str] = Facts(_unloadable)
 
 
 def _too_small(request: Request) -> str:
@@ -140,7 +153,7 @@ _classes_of: Facts[Request, Folding | str] = Facts(_classes)
 def _loaded(request: Request) -> AbstractContextManager[LoadedRun | None]:
     """The loaded run of the classes, if the schedule runs repeatedly and its classes are not too many."""
     serves = count_run(request)
-    if classes_first(request):
+    if not _unloadable_of(request):
         return run_of_classes(request, None)
     classes = _classes_of(request)
     if not serves or isinstance(classes, str) or classes.quotient.messages > MOST_SLOTS:

@@ -14,7 +14,8 @@ import numpy as np
 from simcoll.arrays import Array, Ints, Shorts
 from simcoll.core.plan import Plan
 from simcoll.core.step import distinct
-from simcoll.emulator.folding.partition import Partition, Ties, certify, connections_in_order, first_of, refine
+from simcoll.emulator.folding.certification import certify
+from simcoll.emulator.folding.partition import Partition, Ties, connections_in_order, first_of, refine
 from simcoll.emulator.steps.timed import Shape, Timed
 
 __all__ = ["Quotient", "fold", "folded", "no_quotient"]

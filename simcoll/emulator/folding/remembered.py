@@ -38,6 +38,7 @@ from simcoll.topology import Topology
 __all__ = [
     "FEWEST_FOLDED",
     "LEAST_A_STEP",
+    "TOO_MANY_CLASSES",
     "Remembered",
     "RunKey",
     "classes_first",
@@ -56,6 +57,7 @@ __all__ = [
 EVERY, CLASSES, CLASSES_OF_ALL_CAPS = "every message", "classes", "classes for all caps"
 """Kinds of loaded runs. Classes for all caps were found as if the protocol capped channels, so that protocols with caps and without
 share them."""
+TOO_MANY_CLASSES = f"more than {MOST_SLOTS} classes"
 MOST_KEYS = 16
 """Runs of one schedule that are remembered, the latest: a table needs up to six at a time (three kinds of caps, equal chunks and the
 current others), and a user who tries a thousand machines on one schedule needs none of them again."""
@@ -264,7 +266,7 @@ def folded_rows(request: Request) -> Folding | str:
     if isinstance(classes, str):
         return classes
     if classes.quotient.messages > MOST_SLOTS:
-        return f"more than {MOST_SLOTS} classes"
+        return TOO_MANY_CLASSES
     classes = remembered(capped, request.topology).folding = slim(classes, hashed=hashed)
     return classes
 

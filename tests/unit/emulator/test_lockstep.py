@@ -101,6 +101,7 @@ def test_times_beyond_the_clock_are_refused_as_by_the_loops():
 def test_slow_refinement_is_given_up_for_lock_step(monkeypatch):
     monkeypatch.setattr(engine_choice, "MANY_MESSAGES", 100)
     monkeypatch.setattr(engine_choice, "LITTLE", 100)
+    monkeypatch.setattr(quotient_way, "FEWEST_FOLDED", 100)
     monkeypatch.setattr(quotient_way, "MOST_HASHED", 200)
     monkeypatch.setattr(quotient_way, "PATIENCE", 1000)
     plan, net = ring(12, 12), crossbar(12, "1 GB/s")

@@ -9,7 +9,8 @@ import pytest
 import simcoll
 from simcoll.core.protocol import Protocol
 from simcoll.emulator import emulate
-from simcoll.emulator.folding.partition import Partition, certify, connections_in_order, refine
+from simcoll.emulator.folding.certification import certify
+from simcoll.emulator.folding.partition import Partition, connections_in_order, refine
 from simcoll.emulator.folding.quotient import Quotient, fold, folded
 from simcoll.emulator.model import effective_capacities
 from simcoll.emulator.steps.plan_placement import placement_of
