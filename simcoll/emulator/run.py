@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["emulate", "run_checked"]
 
-WAYS = ("auto", "exact", "none")
+DATA = ("auto", "exact", "none")
 
 
 @overload
@@ -199,8 +199,8 @@ def _inputs(plan: Plan, data: str | Sequence[Array | None], seed: int) -> tuple[
     if not isinstance(data, str):
         check_exact(exact_bytes(plan, given=True))
         return data, ""
-    if data not in WAYS:
-        raise ConfigError(f"data {data!r} is not known; {nearest(data, WAYS)}, or one array per rank")
+    if data not in DATA:
+        raise ConfigError(f"data {data!r} is not known; {nearest(data, DATA)}, or one array per rank")
     if data == "none":
         return None, ""
     wanted = exact_bytes(plan)

@@ -41,7 +41,7 @@ from simcoll.topology import Topology
 
 __all__ = ["ProgramObserver", "emulate_program"]
 
-WAYS = ("auto", "exact", "none")
+DATA = ("auto", "exact", "none")
 
 
 class ProgramObserver(Protocol):
@@ -79,8 +79,8 @@ def emulate_program(
 ) -> ProgramResult:
     """Play a program; :func:`simcoll.emulate` describes the arguments."""
     expect(topology, Topology, "emulate takes a topology, made by load_topology(name)")
-    if data not in WAYS:
-        raise ConfigError(f"data {data!r:.60} is not known for programs; {nearest(str(data), WAYS)}")
+    if data not in DATA:
+        raise ConfigError(f"data {data!r:.60} is not known for programs; {nearest(str(data), DATA)}")
     check_engine(engine, quotient)
     moves = _moves_data(program, data)
     timeline = timeline_of(events, policy, topology, program.nranks)
