@@ -1,30 +1,21 @@
-#!/usr/bin/env python3
-"""Check a certificate: does a schedule, or a program for each rank, do what it claims? Usage:
-
-    simcoll-check FILE          (or, with this one file copied anywhere: python simcoll_check.py FILE)
-
-Exit status: 0 right; 1 wrong, with the first wrong place; 2 unreadable, or above the limits. What the file holds is played once,
-exactly. Needs nothing but Python 3.10 or newer. Chunks are numbered through the memory of a rank: input, output, scratch.
-"""
 # fmt: off
-import gzip
-import io
-import json
-import reprlib
-import sys
-import zlib
+"""Check a certificate: does a schedule, or a program for each rank, do what it claims? Needs nothing but Python 3.10 or newer.
+
+Usage: simcoll-check FILE, or, with this one file copied anywhere, python simcoll_check.py FILE. The certificate is played once, exactly.
+Exit status: 0 right; 1 wrong, with the first wrong place; 2 unreadable, or above the limits.
+"""
+import gzip, io, json, reprlib, sys, zlib
 from array import array
 from collections import Counter, defaultdict
 from graphlib import CycleError, TopologicalSorter
-from itertools import product
 from typing import Any
 
 # Limits, so that every file is answered in about a minute, with less than 1 GB of memory.
 MAX_BYTES, MAX_LISTS = 48 << 20, 500_000  # of a file, unpacked: up to 15 bytes of memory for each, 250 for a list or object
 MAX_RANKS, MAX_CELLS = 1 << 16, 1 << 23  # chunks in the memory of all ranks: 25 bytes each
-MAX_MOVES, MAX_MOVES_BY_SYMMETRY, MAX_STEP = 6_000_000, 10_000_000, 500_000  # chunks moved: 5 us each; in one step, 600 bytes each
+MAX_MOVES, MAX_MOVES_BY_SYMMETRY, MAX_STEP = 6_000_000, 10_000_000, 1 << 20  # chunks moved: 5 us each; in one step, 600 bytes each
 MAX_SUMS, MAX_PARTS = 2_000_000, 40_000_000  # different sums: 200 bytes each; parts of outputs that are counted: 0.5 us each
-MAX_HEARD, MAX_INSTRUCTIONS = 1 << 32, 50_000  # one bit for each rank on each channel of each rank; for each pair of instructions
+MAX_HEARD, MAX_INSTRUCTIONS = 1 << 31, 50_000  # one bit for each rank on each channel of each rank; for each pair of instructions
 
 # The objects of the format. key:type, "?" for a key that may be absent, "*" for a list, "," for "or".
 # n: a number from 0; p: from 1; i: any of 64 bits; t: text; b: true or false; 0: null.
@@ -32,16 +23,14 @@ RANGES = {"n": range(2**63), "p": range(1, 2**63), "i": range(-(2**63), 2**63)}
 OBJECTS = {
     "schedule": "format:t version:p subject:t name:t collective:collective chunks:p channels?:p divisible?:b scratch?:n*,n** "
                 "scratch_pieces?:0,n*,n** blocks:block* proof:proof claims:claims",
-    "collective": "kind:t nranks:p root?:n pairs?:n** in_place?:b",
+    "collective": "kind:t nranks:p root?:n pairs?:n** in_place?:b", "proof": "kind:t rank?:n** lane?:n,n* place?:n*",
     "block": "steps:step* repeat?:n stride?:i base?:i modulus?:p order?:0,n*",
     "step": "src_rank:n* src_chunk:n,n* dst_rank:n,n* dst_chunk:n,n* count?:p,p* op?:t,t* channel?:n,n*",
-    "proof": "kind:t rank?:n** lane?:n,n* place?:n*",
     "claims": "order:t steps:n transfers:n shared_chunks:b folds:b",
     "program": "format:t version:p subject:t name:t collective:0,collective chunks:p program:code claims:code_claims",
     "code": "nranks:p buffers:n* in_place:b fifo_depth:0,n protocol:t ranks:lane**",
-    "lane": "channel:n instructions:instruction*",
+    "lane": "channel:n instructions:instruction*", "code_claims": "data:b order:t least_depth:0,n steps:0 messages:n",
     "instruction": "op:t src?:0,n dst?:0,n count?:n recv_from?:0,n send_to?:0,n waits?:n**",
-    "code_claims": "data:b order:t least_depth:0,n steps:0 messages:n",
 }
 COLUMNS = {"src_rank": 0, "src_chunk": 0, "dst_rank": 0, "dst_chunk": 0, "count": 1, "op": "copy", "channel": 0}
 LEVELS = ("any", "rank-consistent", "run-consistent", "position-independent")
@@ -64,58 +53,48 @@ KINDS = {
 # a>b writes a into b, a+b adds a to what b holds or to what is written there in the same instruction.
 INSTRUCTIONS = {
     "nop": "", "send": "src>out", "recv": "in>dst", "copy": "src>dst", "reduce": "src+dst", "recv_copy_send": "in>dst in>out",
-    "recv_reduce_send": "in>out src+out", "recv_reduce_copy": "in>dst src+dst",
-    "recv_reduce_copy_send": "in>dst src+dst in>out src+out",
+    "recv_reduce_send": "in>out src+out", "recv_reduce_copy": "in>dst src+dst", "recv_reduce_copy_send": "in>dst src+dst in>out src+out",
 }
 
-class Wrong(Exception):  # noqa: N818
-    """Something that a certificate claims does not hold."""
-
-class Unreadable(Exception):  # noqa: N818
-    """A certificate that is not in the format, or is above a limit."""
+class Wrong(Exception): """Something that a certificate claims does not hold."""
+class Unreadable(Exception): """A certificate that is not in the format, or is above a limit."""
 
 def need(holds: bool, message: str) -> None:
     """Stop unless the format and the limits are kept."""
-    if not holds:
-        raise Unreadable(message)
+    if not holds: raise Unreadable(message)
 
 def read(value: Any, where: str, shapes: str) -> None:
     """Refuse a value of another shape."""
     for one in shapes.split(","):
+        number = type(value) is int and value in RANGES.get(one, ())
+        text = one == "t" and type(value) is str and len(value) <= 200 and value.isprintable()
         if type(value) is dict and one in OBJECTS:
             keys = dict(pair.split(":") for pair in OBJECTS[one].split())
             need(all(key in value or key[-1] == "?" for key in keys), f"{where}: expected the keys {', '.join(keys)}")
             for key, entry in value.items():
                 need(key in keys or f"{key}?" in keys, f"{where}: unknown key {reprlib.repr(key)}")
                 read(entry, f"{where}.{key}", keys[key if key in keys else f"{key}?"])
-            return
-        if type(value) is list and one[-1] == "*" and (not value or (type(value[0]) is list) == (one[-2:] == "**")):
+        elif type(value) is list and one[-1] == "*" and (not value or (type(value[0]) is list) == (one[-2:] == "**")):
             many = one[:-1] in RANGES and set(map(type, value)) == {int}  # not one by one
             for place, entry in enumerate((min(value), max(value)) if many else value):
                 read(entry, f"{where}[{'...' if many else place}]", one[:-1])
-            return
-        text = type(value) is str and len(value) <= 200 and value.isprintable()
-        number = type(value) is int and value in RANGES.get(one, ())
-        if number or (one == "t" and text) or (one == "b" and type(value) is bool) or (one == "0" and value is None):
-            return
-    given = "another number" if type(value) is int else reprlib.repr(value)
-    raise Unreadable(f"{where}: expected {shapes} (n, p, i: whole number, t: short text, b: true or false, *: list); got {given}")
+        elif not (number or text or (one == "b" and type(value) is bool) or (one == "0" and value is None)): continue
+        return
+    words = "n, i, p: number of 64 bits, p from 1; t: printable text; b: true or false; 0: null; *: list"
+    raise Unreadable(f"{where}: expected {shapes} ({words}); got {reprlib.repr(value) if type(value) is str else type(value).__name__}")
 
 def sort(waits: dict[Any, Any]) -> tuple[list[Any], list[Any]]:
     """An order in which everything comes after what it waits for; without one, a cycle."""
-    try:
-        return list(TopologicalSorter(waits).static_order()), []
-    except CycleError as error:
-        return [], error.args[1][:9]
+    try: return list(TopologicalSorter(waits).static_order()), []
+    except CycleError as error: return [], error.args[1][:9]
 
 class Machine:
-    """The memory of all ranks. A cell is rank * size + chunk. Its value is a number * kinds + an input chunk.
-
-    A number stands for a sum: below n for the contribution of that rank alone; equal sums with equal brackets have equal numbers.
-    All contributions are of that input chunk; of different ones if it is kinds - 1, which is never right.
+    """The memory of all ranks. A cell is rank * size + chunk (chunks run through input, output, scratch) and holds a value.
+    A value is a number * kinds + an input chunk. Numbers stand for sums: those below n for the contribution of that rank alone, and
+    equal sums with equal brackets are equal. All contributions are of that chunk; of different ones if it is kinds - 1: never right.
     """
 
-    def __init__(self, document: dict[str, Any], scratch: list[int], buffers: Any = None) -> None:
+    def __init__(self, document: dict[str, Any], scratch: list[int], buffers: list[int] | None = None) -> None:
         c, chunks, n = document["collective"] or {"kind": "barrier", "nranks": len(scratch)}, document["chunks"], len(scratch)
         self.now, self.claims, self.chunks, self.kind, self.n = "certificate", document["claims"], chunks, c["kind"], n
         need(self.kind in KINDS and c["nranks"] == n, f"collective: expected {n} ranks and one of {', '.join(KINDS)}")
@@ -127,8 +106,7 @@ class Machine:
         need(good and len(self.source) == len(who["sources"]) == len(pairs), f"collective: wrong root or pairs of {self.kind}")
         self.givers, self.seers, self.in_place = who[self.codes[7]], who[self.codes[8]], c.get("in_place", False)
         self.inputs, self.outputs = inputs, outputs = buffers or [self.at(0, 0)[code] * chunks for code in self.codes[:2]]
-        self.ends = [(inputs, inputs + outputs, inputs + outputs + length) for length in scratch]
-        self.size, self.kinds, self.parts = max(self.ends)[2], inputs + 1, 0
+        self.size, self.kinds, self.parts = inputs + outputs + max(scratch), inputs + 1, 0
         need(n * self.size <= MAX_CELLS, f"above the limits: more than {MAX_CELLS} chunks of memory")
         self.home = array("i", range(n * self.size))  # of a cell with two addresses, the one in the larger buffer
         self.values = array("q", [-1]) * len(self.home)  # -1: nothing
@@ -141,8 +119,7 @@ class Machine:
             shares = self.in_place and rank in self.seers and self.kind not in {"all_to_all", "send_recv", "barrier"}
             for cell in range(base, base + chunks if shares else base):
                 self.home[cell + smaller], self.readonly[cell + larger] = cell + larger, 0
-            for chunk in range(inputs):
-                self.values[self.home[base + chunk]] = rank * self.kinds + chunk
+            for chunk in range(inputs): self.values[self.home[base + chunk]] = rank * self.kinds + chunk
 
     def at(self, r: int, s: int) -> dict[str, int]:
         """What the codes in the table of collectives mean for slot s of rank r; -1 for a sum over all ranks."""
@@ -151,108 +128,97 @@ class Machine:
 
     def claim(self, holds: bool, message: str, *parts: Any) -> None:
         """Stop where we are now unless something holds."""
-        if not holds:
-            raise Wrong(f"{self.now}: {message.format(*parts)}")
+        if not holds: raise Wrong(f"{self.now}: {message.format(*parts)}")
 
-    def add(self, *values: int) -> int:
-        """The value of a sum: the same for operands in another order, but not for other brackets."""
+    def add(self, *values: int, switch: bool = False) -> int:
+        """The value of a sum: the same for operands in another order, not for other brackets, or if a switch adds."""
         key, chunks = tuple(sorted(value // self.kinds for value in values)), {value % self.kinds for value in values}
-        number = self.sums.setdefault(key, len(self.operands))
+        number = self.sums.setdefault((-1,) * switch + key, len(self.operands))
         if number == len(self.operands):
-            self.operands.append(key)
+            self.operands.append(key if len(key) > 1 else self.operands[key[0]] or key)  # a switch may add one operand to nothing
             need(len(self.sums) <= MAX_SUMS, f"above the limits: more than {MAX_SUMS} different sums")
         return number * self.kinds + (chunks.pop() if len(chunks) == 1 else self.kinds - 1)
 
-    def play(self, moves: list[tuple[Any, ...]]) -> bool:
+    def play(self, moves: list[tuple[int, int, str, int]]) -> bool:
         """Read the first cells of moves, then write the second ones; whether several were added up in one cell."""
-        values, size, groups, written, folds = self.values, self.size, dict[int, list[Any]](), dict[int, int](), False
+        values, size, groups, written = self.values, self.size, dict[int, list[Any]](), dict[int, int]()
         for move in moves:
-            self.claim(values[move[0]] >= 0, "rank {} chunk {} is read, but holds nothing", *divmod(move[0], size))
+            if values[move[0]] < 0: self.claim(False, "rank {} chunk {} is read, but holds nothing", *divmod(move[0], size))
             groups.setdefault(move[1], []).append(move)
         for cell, group in groups.items():
             added = sorted((move[0] // size, values[move[0]]) for move in group if move[2] == "reduce")
             others, operations = [values[move[0]] for move in group if move[2] != "reduce"], {move[2] for move in group}
-            fold = operations <= {"copy", "reduce"} and len(others) < 2 and len({rank for rank, _ in added}) == len(added)
-            good = (fold or operations == {"switch_reduce"}) and len({move[3] for move in group}) == 1
-            self.claim(good or len(group) == 1, "rank {} chunk {} is written twice", *divmod(cell, size))
-            value = values[cell] if not others else others[0] if len(others) == 1 else self.add(*others)
-            fault = "is an input, but written" if self.readonly[cell] else "is added to, but holds nothing"
-            self.claim(value >= 0 and not self.readonly[cell], "rank {} chunk {} {}", *divmod(cell, size), fault)
-            for _, operand in added:
-                value = self.add(value, operand)
-            written[cell], folds = value, folds or (fold and len(group) > 1)
-        for cell, value in written.items():
-            values[cell] = value
-        return folds
+            if len(group) > 1:
+                fold = operations <= {"copy", "reduce"} and len(others) < 2 and len({rank for rank, _ in added}) == len(added)
+                good = (fold or operations == {"switch_reduce"}) and len({move[3] for move in group}) == 1
+                self.claim(good, "rank {} chunk {} is written twice", *divmod(cell, size))
+            value = self.add(*others, switch=True) if "switch_reduce" in operations else (others or [values[cell]])[0]
+            if value < 0: self.claim(False, "rank {} chunk {} is added to, but holds nothing", *divmod(cell, size))
+            if self.readonly[cell]: self.claim(False, "rank {} chunk {} is an input, but written", *divmod(cell, size))
+            for _, operand in added: value = self.add(value, operand)
+            written[cell] = value
+        for cell, value in written.items(): values[cell] = value
+        return any(len(group) > 1 and group[0][2] != "switch_reduce" for group in groups.values())
 
     def finish(self, followed: Any = None) -> None:
         """Compare the outputs with the definition of the collective, and the order of additions with the claim."""
         level, n, sums, self.now = self.claims["order"], self.n, dict[int, int](), "at the end"  # sums: by input chunk
         self.claim(level in (LEVELS if "sum" in self.codes else [""]), "claims.order is no level of {}", self.kind)
-        for rank, output in product(sorted(self.seers), range(self.outputs)):
+        for rank, output in ((rank, output) for rank in sorted(self.seers) for output in range(self.outputs)):
             cell, (slot, piece) = self.home[rank * self.size + self.inputs + output], divmod(output, self.chunks)
             source, start = (self.at(rank, slot)[code] for code in self.codes[5:7])
             (number, chunk), wanted = divmod(self.values[cell], self.kinds), start * self.chunks + piece
             right = chunk == wanted and number == (sums.get(wanted) if source < 0 else source)
-            if right or (followed and not followed[cell]):
-                continue
-            counts, waiting, visits = Counter(dict.fromkeys(range(n) if source < 0 else [source], -1)), [number], 0
-            while waiting and visits < 2 * n and number >= 0:  # a sum of n contributions has n - 1 sums in it
-                part, visits = waiting.pop(), visits + 1
+            if right or (followed and not followed[cell]): continue
+            counts, parts = Counter(dict.fromkeys(range(n) if source < 0 else [source], -1)), [number] * (number >= 0)
+            for part in parts:  # grows meanwhile: n contributions are in n - 1 sums and alone in n more, which makes less than 3 n parts
                 counts[part] += not self.operands[part]
-                waiting += self.operands[part]
-            self.parts += visits
+                parts += self.operands[part] if len(parts) < 3 * n else ()
+            self.parts += len(parts)
             need(self.parts <= MAX_PARTS, f"above the limits: more than {MAX_PARTS} parts of outputs")
-            faults = [f"{count:+} of rank {part}" for part, count in counts.items() if count][:8] + ["..."] * bool(waiting)
+            faults = [f"{count:+} of rank {part}" for part, count in counts.items() if count][:8] + ["..."] * (len(parts) >= 3 * n)
             holds = "nothing" if number < 0 else f"input chunk {chunk}" if chunk < self.inputs else "different input chunks"
-            self.claim(chunk == wanted and not faults, "rank {} output {} holds {}; expected input chunk {}; contributions {}",
-                       rank, output, holds, wanted, ", ".join(faults) or "are right")
-            right = sums.setdefault(wanted, number) == number or level == "any"
-            self.claim(right, "claims.order: rank {} output {} is added in another order than elsewhere", rank, output)
-        right = level != "position-independent" or len(set(sums.values())) < 2
-        self.claim(right, "claims.order: chunks are added in different orders")
+            self.claim(chunk == wanted and not faults, "rank {} output {} has {} (expected {}), {}", rank, output, holds, wanted, faults)
+            same = level in {"", "any"} or sums.setdefault(wanted, number) == number
+            self.claim(same, "claims.order: rank {} output {} is added in another order than on another rank", rank, output)
+        self.claim(level != LEVELS[3] or len(set(sums.values())) < 2, "claims.order: chunks are added in different orders")
 
-def unrolled(blocks: list[dict[str, Any]], limit: int) -> Any:
+def unrolled(blocks: list[dict[str, Any]], limit: int, most: int) -> Any:
     """The rows of every step, with repeats played."""
     for block in blocks:
         base, modulus, order, steps = block.get("base", 0), block.get("modulus", 1), block.get("order"), []
         places = {chunk: place for place, chunk in enumerate(order or ())}
+        need(order is None or (len(places) == len(order) and len(order) % modulus == base % modulus == 0), "an order lists whole windows")
         for step in block["steps"]:
             columns, length = [step.get(key, default) for key, default in COLUMNS.items()], len(step["src_rank"])
-            good = length > 0 and all(type(column) is not list or len(column) == length for column in columns)
-            need(good and len(places) == len(order or ()), "a step without transfers, columns of unequal length, or a wrong order")
-            moved = length * columns[4] if type(columns[4]) is int else sum(columns[4])
-            limit -= moved * block.get("repeat", 1)
-            need(moved <= MAX_STEP and limit >= 0, f"above the limits: {moved} chunks moved in a step, or too many in all")
+            need(length > 0 and all(type(c) is not list or len(c) == length for c in columns), "a step needs transfers, and equal columns")
             steps.append([column if type(column) is list else [column] * length for column in columns])
-        for turn in range(block.get("repeat", 1) if steps else 0):
-            shift = turn * block.get("stride", 0)
+            limit -= sum(steps[-1][4]) * block.get("repeat", 1)
+            need(sum(steps[-1][4]) <= most and limit >= 0, "above the limits: chunks moved in a step, or in all")
+        for shift in (turn * block.get("stride", 0) for turn in range(block.get("repeat", 1) if steps else 0)):
             for columns in map(list, steps):
                 for side in (1, 3):  # the chunks
                     column = columns[side] if order is None else [places.get(chunk, 2**64) for chunk in columns[side]]
-                    if shift % modulus:
-                        column = [x + ((x - base) % modulus + shift) % modulus - (x - base) % modulus for x in column]
+                    if shift % modulus: column = [x + ((x - base) % modulus + shift) % modulus - (x - base) % modulus for x in column]
                     columns[side] = column if order is None else [order[x] if 0 <= x < len(order) else -1 for x in column]
                 yield zip(*columns, strict=True)
 
 def renumbered(machine: Machine, places: Any, proof: dict[str, Any]) -> tuple[Any, Any]:
     """By symmetry: the image of each cell, and whether to follow it. Of each orbit, one place and its image are followed."""
-    n, size, total, edges = machine.n, machine.size, max(machine.inputs, machine.outputs), [0, *machine.ends[0]]
+    n, size, total, inner = machine.n, machine.size, max(machine.inputs, machine.outputs), machine.inputs + machine.outputs
     ranks, lane, place = (proof.get(key, []) for key in ("rank", "lane", "place"))
-    lane = lane if type(lane) is list and lane else [lane or 0] * total
+    lane, follow, visited = lane if type(lane) is list and lane else [lane or 0] * total, bytearray(total), bytearray(total)
     good = sorted(place) == [*range(total)] and all(sorted(row) == [*range(n)] for row in ranks)
     machine.claim(good and len(lane) == total and max(lane) < len(ranks), "a renumbering is no permutation")
-    follow, visited, image = bytearray(total), bytearray(total), array("i")
     for start, spot in enumerate(place):
         block = start // machine.chunks if machine.kind != "all_reduce" else -1
         good = lane[spot] == lane[start] and (block < 0 or spot // machine.chunks == ranks[lane[start]][block])
         machine.claim(good, "place {} is mapped to another lane, or its block is not", start)
         follow[start], follow[spot] = follow[start] or not visited[start], follow[spot] or not visited[start]
-        while not visited[start]:
-            visited[start], start = 1, place[start]
-    for cell, spot in enumerate(places):
-        first, end = next((a, b) for a, b in zip(edges, edges[1:]) if cell % size < b)
-        image.append(ranks[lane[spot]][cell // size] * size + first + place[spot] % (end - first))
+        while not visited[spot]: visited[spot], spot = 1, place[spot]
+    buffers = [(0, machine.inputs)] * machine.inputs + [(machine.inputs, inner)] * machine.outputs + [(inner, size)] * (size - inner)
+    image = array("i", (ranks[lane[spot]][cell // size] * size + first + place[spot] % (end - first)
+                        for cell, spot in enumerate(places) for first, end in [buffers[cell % size]]))
     return image, bytearray(follow[spot] for spot in places)
 
 def check_schedule(document: dict[str, Any]) -> str:
@@ -266,65 +232,66 @@ def check_schedule(document: dict[str, Any]) -> str:
     good = len(scratch) == len(pieces) == n and all(b is None or len(a) == len(b) for a, b in zip(scratch, pieces, strict=True))
     need(good, "scratch: expected one list for all ranks, or one for each; scratch_pieces alike")
     machine = Machine(document, [len(slots) * (chunks if b is None else 1) for slots, b in zip(scratch, pieces, strict=True)])
-    places, codes, blocks = array("q"), machine.codes, machine.at(0, 0)[machine.codes[2]]
+    places, kind, home, size, sides = array("q"), machine.kind, machine.home, machine.size, (machine.inputs, machine.outputs)
     for rank, (slots, single) in enumerate(zip(scratch, pieces, strict=True)):
+        blocks = machine.at(0, 0)[machine.codes[2]]
         need(max(slots, default=-1) < blocks and max(single or [-1]) < chunks, "scratch: no such block or piece")
-        starts = [machine.at(rank, s)[codes[3]] * chunks for s in range(machine.inputs // chunks)]
-        starts += [machine.at(rank, s)[codes[4]] * chunks for s in range(machine.outputs // chunks)]
+        starts = [machine.at(rank, slot)[machine.codes[3 + k]] * chunks for k in (0, 1) for slot in range(sides[k] // chunks)]
         starts += [block * chunks for block in slots] if single is None else []
         places.extend(start + piece for start in starts for piece in range(chunks))
         places.extend(block * chunks + piece for block, piece in zip(slots, single or (), strict=False))
-        places.extend([-1] * (machine.size - machine.ends[rank][2]))
-    image, follow, kind = None, None, machine.kind
+        places.extend([-1] * (size * (rank + 1) - len(places)))
+    image, follow, buffer = dict[int, int](), bytearray(), bytes(sides[0]) + b"o" * sides[1] + b"s" * (size - sum(sides))
     if symmetric:
-        good = kind in {"all_reduce", "all_gather"} or (kind == "reduce_scatter" and not machine.in_place)
-        good = good and (scratch == [[]] * n or (kind == "reduce_scatter" and scratch == [[*range(n)]] * n and pieces[0] is None))
-        need(good, f"proof: by symmetry, no {kind} with such scratch, or in place, is checked")
+        good = scratch == [[]] * n or (kind == "reduce_scatter" and scratch == [[*range(n)]] * n and pieces[0] is None)
+        good = good and (kind in {"all_reduce", "all_gather"} or (kind == "reduce_scatter" and not machine.in_place))
+        need(good, f"proof: no {kind} with such scratch, or in place, is checked by symmetry")
         image, follow = renumbered(machine, places, proof)
-    need(kind != "barrier" or n * n * channels <= MAX_HEARD, "above the limits: ranks * ranks * channels of a barrier")
     lanes = channels + 1  # barriers: ranks that a rank has heard of, as bits, on each channel, and then on any
+    need(kind != "barrier" or n * n * lanes <= MAX_HEARD, f"above the limits: {n} * {n} * {lanes} bits for a barrier")
     heard = [1 << rank for rank in range(n) for _ in range(lanes)] if kind == "barrier" else []
-    operations = {"copy", "reduce"} | (set() if symmetric else {"multicast", "switch_reduce"}) if kind != "barrier" else {"sync"}
-    keeps, limit = symmetric or not document.get("divisible", False), MAX_MOVES_BY_SYMMETRY if symmetric else MAX_MOVES
-    step, transfers, touched, home, size = -1, 0, array("q", [-1]) * len(places), machine.home, machine.size
-    for step, rows in enumerate(unrolled(document["blocks"], limit)):
-        moves, news, machine.now, waits = [], [], f"step {step}", defaultdict[Any, list[Any]](list)
-        for row, (a, chunk, b, target, count, op, channel) in enumerate(rows):
-            good = a < n and b < n and channel < channels and op in operations
-            for rank, first in ((a, chunk), (b, target)) if good and not heard else ():
-                good = good and 0 <= first <= next((end for end in machine.ends[rank] if first < end), -1) - count
-            machine.claim(good, "no such operation, rank, channel or chunks of a buffer: {} from rank {} chunk {} to rank {} chunk {}"
-                          " count {} channel {}", reprlib.repr(op) if not good else "", a, chunk, b, target, count, channel)
-            source, cell = a * size + chunk, b * size + target
-            if heard:
+    most = 2 if symmetric else 3 if claims["order"] in LEVELS[2:] else 4  # a switch adds in any order
+    operations = ["sync"] if heard else ["copy", "reduce", "multicast", "switch_reduce"][:most]
+    step, transfers, touched, keeps = -1, 0, array("q", [-1]) * len(places), symmetric or not document.get("divisible", False)
+    for step, rows in enumerate(unrolled(document["blocks"], *([MAX_MOVES_BY_SYMMETRY] * 2 if symmetric else [MAX_MOVES, MAX_STEP]))):
+        kept, news, machine.now, waits = [], [], f"step {step}", defaultdict[Any, list[Any]](list)
+        for a, chunk, b, target, count, op, channel in rows:
+            good, source, cell = a < n and b < n and channel < channels and op in operations, a * size + chunk, b * size + target
+            if heard and good:
                 news += [(b * lanes + lane, heard[a * lanes + channel]) for lane in (channel, channels)]
-            elif op != "copy" or not machine.in_place or home[source] != home[cell]:
-                moves += [(home[source + k], home[cell + k], op, channel, row) for k in range(count)]
-                good = not keeps or places[source : source + count] == places[cell : cell + count]
-                machine.claim(good, "rank {} chunk {} and rank {} chunk {} are not the same piece of a block", a, chunk, b, target)
-                machine.claim(op != "switch_reduce" or claims["order"] not in LEVELS[2:], "claims.order: a switch adds in any order")
-                transfers += 1
-        for lane, arrivals in news:
-            heard[lane] |= arrivals
-        writers, transfers = {move[1]: move[3] for move in moves}, transfers + len(news) // 2
-        for source, cell, _, channel, row in moves if channels > 1 else ():
-            good = claims["shared_chunks"] or {touched[source], touched[cell]} <= {-1, channel}
-            machine.claim(good, "claims.shared_chunks: channels share rank {} chunk {}", *divmod(cell, size))
-            touched[source] = touched[cell] = channel
-            waits["transfer", row].append(cell)  # what overwrites a cell waits for what other channels read there
-            waits[source] += [("transfer", row)] if writers.get(source, channel) != channel else []
-        cycle = sort(waits)[1]
-        machine.claim(not cycle, "transfers wait for each other: {}", cycle)
+                continue
+            last = count - 1  # ranges lie inside one buffer, and exist on their rank
+            good = good and 0 <= chunk < size - last and buffer[chunk] == buffer[chunk + last] and places[source + last] >= 0
+            good = good and 0 <= target < size - last and buffer[target] == buffer[target + last] and places[cell + last] >= 0
+            if not good or (keeps and places[source : source + count] != places[cell : cell + count]):
+                fault = "not the same piece of a block" if good else f"no such rank, chunks, channel {channel}, or operation here"
+                machine.claim(False, "{} rank {} chunk {} to rank {} chunk {} x {}: {}", op, a, chunk, b, target, count, fault)
+            if op != "copy" or not machine.in_place or home[source] != home[cell]: kept.append((source, cell, count, op, channel))
+        for lane, arrivals in news: heard[lane] |= arrivals
+        transfers += len(kept) + len(news) // 2
+        writers = {home[d + k]: c for _, d, count, _, c in kept for k in range(count)} if channels > 1 else {}
+        for row, (source, cell, count, _, channel) in enumerate(kept) if channels > 1 else ():
+            for s, d in zip(home[source : source + count], home[cell : cell + count]):
+                shared = [(*divmod(k, size), channel) for k in (s, d) if touched[k] not in (-1, channel)]
+                machine.claim(claims["shared_chunks"] or not shared, "claims.shared_chunks: (rank, chunk, channel) {}", shared[:1])
+                touched[s] = touched[d] = channel
+                if not claims["shared_chunks"]: continue
+                waits["transfer", row].append(d)  # what overwrites a cell waits for what other channels read there
+                waits[s] += [("transfer", row)] if writers.get(s, channel) != channel else []
+        machine.claim(not (cycle := sort(waits)[1]), "transfers wait for each other in a cycle: {}", cycle)
         if image:
-            present = {move[:4] for move in moves}
-            good = len(present) == len(moves) and all((image[m[0]], image[m[1]], *m[2:4]) in present for m in moves)
-            machine.claim(good, "the renumbering does not map the step onto itself")
-            moves = [move for move in moves if follow[move[0]]]
-        folds = machine.play(moves)
+            found = defaultdict[int, list[Any]](list)  # transfers by place, moved to place 0
+            for source, cell, count, op, channel in kept:
+                one = (source - places[source], cell - places[cell], op, channel)
+                for place in places[source : source + count]: found[place].append(one)
+            for place, ones in found.items():
+                there, mapped = proof["place"][place], {(image[home[s + place]], image[home[d + place]], op, c) for s, d, op, c in ones}
+                same = mapped == {(home[s + there], home[d + there], op, c) for s, d, op, c in found.get(there, ())}
+                machine.claim(same and len(mapped) == len(ones), "the renumbering does not map place {} onto place {}", place, there)
+            kept = [(s + place, d + place, 1, op, c) for place, ones in found.items() for s, d, op, c in ones if follow[s + place]]
+        folds = machine.play([(home[s + k], home[d + k], op, c) for s, d, count, op, c in kept for k in range(count)])
         machine.claim(not folds or (claims["folds"] and not symmetric), "claims.folds: a chunk is written more than once")
-    machine.now = "at the end"
-    good = claims["steps"] == step + 1 and claims["transfers"] == transfers
-    machine.claim(good, "claims.steps or transfers: there are {} and {}", step + 1, transfers)
+    machine.claim((claims["steps"], claims["transfers"]) == (step + 1, transfers), "claims: {} steps, {} transfers", step + 1, transfers)
     early = [rank for rank, ranks in enumerate(heard[channels::lanes]) if ranks.bit_count() < n]
     machine.claim(not early, "rank {} may leave before every rank has entered", early[:1])
     machine.finish(follow)
@@ -336,13 +303,13 @@ def check_program(document: dict[str, Any]) -> str:
     buffers, n, own, least = program["buffers"], program["nranks"], program["fifo_depth"], claims["least_depth"]
     need(len(program["ranks"]) == n <= MAX_RANKS and len(buffers) == 3, "program: expected its ranks and 3 buffers")
     machine = Machine(document, [buffers[2]] * n, None if known else buffers[:2])
-    good = not known or (buffers[:2] == [machine.inputs, machine.outputs] and program["in_place"] == machine.in_place)
-    machine.claim(good and claims["data"] == known, "the program has other buffers than its collective, or data without one")
+    same = not known or (buffers[:2] == [machine.inputs, machine.outputs] and program["in_place"] == machine.in_place)
+    machine.claim(same and claims["data"] == known and (known or not claims["order"]), "buffers or claims do not fit the collective")
     code = {(rank, number, place): (lane["channel"], one) for rank, lanes in enumerate(program["ranks"])
             for number, lane in enumerate(lanes) for place, one in enumerate(lane["instructions"])}
-    good = len(code) <= MAX_INSTRUCTIONS and sum(one.get("count", 1) for _, one in code.values()) <= MAX_MOVES
-    need(good, f"above the limits: more than {MAX_INSTRUCTIONS} instructions, or {MAX_MOVES} chunks")
-    before, outbox, sender, wires = {}, {}, dict[Any, Any](), dict[Any, Any]()  # wires: sends and receives of connections
+    counts = [one.get("count", 1) for _, one in code.values()]
+    need(len(code) <= MAX_INSTRUCTIONS and sum(counts) <= MAX_MOVES and max([0, *counts]) <= MAX_STEP // 4, "above the limits: the code")
+    before, outbox, sender, wires = (dict[Any, Any]() for _ in range(4))  # wires: sends and receives of connections
     for key, (channel, one) in code.items():
         machine.now, does = f"(rank, lane, instruction) {key}", INSTRUCTIONS.get(one["op"], "?")
         before[key] = [(key[0], *wait) for wait in one.get("waits", [])] + [(*key[:2], key[2] - 1)] * (key[2] > 0)
@@ -351,27 +318,22 @@ def check_program(document: dict[str, Any]) -> str:
         machine.values.extend([-1] * one.get("count", 1))
         for side, name, peer in ((0, "out", one.get("send_to")), (1, "in", one.get("recv_from"))):
             machine.claim((name in does) == (peer is not None) and peer != key[0], "a wrong peer for data {}", name)
-            if peer is not None:
-                wires.setdefault((peer, key[0], channel) if side else (key[0], peer, channel), ([], []))[side].append(key)
+            if peer is not None: wires.setdefault((peer, key[0], channel) if side else (key[0], peer, channel), ([], []))[side].append(key)
     machine.readonly.extend(bytes(len(machine.values) - len(machine.readonly)))
     for wire, ends in wires.items():
         machine.now = f"(sender, receiver, channel) {wire}"
         sends, receives = ([code[key][1].get("count", 1) for key in end] for end in ends)
-        good = sends == receives and all(len({key[:2] for key in end}) == 1 for end in ends)
-        machine.claim(good, "sends and receives differ in number or counts, or are in several lanes")
+        machine.claim(sends == receives and all(len({key[:2] for key in end}) == 1 for end in ends), "sends and receives, or lanes, differ")
         sender |= zip(ends[1], ends[0], strict=True)
     machine.claim(len(sender) == claims["messages"], "claims.messages: there are {}", len(sender))
 
     def order(depth: int | None, legal: Any) -> tuple[list[Any], list[Any]]:
         event: dict[Any, Any] = {}  # at depth 0, both ends of a message are one event, and so is a chain of messages
-        for key in legal:
-            event[key] = event[sender[key]] if depth == 0 and key in sender else key
+        for key in legal: event[key] = event[sender[key]] if depth == 0 and key in sender else key
         waits: dict[Any, list[Any]] = {event[key]: [] for key in legal}
-        for key in legal:
-            waits[event[key]] += [event[other] for other in before[key]]
+        for key in legal: waits[event[key]] += [event[other] for other in before[key]]
         for sends, receives in wires.values() if depth != 0 else ():
-            for later, sooner in [*zip(receives, sends), *zip(sends[depth:] if depth else (), receives)]:  # noqa: B905
-                waits[later].append(sooner)
+            for later, sooner in [*zip(receives, sends), *zip(sends[depth:] if depth else (), receives)]: waits[later].append(sooner)
         return sort(waits)
 
     legal, cycle = order(None, code)
@@ -379,71 +341,60 @@ def check_program(document: dict[str, Any]) -> str:
     machine.claim(not cycle, "deadlock at FIFO depth {} or claims.least_depth {}: a cycle of {}", own, least, cycle)
     less = [depth for depth in (0, 1, 2, 8, own) if depth is not None and (least is None or depth < least)]
     machine.claim(not less or order(max(less), legal)[1] != [], "claims.least_depth: {} is enough", less)
-    turns, done, writers, readers, home = {key: turn for turn, key in enumerate(legal)}, [], {}, {}, machine.home
+    turns, done, writers, readers, home = dict[Any, int](), list[int](), dict[int, int](), dict[int, Any](), machine.home
     for turn, key in enumerate(legal):
-        machine.now, one, earlier, moves = f"(rank, lane, instruction) {key}", code[key][1], 1 << turn, []
+        machine.now, one, turns[key], earlier, moves = f"(rank, lane, instruction) {key}", code[key][1], turn, 1 << turn, []
         does, count, base = INSTRUCTIONS[one["op"]], one.get("count", 1), key[0] * machine.size
         chunks = {name: one.get(name) for name in ("src", "dst") if name in does and count}
-        good = all(chunk is not None and chunk + count <= machine.size for chunk in chunks.values())
-        machine.claim(good, "no such chunks: {} of {}", count, chunks)
+        machine.claim(all(at is not None and at + count <= machine.size for at in chunks.values()), "no such {} chunks: {}", count, chunks)
         cells = {"in": outbox.get(sender.get(key)), "out": outbox[key]} | {name: base + chunks[name] for name in chunks}
         machine.claim(len(chunks) < 2 or abs(cells["src"] - cells["dst"]) not in range(1, count), "src and dst overlap")
         for part in does.split() if count else ():
             source, target = (cells[name] for name in part.replace("+", ">").split(">"))
-            moves += [(source + k, target + k, "reduce" if "+" in part else "copy", 0, 0) for k in range(count)]
-        for other in before[key] + ([sender[key]] if key in sender else []):
-            earlier |= done[turns[other]]
+            moves += [(source + k, target + k, "reduce" if "+" in part else "copy", 0) for k in range(count)]
+        for other in before[key] + ([sender[key]] if key in sender else []): earlier |= done[turns[other]]
         done.append(earlier)  # what is always earlier, as bits
         reads, writes = {move[0] for move in moves}, {move[1] for move in moves}
-        others = [(cell, writers.get(cell, turn)) for cell in reads | writes]
-        others += [(cell, reader) for cell in writes for reader in readers.pop(cell, ())]
+        others = [(k, other) for k in writes for other in readers.pop(k, ())] + [(k, writers.get(k, turn)) for k in reads | writes]
         races = [(*divmod(cell, machine.size), legal[other]) for cell, other in others if not earlier >> other & 1]
         machine.claim(not races, "a race: (rank, chunk, other instruction) {}", races[:1])
         machine.claim(all(cell >= len(home) or home[cell] == cell for cell in reads | writes), "an alias is addressed")
-        for cell in reads:
-            readers.setdefault(cell, []).append(turn)
+        for cell in reads: readers.setdefault(cell, []).append(turn)
         writers |= dict.fromkeys(writes, turn)
-        _ = machine.play(moves) if known else None
-    machine.finish() if known else machine.claim(claims["order"] == "", "claims.order: there is no collective")
+        if known: machine.play(moves)
+    if known: machine.finish()
     return f"program of {n} ranks, {machine.kind if known else 'unknown collective'}, {len(sender)} messages"
 
-def check(certificate: Any) -> str:
+def check(data: Any) -> str:
     """Check a certificate: a path, the bytes of a file, or what JSON makes of them. A line that says what holds."""
     try:
-        if isinstance(certificate, str):
-            with open(certificate, "rb") as file:  # noqa: PTH123
-                certificate = file.read(MAX_BYTES + 1)
-        if isinstance(certificate, bytes):
-            if certificate[:2] == b"\x1f\x8b":
-                certificate = gzip.GzipFile(fileobj=io.BytesIO(certificate)).read(MAX_BYTES + 1)
-            lists = certificate.count(b"[") + certificate.count(b"{")
-            good = len(certificate) <= MAX_BYTES and lists <= MAX_LISTS
-            need(good, f"above the limits: more than {MAX_BYTES} bytes, or {MAX_LISTS} lists and objects")
-            hook = lambda pairs: need(len(dict(pairs)) == len(pairs), "a key occurs twice in an object") or dict(pairs)  # noqa: E731
-            certificate = json.loads(certificate.decode(), object_pairs_hook=hook, parse_int=lambda digits: int(digits[:21]))
+        if isinstance(data, str):
+            with open(data, "rb") as file: data = file.read(MAX_BYTES + 1)
+        if isinstance(data, bytes):
+            if data[:2] == b"\x1f\x8b": data = gzip.GzipFile(fileobj=io.BytesIO(data)).read(MAX_BYTES + 1)
+            lists = data.count(b"[") + data.count(b"{")
+            need(len(data) <= MAX_BYTES and lists <= MAX_LISTS, f"above the limits: {len(data)} bytes, {lists} lists or objects")
+            hook = lambda pairs: dict(pairs) | ({} if len(dict(pairs)) == len(pairs) else {"a key that occurs twice": 0})
+            data = json.loads(data.decode(), object_pairs_hook=hook, parse_int=lambda digits: int(digits[:21]))
     except (EOFError, OSError, RecursionError, ValueError, zlib.error) as error:
         raise Unreadable(f"{type(error).__name__}: {error}") from None
-    good = type(certificate) is dict and certificate.get("format") == "simcoll-certificate" and certificate.get("version") == 1
-    need(good and certificate.get("subject") in ("schedule", "program"), "expected a certificate, version 1, of a schedule or program")
-    read(certificate, "certificate", certificate["subject"])
-    proved = check_schedule(certificate) if certificate["subject"] == "schedule" else check_program(certificate)
-    return f"{certificate['name']}: {proved}, order of reductions: {certificate['claims']['order'] or 'none'}"
+    good = type(data) is dict and data.get("format") == "simcoll-certificate" and data.get("version") == 1
+    need(good and data.get("subject") in ("schedule", "program"), "expected a certificate, version 1, of a schedule or program")
+    read(data, "certificate", data["subject"])
+    proved = check_schedule(data) if data["subject"] == "schedule" else check_program(data)
+    return f"{data['name']}: {proved}, order of reductions: {data['claims']['order'] or 'none'}"
 
 def main(argv: list[str] | None = None) -> int:
     """Check the file that a command line names; the exit status."""
     arguments = sys.argv[1:] if argv is None else argv
     if len(arguments) != 1 or arguments[0].startswith("-"):
-        asked = arguments in (["--help"], ["-h"])
-        print(__doc__, file=sys.stdout if asked else sys.stderr)
-        return 0 if asked else 2
-    try:
-        status, answer = 0, f"right: {check(arguments[0])}"
-    except (Wrong, Unreadable) as error:
-        status, answer = (1, f"wrong: {error}") if isinstance(error, Wrong) else (2, f"unreadable: {error}")
-    except KeyboardInterrupt:
-        return 130
+        print(__doc__)
+        return 0 if arguments in (["--help"], ["-h"]) else 2
+    try: status, answer = 0, f"right: {check(arguments[0])}"
+    except Wrong as error: status, answer = 1, f"wrong: {error}"
+    except Unreadable as error: status, answer = 2, f"unreadable: {error}"
+    except KeyboardInterrupt: return 130
     print("".join(letter if " " <= letter <= "~" else ascii(letter)[1:-1] for letter in f"{arguments[0]}: {answer}"))
     return status
 
-if __name__ == "__main__":
-    sys.exit(main())
+if __name__ == "__main__": sys.exit(main())

@@ -20,7 +20,7 @@ from pathlib import Path
 from simcoll.planning.designs.design_search import space_grid
 from simcoll.planning.designs.space import load_space
 from simcoll.planning.grids.executors import open_pool
-from simcoll.planning.grids.grid import Grid, run_grid
+from simcoll.planning.grids.grid import PointGrid, run_grid
 from simcoll.planning.sweeps.sweep_grid import load_sweep, sweep_grid
 
 PLAN = """
@@ -75,8 +75,8 @@ def main() -> None:
         measured("points of a sweep", points, asked.points, path / "points")
 
 
-def measured(what: str, grid: Grid, most: int, folder: Path) -> None:
-    cut = Grid(grid.work, grid.points[:most])
+def measured(what: str, grid: PointGrid, most: int, folder: Path) -> None:
+    cut = PointGrid(grid.work, grid.points[:most])
     one = played(cut, folder / "one", 1)
     two = played(cut, folder / "two", 2)
     same = sorted((folder / "one" / "rows.jsonl").read_bytes().splitlines()) == sorted(
@@ -89,7 +89,7 @@ def measured(what: str, grid: Grid, most: int, folder: Path) -> None:
         sys.exit("the rows differ")
 
 
-def played(grid: Grid, folder: Path, jobs: int) -> tuple[float, float, float]:
+def played(grid: PointGrid, folder: Path, jobs: int) -> tuple[float, float, float]:
     """CPU seconds of this process and of its children, and wall seconds."""
     folder.mkdir(parents=True)
     os.environ["SIMCOLL_CACHE_DIR"] = str(folder / "cache")  # nothing is known from an earlier play

@@ -30,7 +30,7 @@ def _is_cupy(array: Any) -> bool:
     return hasattr(getattr(array, "device", None), "id")  # numpy's device is the text "cpu"
 
 
-def _placed(tensor: Any) -> Any:
+def _place(tensor: Any) -> Any:
     return DeviceArray(tensor, int(tensor.device.id)) if _is_cupy(tensor) else np.asarray(tensor)
 
 
@@ -42,46 +42,59 @@ def on_gpus(plan: Plan, inputs: Sequence[Any], devices: Sequence[int]) -> list[A
     """Execute a plan whose rank r is on GPU ``devices[r]`` (below 0: the CPU, which uses GPU 0), and return the outputs by rank."""
     cupy, _ = load_cupy()
     gpu = [max(0, device) for device in devices]
-    item, dtype = plan.dtype.itemsize, kernels.device_dtype(plan.dtype)
-    found = part(plan, [0] * plan.nranks, 0)
+    itemsize, dtype = plan.dtype.itemsize, kernels.device_dtype(plan.dtype)
+    program = part(plan, [0] * plan.nranks, 0)
     memory: dict[int, list[Any]] = {}
     for rank, sizes in enumerate(plan.buffer_elements().tolist()):
         with cupy.cuda.Device(gpu[rank]):
-            memory[rank] = [cupy.empty(max(1, size * item), cupy.uint8) for size in sizes]
+            memory[rank] = [cupy.empty(max(1, size * itemsize), cupy.uint8) for size in sizes]
     root = plan.collective.root or 0  # where operands meet
     with cupy.cuda.Device(gpu[root]):
-        memory[STAGING] = [cupy.empty(max(1, found.staging_bytes[0]), cupy.uint8)]
+        memory[STAGING] = [cupy.empty(max(1, program.staging_bytes[0]), cupy.uint8)]
+
+    def buffer_of(span: Span) -> Any:
+        rank, buffer = span[:2]
+        return memory[rank][buffer]
 
     def view(span: Span) -> Any:
-        return memory[span[0]][span[1]][span[2] : span[2] + span[3]].view(dtype)
+        begin, size = span[2:]
+        return buffer_of(span)[begin : begin + size].view(dtype)
+
+    def address(span: Span) -> int:
+        begin = span[2]
+        return int(buffer_of(span).data.ptr) + begin
 
     def move(target: Span, source: Span) -> None:
-        to, start = (memory[span[0]][span[1]].data.ptr + span[2] for span in (target, source))
-        cupy.cuda.runtime.memcpy(to, start, source[3], ANY_TO_ANY)
+        size = source[3]
+        cupy.cuda.runtime.memcpy(address(target), address(source), size, ANY_TO_ANY)
 
-    for rank, given in enumerate(inputs):
+    for rank, values in enumerate(inputs):
         buffer, offset, length = plan.view(rank, INPUT)
-        if length:
-            with cupy.cuda.Device(gpu[rank]):
-                flat = cupy.ascontiguousarray(given) if _is_cupy(given) else cupy.asarray(given)
-                begin = memory[rank][buffer].data.ptr + offset * item
-                cupy.cuda.runtime.memcpy(begin, flat.data.ptr, length * item, ANY_TO_ANY)
+        if not length:
+            continue
+        target: Span = (rank, buffer, offset * itemsize, length * itemsize)
+        with cupy.cuda.Device(gpu[rank]):
+            flat = cupy.ascontiguousarray(values) if _is_cupy(values) else cupy.asarray(values)
+            cupy.cuda.runtime.memcpy(address(target), flat.data.ptr, target[3], ANY_TO_ANY)
     with cupy.cuda.Device(gpu[root]):
         reduce = kernels.reducer(cupy, plan.op, plan.dtype) if plan.collective.spec.reduces else None
-        for turn in found.lanes[0]:
-            for target, source in turn.aside:
-                move(target, source)
+        for turn in program.lanes[0]:
+            for copy, original in turn.aside:
+                move(copy, original)
             sent = deque(span for span, _, _ in turn.sends)
-            for target, _, _ in turn.recvs:
-                move(target, sent.popleft())
-            for combines, target, source in turn.after:
+            for landing, _, _ in turn.recvs:
+                move(landing, sent.popleft())
+            for combines, result, operand in turn.afterwards:
                 if combines and reduce is not None:
-                    reduce(view(target), view(source))
+                    reduce(view(result), view(operand))
                 else:
-                    move(target, source)
+                    move(result, operand)
         cupy.cuda.runtime.deviceSynchronize()
-    places = [plan.view(rank, OUTPUT) for rank in range(plan.nranks)]
-    return [view((rank, buffer, offset * item, length * item)) for rank, (buffer, offset, length) in enumerate(places)]
+    outputs = []
+    for rank in range(plan.nranks):
+        buffer, offset, length = plan.view(rank, OUTPUT)
+        outputs.append(view((rank, buffer, offset * itemsize, length * itemsize)))
+    return outputs
 
 
 def scatter(
@@ -94,8 +107,8 @@ def scatter(
     out: Sequence[Any] | None = None,
 ) -> tuple[Any, ...]:
     """Split a tensor along a dimension, and put each chunk on a GPU: see :func:`simcoll.cuda_comm.scatter`."""
-    targets = None if out is None else [_placed(target) for target in out]
-    source = _placed(tensor)
+    targets = None if out is None else [_place(target) for target in out]
+    source = _place(tensor)
     with load_cupy()[0].cuda.Device(max(0, device_of(source))):  # what CuPy makes is made on the current device
         return _bare(comm.scatter(source, devices, chunk_sizes, dim, streams, out=targets, play=on_gpus))
 
@@ -104,39 +117,39 @@ def broadcast(
     tensor: Any, devices: Iterable[Any] | None = None, *, out: Sequence[Any] | None = None
 ) -> tuple[Any, ...]:
     """Copy a tensor to GPUs: see :func:`simcoll.cuda_comm.broadcast`."""
-    targets = None if out is None else [_placed(target) for target in out]
-    return _bare(comm.broadcast(_placed(tensor), devices, out=targets, play=on_gpus))
+    targets = None if out is None else [_place(target) for target in out]
+    return _bare(comm.broadcast(_place(tensor), devices, out=targets, play=on_gpus))
 
 
 def broadcast_coalesced(
     tensors: Sequence[Any], devices: Iterable[Any], buffer_size: int = 10485760
 ) -> tuple[tuple[Any, ...], ...]:
     """Copy several tensors to GPUs: see :func:`simcoll.cuda_comm.broadcast_coalesced`."""
-    found = comm.broadcast_coalesced([_placed(t) for t in tensors], devices, buffer_size, play=on_gpus)
-    return tuple(_bare(row) for row in found)
+    rows = comm.broadcast_coalesced([_place(t) for t in tensors], devices, buffer_size, play=on_gpus)
+    return tuple(_bare(row) for row in rows)
 
 
 def reduce_add(inputs: Sequence[Any], destination: Any = None) -> Any:
     """The sum of tensors on different GPUs: see :func:`simcoll.cuda_comm.reduce_add`."""
-    return comm.reduce_add([_placed(tensor) for tensor in inputs], destination, play=on_gpus).array
+    return comm.reduce_add([_place(tensor) for tensor in inputs], destination, play=on_gpus).array
 
 
 def reduce_add_coalesced(
     inputs: Sequence[Sequence[Any]], destination: Any = None, buffer_size: int = 10485760
 ) -> tuple[Any, ...]:
     """Sums of several tensors over GPUs: see :func:`simcoll.cuda_comm.reduce_add_coalesced`."""
-    placed = [[_placed(tensor) for tensor in row] for row in inputs]
-    return _bare(comm.reduce_add_coalesced(placed, destination, buffer_size, play=on_gpus))
+    rows = [[_place(tensor) for tensor in row] for row in inputs]
+    return _bare(comm.reduce_add_coalesced(rows, destination, buffer_size, play=on_gpus))
 
 
 def gather(tensors: Sequence[Any], dim: int = 0, destination: Any = None, *, out: Any = None) -> Any:
     """Concatenate tensors from GPUs: see :func:`simcoll.cuda_comm.gather`."""
     cupy, _ = load_cupy()
-    placed, target = [_placed(tensor) for tensor in tensors], None if out is None else _placed(out)
+    sources, target = [_place(tensor) for tensor in tensors], None if out is None else _place(out)
     on_cpu = destination in (None, "cpu", -1)
-    where = device_of(target) if target is not None else 0 if on_cpu else device_number(destination)
-    with cupy.cuda.Device(max(0, where)):  # what CuPy makes is made on the current device
-        found = comm.gather(placed, dim, destination, out=target, play=on_gpus)
+    device = device_of(target) if target is not None else 0 if on_cpu else device_number(destination)
+    with cupy.cuda.Device(max(0, device)):  # what CuPy makes is made on the current device
+        result = comm.gather(sources, dim, destination, out=target, play=on_gpus)
     if out is not None:
         return out
-    return found.array if isinstance(found, DeviceArray) else cupy.asnumpy(found)
+    return result.array if isinstance(result, DeviceArray) else cupy.asnumpy(result)

@@ -24,32 +24,32 @@ __all__ = ["Prepared", "checked_hosts", "execute", "fingerprint", "prepare"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Move:
+class _BoundTurn:
     """A turn with its spans looked up."""
 
     step: int
     waits: tuple[tuple[int, int], ...]
     aside: tuple[tuple[View, View], ...]
     begin: Callable[[], Any] | None
-    after: tuple[tuple[Callable[[View, View], object], View, View], ...]
+    afterwards: tuple[tuple[Callable[[View, View], object], View, View], ...]
 
 
 @dataclass(slots=True, eq=False)
-class _Lane:
+class _TurnLane:
     """The turns of a lane, executed in order, and their progress."""
 
-    moves: Sequence[_Move]
+    moves: Sequence[_BoundTurn]
     transport: Transport
-    done: int = 0
+    finished_turns: int = 0
     under_way: Any = None
 
-    def advance(self, lanes: Sequence[_Lane]) -> bool:
+    def advance(self, lanes: Sequence[_TurnLane]) -> bool:
         """Execute turns until one must wait for messages or another lane; returns whether there was progress."""
         transport, begun = self.transport, False
-        while self.done < len(self.moves):
-            move = self.moves[self.done]
+        while self.finished_turns < len(self.moves):
+            move = self.moves[self.finished_turns]
             if self.under_way is None:
-                if move.waits and any(lanes[lane].done <= turn for lane, turn in move.waits):
+                if move.waits and any(lanes[lane].finished_turns <= turn for lane, turn in move.waits):
                     break
                 begun = True
                 for target, source in move.aside:
@@ -57,17 +57,17 @@ class _Lane:
                 if move.begin is not None:
                     self.under_way = move.begin()
             if self.under_way is not None:
-                if not transport.finished(self.under_way):
+                if not transport.is_over(self.under_way):
                     break
                 self.under_way = None
                 begun = True
-            for do, target, source in move.after:
+            for do, target, source in move.afterwards:
                 do(target, source)
-            self.done += 1
+            self.finished_turns += 1
         return begun
 
 
-def _play_alone(moves: Sequence[_Move], transport: Transport) -> None:
+def _play_alone(moves: Sequence[_BoundTurn], transport: Transport) -> None:
     """Execute the turns of a single lane, where each wait may block."""
     copy, wait, step = transport.copy, transport.wait, 0
     try:
@@ -77,25 +77,25 @@ def _play_alone(moves: Sequence[_Move], transport: Transport) -> None:
                 copy(target, source)
             if move.begin is not None and (group := move.begin()) is not None:
                 wait((group,))
-            for do, target, source in move.after:
+            for do, target, source in move.afterwards:
                 do(target, source)
     except FaultError as error:
         raise FaultError(f"step {step}: {error.message}", error.ranks) from None
 
 
-def _play(plays: Sequence[tuple[Sequence[_Move], Transport]]) -> None:
+def _play(plays: Sequence[tuple[Sequence[_BoundTurn], Transport]]) -> None:
     """Execute the turns of all lanes, which progress independently except where a turn names another lane's."""
     if len(plays) == 1:
         _play_alone(*plays[0])
         return
-    lanes = [_Lane(moves, transport) for moves, transport in plays]
+    lanes = [_TurnLane(moves, transport) for moves, transport in plays]
     try:
-        while any(lane.done < len(lane.moves) for lane in lanes):
+        while any(lane.finished_turns < len(lane.moves) for lane in lanes):
             moved = [lane.advance(lanes) for lane in lanes]  # each has its turn
             if not any(moved):
                 lanes[0].transport.wait([lane.under_way for lane in lanes if lane.under_way is not None])
     except FaultError as error:
-        step = min(lane.moves[lane.done].step for lane in lanes if lane.done < len(lane.moves))
+        step = min(lane.moves[lane.finished_turns].step for lane in lanes if lane.finished_turns < len(lane.moves))
         raise FaultError(f"step {step}: {error.message}", error.ranks) from None
 
 
@@ -127,15 +127,15 @@ class Prepared:
             When an array is missing or does not fit.
         """
         for rank, view in self.inputs.items():
-            given = _given(arrays, rank, self.plan)
+            array = _input_of(arrays, rank, self.plan)
             length = self.plan.view(rank, INPUT)[2]
-            if given is None or given.dtype != self.plan.dtype or given.size != length:
-                shown = "nothing" if given is None else f"{given.size} of {given.dtype}"
+            if array is None or array.dtype != self.plan.dtype or array.size != length:
+                actual = "nothing" if array is None else f"{array.size} of {array.dtype}"
                 raise ConfigError(
-                    f"rank {rank} needs {length} elements of {self.plan.dtype.name} as input; got {shown}"
+                    f"rank {rank} needs {length} elements of {self.plan.dtype.name} as input; got {actual}"
                 )
             scaled = self.plan.collective.spec.reduces and self.plan.reduction.factor is not None
-            values = self.plan.reduction.prepared(np.asarray(given)) if scaled else given
+            values = self.plan.reduction.prepared(np.asarray(array)) if scaled else array
             self.transport.load(view, values.reshape(-1))
 
     def run(self) -> None:
@@ -183,21 +183,21 @@ def prepare(
     ConfigError
         When the transport cannot do the reduction, or the placement does not fit.
     """
-    where: Transport = LocalTransport() if transport is None else transport
-    control = where.control
+    carrier: Transport = LocalTransport() if transport is None else transport
+    control = carrier.control
     control.check_usable()
     hosts = checked_hosts(plan, placement, control.size)
     members = tuple(sorted(set(hosts)))
-    here = [rank for rank in range(plan.nranks) if hosts[rank] == control.process]
-    if not here:
-        return Prepared(plan, where, {}, {}, lambda: None)
+    local_ranks = [rank for rank in range(plan.nranks) if hosts[rank] == control.process]
+    if not local_ranks:
+        return Prepared(plan, carrier, {}, {}, lambda: None)
     if check:
         try:
             control.agree(fingerprint(plan, hosts), members)
         except FaultError as error:
-            where.abort(error.message)
+            carrier.abort(error.message)
             raise
-    return _prepared(plan, where, hosts, here)
+    return _allocate(plan, carrier, hosts, local_ranks)
 
 
 def fingerprint(plan: Plan, hosts: Sequence[int]) -> dict[str, str]:
@@ -221,40 +221,42 @@ def checked_hosts(plan: Plan, placement: Sequence[int] | None, size: int) -> tup
     By default endpoint e of the plan is process e; with fewer processes than endpoints, consecutive endpoints share one.
     """
     endpoints = plan.ranks.tolist()
-    most = max(endpoints) + 1
+    span = max(endpoints) + 1
     if placement is None:
-        return tuple(endpoint if most <= size else endpoint * size // most for endpoint in endpoints)
-    found = tuple(int(process) for process in placement)
-    if len(found) != plan.nranks or any(not 0 <= process < size for process in found):
+        return tuple(endpoint if span <= size else endpoint * size // span for endpoint in endpoints)
+    hosts = tuple(int(process) for process in placement)
+    if len(hosts) != plan.nranks or any(not 0 <= process < size for process in hosts):
         raise ConfigError(
-            f"placement must name one process 0..{size - 1} for each of {plan.nranks} ranks; got {list(found)}"
+            f"placement must name one process 0..{size - 1} for each of {plan.nranks} ranks; got {list(hosts)}"
         )
-    return found
+    return hosts
 
 
 ON_HOST = ("local", "mpi")
 """Transports with host memory."""
 
 
-def _prepared(plan: Plan, transport: Transport, hosts: Sequence[int], here: Sequence[int]) -> Prepared:
-    item, sizes = plan.dtype.itemsize, plan.buffer_elements()
+def _allocate(plan: Plan, transport: Transport, hosts: Sequence[int], local_ranks: Sequence[int]) -> Prepared:
+    itemsize, sizes = plan.dtype.itemsize, plan.buffer_elements()
     if transport.name in ON_HOST:
-        wanted = item * sum(sum(sizes[rank].tolist()) for rank in here)
-        check_room(wanted, f"the buffers of {len(here)} ranks", "use fewer elements, or fewer ranks in a process")
-    memory = {rank: [transport.alloc(int(count) * item) for count in sizes[rank]] for rank in here}
+        needed_bytes = itemsize * sum(sum(sizes[rank].tolist()) for rank in local_ranks)
+        check_room(
+            needed_bytes, f"the buffers of {len(local_ranks)} ranks", "use fewer elements, or fewer ranks in a process"
+        )
+    memory = {rank: [transport.alloc(int(count) * itemsize) for count in sizes[rank]] for rank in local_ranks}
     lanes = transport.lanes(plan, len(set(hosts)))
-    found = part(plan, hosts, transport.control.process, apart=len(lanes) > 1)
-    memory[STAGING] = [lane.alloc(size) for lane, size in zip(lanes, found.staging_bytes, strict=True)]
+    program = part(plan, hosts, transport.control.process, apart=len(lanes) > 1)
+    memory[STAGING] = [lane.alloc(size) for lane, size in zip(lanes, program.staging_bytes, strict=True)]
     plays = [
-        ([_bound(turn, memory, lane, plan) for turn in turns], lane)
-        for lane, turns in zip(lanes, found.lanes, strict=True)
+        ([_bind_spans(turn, memory, lane, plan) for turn in turns], lane)
+        for lane, turns in zip(lanes, program.lanes, strict=True)
     ]
 
-    def whole(rank: int, which: int) -> View:
-        buffer, offset, elements = plan.view(rank, which)
-        return transport.view(memory[rank][buffer], offset * item, elements, plan.dtype)
+    def whole_view(rank: int, side: int) -> View:
+        buffer, offset, elements = plan.view(rank, side)
+        return transport.view(memory[rank][buffer], offset * itemsize, elements, plan.dtype)
 
-    views = [{rank: whole(rank, which) for rank in here if plan.has(rank, which)} for which in (INPUT, OUTPUT)]
+    views = [{rank: whole_view(rank, side) for rank in local_ranks if plan.has(rank, side)} for side in (INPUT, OUTPUT)]
     finish = transport.finisher(plan) if plan.collective.spec.reduces else None
 
     def play() -> None:
@@ -266,13 +268,15 @@ def _prepared(plan: Plan, transport: Transport, hosts: Sequence[int], here: Sequ
     # To enter a context in which numpy is silent costs a tenth of making it so each time.
     quiet = copy_context()
     quiet.run(np.seterr, all="ignore")
-    return Prepared(plan, transport, views[INPUT], views[OUTPUT], partial(quiet.run, transport.recorded(play)))
+    return Prepared(plan, transport, views[INPUT], views[OUTPUT], partial(quiet.run, transport.record_calls(play)))
 
 
-def _bound(turn: Turn, memory: Mapping[int, Sequence[Memory]], transport: Transport, plan: Plan) -> _Move:
+def _bind_spans(turn: Turn, memory: Mapping[int, Sequence[Memory]], transport: Transport, plan: Plan) -> _BoundTurn:
     """Resolve a turn's spans to memory."""
     dtype = plan.dtype
-    reduce = transport.reducer(plan.op, dtype) if any(combines for combines, _, _ in turn.after) else transport.copy
+    reduce = (
+        transport.reducer(plan.op, dtype) if any(combines for combines, _, _ in turn.afterwards) else transport.copy
+    )
 
     def view(span: Span) -> View:
         return transport.view(memory[span[0]][span[1]], span[2], span[3] // dtype.itemsize, dtype)
@@ -283,26 +287,26 @@ def _bound(turn: Turn, memory: Mapping[int, Sequence[Memory]], transport: Transp
     recvs, sends = (
         [(wire(span), process, channel) for span, process, channel in messages] for messages in (turn.recvs, turn.sends)
     )
-    return _Move(
+    return _BoundTurn(
         turn.step,
         turn.waits,
         tuple((view(target), view(source)) for target, source in turn.aside),
         transport.group(recvs, sends) if recvs or sends else None,
         tuple(
             (reduce if combines else transport.copy, view(target), view(source))
-            for combines, target, source in turn.after
+            for combines, target, source in turn.afterwards
         ),
     )
 
 
-def _given(arrays: Mapping[int, Any] | Sequence[Any], rank: int, plan: Plan) -> Any:
+def _input_of(arrays: Mapping[int, Any] | Sequence[Any], rank: int, plan: Plan) -> Any:
     if isinstance(arrays, Mapping):
-        given = arrays.get(rank)
+        values = arrays.get(rank)
     else:
         if len(arrays) != plan.nranks:
             raise ConfigError(f"data for {len(arrays)} ranks was given; the plan has {plan.nranks}")
-        given = arrays[rank]
-    return given if given is None or hasattr(given, "dtype") else np.asarray(given)
+        values = arrays[rank]
+    return values if values is None or hasattr(values, "dtype") else np.asarray(values)
 
 
 def execute(

@@ -31,13 +31,13 @@ class _TaggedTransport(LocalTransport):
 
     name = "mpi"
 
-    def __init__(self, whole: MpiTransport, comm: Any, mpi: Any) -> None:
+    def __init__(self, parent: MpiTransport, comm: Any, mpi: Any) -> None:
         super().__init__()
-        self.control = whole.control
+        self.control = parent.control
         self.size_bytes = 1024
         self.tag = 0
         self.poll: Callable[[], None] = lambda: None
-        self._whole = whole
+        self._whole = parent
         self._comm = comm
         self._byte = mpi.BYTE
         self._testall = mpi.Request.Testall
@@ -83,11 +83,11 @@ class _Shelf:
         waiting = self._free.get(id(plan))
         if not waiting:
             return None
-        found = waiting.pop()
-        self._bytes -= found[1].size_bytes
-        return found
+        entry = waiting.pop()
+        self._bytes -= entry[1].size_bytes
+        return entry
 
-    def put(self, prepared: Prepared, transport: _TaggedTransport) -> None:
+    def shelve(self, prepared: Prepared, transport: _TaggedTransport) -> None:
         """Keep them for reuse; if that exceeds the limit, drop all others first."""
         if self._bytes + transport.size_bytes > KEPT_BYTES:
             self._free.clear()
@@ -126,31 +126,31 @@ class MpiLink:
 
     def receive_control(self) -> list[tuple[int, bytes]]:
         """The control messages received."""
-        found = []
+        messages = []
         status = self._mpi.Status()
         while (arrived := self._control.Improbe(status=status)) is not None:
             message = bytearray(status.Get_count(self._mpi.BYTE))
             arrived.Recv([message, self._mpi.BYTE])
-            found.append((status.Get_source(), bytes(message)))
-        return found
+            messages.append((status.Get_source(), bytes(message)))
+        return messages
 
-    def lost(self) -> str:
+    def death_notice(self) -> str:
         """A sentence that names a process that died; empty if none has."""
         control = self._whole.control
         return control.loss() if control.trouble() else ""
 
     def execute(self, plan: Plan, rank: int, data: Array, stream: int, poll: Callable[[], None]) -> Array | None:
         """Play one rank's part of a plan with the other processes."""
-        prepared, transport = self._shelf.take(plan) or self._made(plan)
+        prepared, transport = self._shelf.take(plan) or self._prepare_plan(plan)
         transport.tag, transport.poll = stream % self._tags, poll
         prepared.load({rank: data} if rank in prepared.inputs else {})
         prepared.run()
-        found = prepared.fetch().get(rank)
-        result = None if found is None else np.array(found)
-        self._shelf.put(prepared, transport)
+        output = prepared.fetch().get(rank)
+        result = None if output is None else np.array(output)
+        self._shelf.shelve(prepared, transport)
         return result
 
-    def _made(self, plan: Plan) -> tuple[Prepared, _TaggedTransport]:
+    def _prepare_plan(self, plan: Plan) -> tuple[Prepared, _TaggedTransport]:
         transport = _TaggedTransport(self._whole, self._data, self._mpi)
         return prepare(plan, transport, check=False), transport
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from simcoll.errors import SimcollError
+from simcoll.terminal import printable_lines
 
 __all__ = ["FaultError", "MissingError"]
 
@@ -21,7 +22,7 @@ class FaultError(SimcollError):
     """
 
     def __init__(self, message: str, ranks: Iterable[int] = ()) -> None:
-        self.message = message
+        self.message = printable_lines(message)
         self.ranks = tuple(sorted(ranks))
         super().__init__(message)
 

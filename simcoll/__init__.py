@@ -6,10 +6,13 @@ first use, so that the command line starts quickly.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from simcoll.lazy import lazy_attributes
+from simcoll.stopping import end_at_once, started_as
 
+if started_as("simcoll", "realcoll"):
+    end_at_once()  # until its command line takes over
+
+TYPE_CHECKING = False  # so that type checkers see what follows, and typing need not be imported
 if TYPE_CHECKING:
     from simcoll.binding import bind
     from simcoll.core.collective import Collective

@@ -1,7 +1,21 @@
 """``python -m simcoll``: the command line."""
 
-import sys
+from simcoll.stopping import run_program
 
-from simcoll.cli import main
+__all__ = ["main", "program"]
 
-sys.exit(main())
+
+def main() -> int:
+    """The command line; see :func:`simcoll.cli.main`."""
+    from simcoll.cli import main as command
+
+    return command()
+
+
+def program() -> None:
+    """Run the command line as this process."""
+    run_program(main)
+
+
+if __name__ == "__main__":
+    program()

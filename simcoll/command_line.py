@@ -16,8 +16,10 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 from cyclopts import App, CycloptsError, Parameter, Token, UnusedCliTokensError
 
 from simcoll.errors import ConfigError, InternalError, ScheduleError, SimcollError, nearest
+from simcoll.stopping import STOPPED, raise_again
+from simcoll.terminal import printable_lines, say_text
 
-__all__ = ["FAULT", "SHELLS", "WHOLE", "completion_script", "run_app", "separated", "status_of"]
+__all__ = ["FAULT", "SHELLS", "VERBOSE", "WHOLE", "completion_script", "run_app", "separate_program", "status_of"]
 
 FAULT = 3
 """Exit status of an internal error."""
@@ -31,7 +33,7 @@ _STATUSES: Mapping[type[BaseException], int] = {
     ScheduleError: 1,
     InternalError: FAULT,
     MemoryError: 2,
-    KeyboardInterrupt: 130,
+    KeyboardInterrupt: STOPPED,
 }
 _ALIKE = (CycloptsError, ConfigError, ScheduleError)
 """Errors that every process of a job finds alike."""
@@ -48,6 +50,8 @@ def _whole(_: object, tokens: Sequence[Token]) -> int:
 
 WHOLE = Parameter(converter=_whole)
 """Reads a whole-number option; a fraction is refused, not rounded."""
+VERBOSE = Parameter(name=["--verbose", "-v"], negative=())
+"""The option that adds to a table what explains it: proofs, engines, hashes, limits of the model."""
 
 
 def run_app(
@@ -68,6 +72,7 @@ def run_app(
     """
     name = app.name[0]
     try:
+        raise_again()
         status = app(list(arguments), exit_on_error=False, print_error=False, result_action="return_value")
         if sys.stdout is not None:  # None if it was closed before the program started
             sys.stdout.flush()  # so that a closed pipe is reported here, not at interpreter exit
@@ -78,11 +83,11 @@ def run_app(
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - no traceback reaches a user
         if speaks or not isinstance(error, _ALIKE):
             with contextlib.suppress(OSError):  # the status says it even where nothing can be written
-                print(f"{name}: {_message(name, error)}", file=sys.stderr)
+                say_text(f"{name}: {_message(name, error)}", error=True)
         if _is_full(error):
             return 2
-        known = {**_STATUSES, **(statuses or {})}
-        return next((status for kind, status in known.items() if isinstance(error, kind)), FAULT)
+        all_statuses = {**_STATUSES, **(statuses or {})}
+        return next((status for kind, status in all_statuses.items() if isinstance(error, kind)), FAULT)
     return status if isinstance(status, int) else 0
 
 
@@ -93,8 +98,8 @@ def _is_full(error: BaseException) -> bool:
 def _message(name: str, error: BaseException) -> str:
     if isinstance(error, CycloptsError):
         unused = isinstance(error, UnusedCliTokensError) and error.unused_tokens
-        said = f"unexpected argument {unused[0]!r}" if unused else str(error)
-        return f"{said}\n{name}: try {' '.join([name, *(error.command_chain or ())])} --help"
+        summary = f"unexpected argument {unused[0]!r}" if unused else str(error)
+        return f"{summary}\n{name}: try {' '.join([name, *(error.command_chain or ())])} --help"
     if isinstance(error, ScheduleError):
         return f"wrong schedule: {error}"
     if isinstance(error, SimcollError):
@@ -108,9 +113,9 @@ def _message(name: str, error: BaseException) -> str:
     if os.environ.get(TRACEBACK):
         traceback.print_exception(error)
     last = traceback.extract_tb(error.__traceback__)[-1]
-    said = " ".join(str(error).split())[:200]
+    summary = " ".join(str(error).split())[:200]
     return (
-        f"unexpected {type(error).__name__}: {said} ({Path(last.filename).name}, line {last.lineno}). This is a bug in {name}, not in "
+        f"unexpected {type(error).__name__}: {summary} ({Path(last.filename).name}, line {last.lineno}). This is a bug in {name}, not in "
         f"your input: please report it with your command and its output with {TRACEBACK}=1 set"
     )
 
@@ -127,15 +132,15 @@ def completion_script(app: App, shell: str, names: Mapping[str, Sequence[str]]) 
     """
     if shell not in SHELLS:
         raise ConfigError(f"no completion for {shell!r}; {nearest(shell, SHELLS)}")
-    told = [(each, each.__annotations__) for each in _functions(app)]
+    signatures = [(function, function.__annotations__) for function in _functions(app)]
     try:
-        for function, _ in told:
-            found = get_type_hints(function, include_extras=True)
-            known = {name: _of_names(found[name], names[name]) for name in names if name in found}
-            function.__annotations__ = found | known
+        for function, _ in signatures:
+            hints = get_type_hints(function, include_extras=True)
+            narrowed = {name: _of_names(hints[name], names[name]) for name in names if name in hints}
+            function.__annotations__ = hints | narrowed
         script = app.generate_completion(shell=shell)  # type: ignore[arg-type]
     finally:
-        for function, annotations in told:
+        for function, annotations in signatures:
             function.__annotations__ = annotations
     if shell == "zsh":  # the script only defines a function, which must be called when zsh autoloads it
         entry = f"_cyclopts_{app.name[0]}"
@@ -156,35 +161,39 @@ def _functions(app: App) -> Iterator[FunctionType]:
 
 def _of_names(hint: Any, names: Sequence[str]) -> Any:
     """A string type narrowed to some names; other types unchanged."""
-    inner, *rest = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    inner, *extras = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     if inner not in {str, str | None}:
         return hint
-    return Annotated[(Literal[tuple(names)], *rest)] if rest else Literal[tuple(names)]
+    return Annotated[(Literal[tuple(names)], *extras)] if extras else Literal[tuple(names)]
 
 
-def separated(words: Sequence[str], valued: Collection[str]) -> list[str]:
+def separate_program(words: Sequence[str], valued: Collection[str]) -> list[str]:
     """Put ``--`` before the program, so that the options after it go to the program.
 
     An option in ``valued`` takes the next word as its value.
 
-    >>> separated(["-n", "2", "--fast", "x.py", "-n", "3"], ["-n"])
+    >>> separate_program(["-n", "2", "--fast", "x.py", "-n", "3"], ["-n"])
     ['-n', '2', '--fast', '--', 'x.py', '-n', '3']
     """
-    at = 0
-    while at < len(words) and words[at].startswith("-") and words[at] != "--":
-        at += 2 if words[at] in valued else 1
-    return [*words[:at], "--", *words[at + (words[at : at + 1] == ["--"]) :]]
+    position = 0
+    while position < len(words) and words[position].startswith("-") and words[position] != "--":
+        position += 2 if words[position] in valued else 1
+    return [*words[:position], "--", *words[position + (words[position : position + 1] == ["--"]) :]]
 
 
 def status_of(app: App, words: Sequence[str], say: Callable[[str], object] | None = None) -> int:
-    """Run an application; its exit status, or 2 and one line of error."""
+    """Run an application; its exit status, 2 and one line of error, or 130 and one line after Ctrl-C."""
     say = say or sys.stderr.write
     try:
-        found = app(words, exit_on_error=False, print_error=False, result_action="return_value")
+        raise_again()
+        status = app(words, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        say(f"{app.name[0]}: {str(error).rstrip('.')}; try --help\n")
+        say(printable_lines(f"{app.name[0]}: {str(error).rstrip('.')}; try --help\n"))
         return 2
     except SimcollError as error:
         say(f"simcoll: {error}\n")
         return 2
-    return found if isinstance(found, int) else 0
+    except KeyboardInterrupt:
+        say(f"{app.name[0]}: stopped\n")
+        return STOPPED
+    return status if isinstance(status, int) else 0

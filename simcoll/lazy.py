@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+
+TYPE_CHECKING = False  # so that type checkers see what follows, and typing need not be imported
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
 
 __all__ = ["lazy_attributes"]
 
@@ -26,12 +28,13 @@ def lazy_attributes(
     def find(name: str) -> Any:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        if not modules[name]:
-            return importlib.import_module(f"{package}.{name}")
-        return getattr(importlib.import_module(modules[name]), name)
+        home = modules[name] or f"{package}.{name}"
+        __import__(home)
+        module = sys.modules[home]
+        return getattr(module, name) if modules[name] else module
 
-    def listed() -> list[str]:
+    def dir_names() -> list[str]:
         module = sys.modules[package]
         return sorted([*module.__all__, *(name for name in vars(module) if name.startswith("__"))])
 
-    return find, listed
+    return find, dir_names

@@ -10,18 +10,23 @@ import numpy as np
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.fitting import formula
 from simcoll.libraries.library import Library, load_library
-from simcoll.planning.measured.accuracy import BANDS, WAYS, Error, left_out_library, medians
-from simcoll.planning.measured.measurements import Table, published_tables
+from simcoll.planning.measured.accuracy import BANDS, METHODS, Error, left_out_library, medians
+from simcoll.planning.measured.measurements import PublishedTable, published_tables
 
 __all__ = ["page"]
 
 MOST_ROWS = 15
 HEAD = """# Accuracy
 
-Predicted against measured time of {tables} published tables of nccl-tests ({rows} rows) on {systems} systems. A system is one
-publisher's machine. These are the development tables, none left out; [Validation](validation.md) has 151 later tables, and the errors of
-234 that were predicted blind. For every figure the library file was fitted again **without the tables of its system**. (The shipped
-file is fitted to all tables.) `simcoll accuracy` prints this page, `simcoll accuracy -o FILE` writes it.
+{lead}
+Median errors of {tables} published tables of nccl-tests ({rows} rows) on {systems} systems, each predicted by a library file
+that was fitted **without the tables of its system**. A system is one publisher's machine. Use uncalibrated predictions to compare
+algorithms on one machine and to find bottlenecks; calibrate with two rows of your own (`simcoll calibrate`) before you trust a time.
+
+These are the development tables, none left out; [Validation](validation.md) has 151 later tables, and the errors of 234 that were predicted
+blind. The shipped file is fitted to all tables. `simcoll accuracy` prints this page, `simcoll accuracy -o FILE` writes it.
+
+## All figures
 
 Errors are |predicted / measured - 1| in percent, for small (below 64 KiB), middle and large sizes (from 64 MiB).
 
@@ -35,8 +40,8 @@ therefore chance.
 WORTH = """
 ## The value of each correction
 
-Median over tables of the median error, uncalibrated, without one correction of NCCL's formula. Nothing is fitted again. An error below
-that of the first row: a correction that does not help systems left out, as the steps on Alps, which are guessed where CSCS is left out.
+Median over tables of the median error, uncalibrated, without one correction of NCCL's formula. Nothing is fitted again. Where the error is
+below that of the first row, the correction does not help systems that are left out: the steps on Alps are guessed where CSCS is left out.
 
 | without | small | middle | large |
 |---|---|---|---|
@@ -44,9 +49,8 @@ that of the first row: a correction that does not help systems left out, as the 
 FURTHEST = """
 ## Largest errors
 
-The tables and bands with the largest median error, uncalibrated, and the error that remains without the launch offset of the run
-(the difference at its smallest size), and without the error of the rate of its links as well (at its largest size). The rest is not
-explained.
+The tables and bands with the largest median error, uncalibrated. *Without the offset*: less the difference at the smallest size, the launch
+of the run. *And the rate*: less the error at the largest size as well, the rate of its links. The rest is not explained.
 
 | table | machine | band | error | without the offset | and the rate | main cause |
 |---|---|---|---|---|---|---|
@@ -71,8 +75,7 @@ The emulator timed {events} of {rows} rows, the formula the others (see [Librari
 {missing}.
 
 The corrections were chosen with knowledge of these tables, so the figures of left-out systems are better than those of unseen
-tables. Use uncalibrated predictions to compare algorithms on one machine and to find bottlenecks; calibrate with two of your own
-rows (`simcoll calibrate`) before you trust a time.
+tables.
 """
 
 
@@ -86,7 +89,7 @@ def page(errors: Sequence[Error]) -> str:
     }
     return "".join(
         [
-            HEAD.format(**counts),
+            HEAD.format(lead="".join(_lead(errors)), **counts),
             *_figures(errors),
             FLOOR.format(**_noise(list(tables.values()))),
             "\n## By collective and machine\n\n",
@@ -115,13 +118,23 @@ def _rows(errors: Iterable[Error], band: str) -> list[float]:
     return [error.predicted_ns / error.measured_ns for error in errors if error.band == band]
 
 
+def _lead(errors: Sequence[Error]) -> Iterator[str]:
+    """The table at the top: the median errors, and the noise of measurements."""
+    yield "| predictions | small (below 64 KiB) | middle | large (from 64 MiB) |\n|---|---|---|---|\n"
+    for method in METHODS:
+        values = medians([error for error in errors if error.method == method])
+        cells = (f"{_percent(values[band])} %" if band in values else "-" for band in BANDS)
+        yield f"| {method if method == METHODS[0] else f'calibrated with {method}'} | {' | '.join(cells)} |\n"
+    yield "| *two publishers of one kind of system differ by* | 17 % | 8 % | 1 % |\n"
+
+
 def _figures(errors: Sequence[Error]) -> Iterator[str]:
     """Medians over tables and over rows, p90, and geometric mean, for every way."""
     yield f"| | {COLUMNS} |\n|---|---|---|---|---|\n"
-    for way in WAYS:
-        over_tables, *over_rows = _cells([error for error in errors if error.way == way])
-        bold = " / ".join(f"**{each}**" for each in over_tables.split(" / "))
-        yield f"| {way} | {' | '.join([bold, *over_rows])} |\n"
+    for method in METHODS:
+        over_tables, *over_rows = _cells([error for error in errors if error.method == method])
+        bold = " / ".join(f"**{value}**" for value in over_tables.split(" / "))
+        yield f"| {method} | {' | '.join([bold, *over_rows])} |\n"
     yield POINTS
 
 
@@ -131,60 +144,60 @@ def _cells(errors: Sequence[Error]) -> list[str]:
     cells = [" / ".join(_percent(over_tables[band]) if band in over_tables else "-" for band in BANDS)]
     ratios = [np.array(_rows(errors, band)) for band in BANDS]
     cells += [
-        " / ".join(_percent(float(np.quantile(abs(each - 1), q))) if len(each) else "-" for each in ratios)
+        " / ".join(_percent(float(np.quantile(abs(values - 1), q))) if len(values) else "-" for values in ratios)
         for q in (0.5, 0.9)
     ]
-    return [*cells, " / ".join(f"{np.exp(np.log(each).mean()):.2f}" if len(each) else "-" for each in ratios)]
+    return [*cells, " / ".join(f"{np.exp(np.log(values).mean()):.2f}" if len(values) else "-" for values in ratios)]
 
 
-def _noise(tables: Sequence[Table]) -> dict[str, object]:
+def _noise(tables: Sequence[PublishedTable]) -> dict[str, object]:
     """Differences between two systems of one kind."""
-    found: dict[str, list[float]] = {band: [] for band in BANDS}
+    differences: dict[str, list[float]] = {band: [] for band in BANDS}
     pairs = 0
-    for place, one in enumerate(tables):
-        for two in tables[:place]:
-            kind = [(t.collective, _kind(t), t.ranks, t.environment) for t in (one, two)]
-            if one.system == two.system or kind[0] != kind[1]:
+    for place, table in enumerate(tables):
+        for peer in tables[:place]:
+            kind = [(t.collective, _kind(t), t.ranks, t.environment) for t in (table, peer)]
+            if table.system == peer.system or kind[0] != kind[1]:
                 continue
             pairs += 1
-            times = dict(two.rows)
-            for size, time in one.rows:
+            times = dict(peer.rows)
+            for size, time in table.rows:
                 if size in times:
-                    apart = Error(one, "", size, times[size], time)
-                    found[apart.band].append(abs(apart.relative))
-    shown = (_percent(float(np.median(found[band]))) if found[band] else "-" for band in BANDS)
-    return {"medians": " / ".join(shown), "pairs": pairs}
+                    difference = Error(table, "", size, times[size], time)
+                    differences[difference.band].append(abs(difference.relative))
+    cells = (_percent(float(np.median(differences[band]))) if differences[band] else "-" for band in BANDS)
+    return {"medians": " / ".join(cells), "pairs": pairs}
 
 
-def _kind(table: Table) -> tuple[str, str, int]:
+def _kind(table: PublishedTable) -> tuple[str, str, int]:
     traits = table.machine().traits
     fabric = traits.get("fabric", "") if table.nodes > 1 else ""
     return traits.get("gpu", "").replace("H200", "H100"), fabric, table.nodes
 
 
-def _groups(errors: Sequence[Error], title: str, of: Callable[[Table], str]) -> Iterator[str]:
+def _groups(errors: Sequence[Error], title: str, of: Callable[[PublishedTable], str]) -> Iterator[str]:
     """The figures of each group of tables for every way."""
     names = {error.table.name: of(error.table) for error in errors}
     yield f"| {title} | tables | | {COLUMNS} |\n|---|---|---|---|---|---|---|\n"
     for group in sorted(set(names.values())):
-        for way in WAYS:
-            own = [error for error in errors if names[error.table.name] == group and error.way == way]
-            if own:
-                tables = len({error.table.name for error in own})
-                yield f"| {group} | {tables} | {way} | {' | '.join(_cells(own))} |\n"
+        for method in METHODS:
+            group_errors = [error for error in errors if names[error.table.name] == group and error.method == method]
+            if group_errors:
+                tables = len({error.table.name for error in group_errors})
+                yield f"| {group} | {tables} | {method} | {' | '.join(_cells(group_errors))} |\n"
 
 
 def _neutral(library: Library, changes: dict[str, float]) -> Library:
     """The library with all numbers of certain names set to their neutral values."""
-    found = {}
+    neutral_values = {}
     for place in library.values:
         for ending, value in changes.items():
             if place.endswith(ending):
                 numbers = library.numbers(place)
-                found[place] = (
+                neutral_values[place] = (
                     value if len(numbers) == 1 and isinstance(library.values[place], float) else (value,) * len(numbers)
                 )
-    return library.with_values(found)
+    return library.with_values(neutral_values)
 
 
 _TAKEN: dict[str, Callable[[Library], Library]] = {
@@ -227,10 +240,10 @@ _TAKEN: dict[str, Callable[[Library], Library]] = {
 def _worth() -> Iterator[str]:
     """Medians of the formula without each addition."""
     tables = published_tables()
-    for name, taken in _TAKEN.items():
+    for name, without in _TAKEN.items():
         errors = []
         for table in tables:
-            library = taken(left_out_library(table.library, table.system))
+            library = without(left_out_library(table.library, table.system))
             sizes = [size for size, _ in table.rows]
             times = formula(table.collective, table.machine(), library, table.settings())(sizes, Calibration())
             errors += [Error(table, "", *row, round(fs / 10**6)) for row, fs in zip(table.rows, times, strict=True)]
@@ -241,24 +254,24 @@ def _furthest(errors: Sequence[Error]) -> Iterator[str]:
     """The bands of tables with the largest median error, and the error left after correcting offset and rate."""
     groups: dict[tuple[str, str], list[Error]] = {}
     for error in errors:
-        if error.way == WAYS[0]:
+        if error.method == METHODS[0]:
             groups.setdefault((error.table.name, error.band), []).append(error)
-    worst = sorted(groups.values(), key=lambda own: -float(np.median([abs(error.relative) for error in own])))
-    for own in worst[:MOST_ROWS]:
-        table = own[0].table
-        rows = [error for error in errors if error.way == WAYS[0] and error.table is table]
-        first = rows[0] if len(rows) == 1 or rows[0].measured_ns < 1.5 * rows[1].measured_ns else rows[1]
-        offset = first.measured_ns - first.predicted_ns
+    worst = sorted(groups.values(), key=lambda group: -float(np.median([abs(error.relative) for error in group])))
+    for group in worst[:MOST_ROWS]:
+        table = group[0].table
+        rows = [error for error in errors if error.method == METHODS[0] and error.table is table]
+        reference = rows[0] if len(rows) == 1 or rows[0].measured_ns < 1.5 * rows[1].measured_ns else rows[1]
+        offset = reference.measured_ns - reference.predicted_ns
         rate = (rows[-1].measured_ns - offset) / rows[-1].predicted_ns
-        in_rate = rate if own[0].band == BANDS[2] else 1.0
-        steps = [_left(own, factor, added) for factor, added in ((1.0, 0), (1.0, offset), (in_rate, offset))]
+        in_rate = rate if group[0].band == BANDS[2] else 1.0
+        steps = [_median_error(group, factor, added) for factor, added in ((1.0, 0), (1.0, offset), (in_rate, offset))]
         launch, links = steps[1] < steps[0] / 2, steps[2] < steps[0] / 2
         cause = "the launch of the run" if launch else "the rate of its links" if links else "not explained"
         machine = f"{table.ranks} ranks of {table.topology}"
-        yield f"| {table.name} | {machine} | {own[0].band} | {' | '.join(map(_percent, steps))} | {cause} |\n"
+        yield f"| {table.name} | {machine} | {group[0].band} | {' | '.join(map(_percent, steps))} | {cause} |\n"
 
 
-def _left(errors: Sequence[Error], factor: float, added_ns: int) -> float:
+def _median_error(errors: Sequence[Error], factor: float, added_ns: int) -> float:
     """The median error of predictions times a factor, plus an offset."""
     return float(np.median([abs((e.predicted_ns * factor + added_ns) / e.measured_ns - 1) for e in errors]))
 
@@ -267,13 +280,13 @@ def _tables(errors: Sequence[Error]) -> Iterator[str]:
     """Every table."""
     yield EVERY
     for table in {error.table.name: error.table for error in errors}.values():
-        own = [error for error in errors if error.table is table]
-        cells = [_bands(medians(error for error in own if error.way == way)) for way in WAYS]
+        table_errors = [error for error in errors if error.table is table]
+        cells = [_bands(medians(error for error in table_errors if error.method == method)) for method in METHODS]
         yield f"| {table.name} | {table.ranks} ranks of {table.topology} | {len(table.rows)} | {' | '.join(cells)} |\n"
 
 
 def _ending(errors: Sequence[Error]) -> str:
     """Notes on how rows were timed, and on the limits of these figures."""
-    blind = [error for error in errors if error.way == WAYS[0]]
+    blind = [error for error in errors if error.method == METHODS[0]]
     events = sum(error.timed_by == "events" for error in blind)
     return ENDING.format(events=events, rows=len(blind), missing="; ".join(load_library("nccl").missing))

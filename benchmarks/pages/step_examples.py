@@ -13,17 +13,20 @@ from simcoll.binding import bind
 from simcoll.core.protocol import nccl
 from simcoll.emulator.programs import Call, Compute, Operation, Program, Send, emulate_program
 from simcoll.topology import load_topology
-from simcoll.training.pipeline import Turn, stage_order
+from simcoll.training.pipeline import PipelineTurn, stage_order
 from simcoll.workload.mesh import Mesh
 
 Tokens = Ints
 
-__all__ = ["CONTENTION", "DEEPEP", "PLACED", "Contention", "contention", "exchange_us", "placed"]
+__all__ = ["CONTENTION", "DEEPEP", "PLACED", "Contention", "contention", "exchange_us", "placement_ms"]
 
 DEEPEP = {8: (163, 318), 32: (182, 350), 128: (192, 369)}
 """Microseconds of dispatch and combine by number of GPUs: DeepEP's README at commit 3b1045d, low-latency kernels, H800 with ConnectX-7 of
 400 Gbit/s, 128 tokens of 7168 a GPU, 8 of 256 experts, dispatch in FP8, combine in BF16."""
-TOKENS, WIDTH, EXPERTS, CHOSEN = 128, 7168, 256, 8
+TOKENS = 128
+WIDTH = 7168
+EXPERTS = 256
+CHOSEN = 8
 DRAWS = 5
 NIC_GBPS = 47
 """Of 50: NVIDIA in nccl-tests issues 212 and 290."""
@@ -33,7 +36,7 @@ MESSAGE = (WIDTH + WIDTH // 128 * 4 + 16, 2 * WIDTH)
 """Bytes of a token: 8-bit values with a scale for every 128 and a header; 16-bit values."""
 
 
-def exchange_us(gpus: int, which: int, *, balanced: bool = False) -> float:
+def exchange_us(gpus: int, phase: int, *, balanced: bool = False) -> float:
     """Microseconds of DeepEP's dispatch (0) or combine (1): the time of the most loaded NIC, plus network latency.
 
     Its kernels use the NIC for all traffic, including a GPU's to itself. Tokens choose experts at random (mean of a few draws);
@@ -41,20 +44,20 @@ def exchange_us(gpus: int, which: int, *, balanced: bool = False) -> float:
     """
     draws = _draws(gpus, balanced=balanced)
     loads = [max(int(rows.sum(axis=0).max()), int(rows.sum(axis=1).max())) for rows in draws]
-    return LATENCY_US + float(np.mean(loads)) * MESSAGE[which] / (1000 * NIC_GBPS)
+    return LATENCY_US + float(np.mean(loads)) * MESSAGE[phase] / (1000 * NIC_GBPS)
 
 
 def _draws(gpus: int, *, balanced: bool) -> list[Tokens]:
     if balanced:
         return [np.full((gpus, gpus), TOKENS * CHOSEN // gpus)]
-    return [_routed(gpus, seed) for seed in range(DRAWS)]
+    return [_routes(gpus, seed) for seed in range(DRAWS)]
 
 
-def _routed(gpus: int, seed: int) -> Tokens:
+def _routes(gpus: int, seed: int) -> Tokens:
     """Tokens from each GPU to each."""
     random = np.random.default_rng(seed)
     chosen = np.argsort(random.random((gpus, TOKENS, EXPERTS)), axis=2)[:, :, :CHOSEN] // (EXPERTS // gpus)
-    return np.stack([np.bincount(each.ravel(), minlength=gpus) for each in chosen])
+    return np.stack([np.bincount(experts.ravel(), minlength=gpus) for experts in chosen])
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +76,19 @@ class Contention:
 
 
 CONTENTION = (
-    Contention(3, 64, 128), Contention(3, 256, 1024), Contention(3, 448, 1400), Contention(1.5, 256, 1024), Contention(1.5, 256, 1400),
-)  # fmt: skip
+    Contention(3, 64, 128),
+    Contention(3, 256, 1024),
+    Contention(3, 448, 1400),
+    Contention(1.5, 256, 1024),
+    Contention(1.5, 256, 1400),
+)
 LAYERS = 8
 
 
 def contention(case: Contention) -> tuple[float, float, float]:
     """Milliseconds of a case: maximum of the two streams, their sum, and emulated."""
-    apart = {part: _layers(case, part) for part in ("ce", "r", "c", "e")}
-    return max(apart["ce"], apart["r"]), apart["c"] + apart["e"] + apart["r"], _layers(case, "cer")
+    parts = {part: _layers(case, part) for part in ("ce", "r", "c", "e")}
+    return max(parts["ce"], parts["r"]), parts["c"] + parts["e"] + parts["r"], _layers(case, "cer")
 
 
 def _layers(case: Contention, parts: str) -> float:
@@ -117,13 +124,13 @@ PLACED = {
     (4, "tp-dp-pp"): "4:1, data parallelism first",
     (4, "tp-pp-dp"): "4:1, pipeline first",
 }
-"""Oversubscription of the spine and order of the axes of :func:`placed`."""
+"""Oversubscription of the spine and order of the axes of :func:`placement_ms`."""
 STAGES, MICRO_BATCHES, BUCKETS = 4, 8, 4
 FORWARD_MS, BACKWARD_MS = 20, 40
 ACTIVATIONS, GRADIENTS, PARAMETERS = 32 * 2**20, 4 * 10**9, 2 * 10**9
 
 
-def placed(oversubscription: int, order: str, *, sends: bool = True, data: bool = True) -> float:
+def placement_ms(oversubscription: int, order: str, *, sends: bool = True, data: bool = True) -> float:
     """Milliseconds of a step on 256 H100, four nodes a leaf: tensor parallelism of 8, 4 stages, data parallelism of 8.
 
     Every pass has a fixed time; gradients are reduced in four parts during the last backward pass, parameters gathered at the end.
@@ -134,11 +141,11 @@ def placed(oversubscription: int, order: str, *, sends: bool = True, data: bool 
     )
     sizes = {"tp": 8, "dp": 8, "pp": STAGES, "cp": 1}
     mesh = Mesh(tuple((axis, sizes[axis]) for axis in order.split("-")))
-    made = _Placed(list(mesh.groups("tp", "dp")), mesh.groups("dp"), sends=sends, data=data)
-    return emulate_program(Program(topology.nranks, made.operations()), topology, data="none").time_fs / 1e12
+    traffic = _PlacedJob(list(mesh.groups("tp", "dp")), mesh.groups("dp"), sends=sends, data=data)
+    return emulate_program(Program(topology.nranks, traffic.operations()), topology, data="none").time_fs / 1e12
 
 
-class _Placed:
+class _PlacedJob:
     """The operations of a step with a fixed time for every pass."""
 
     def __init__(self, stages: list[Tokens], groups: Tokens, *, sends: bool, data: bool) -> None:
@@ -162,22 +169,22 @@ class _Placed:
                     places[stage] += 1
         return self.made
 
-    def ready(self, stage: int, turn: Turn) -> bool:
+    def ready(self, stage: int, turn: PipelineTurn) -> bool:
         begins = stage == (0 if turn.kind == "F" else STAGES - 1)
         return begins or (turn.kind, turn.micro, stage) in self.arrived
 
-    def turn(self, stage: int, turn: Turn) -> None:
+    def turn(self, stage: int, turn: PipelineTurn) -> None:
         came = self.arrived.get((turn.kind, turn.micro, stage))
-        after = () if came is None else (came,)
+        dependencies = () if came is None else (came,)
         last = turn.kind == "B" and turn.micro == MICRO_BATCHES - 1
         parts = BUCKETS if last else 1
-        whole = FORWARD_MS if turn.kind == "F" else BACKWARD_MS
-        done = 0
+        duration_ms = FORWARD_MS if turn.kind == "F" else BACKWARD_MS
+        last_operation = 0
         for _ in range(parts):
-            done = self.add(Compute(self.stages[stage], whole * 10**12 // parts, after=after))
-            after = ()
+            last_operation = self.add(Compute(self.stages[stage], duration_ms * 10**12 // parts, after=dependencies))
+            dependencies = ()
             if last:
-                self.collective("reduce_scatter", stage, GRADIENTS // BUCKETS, (done,))
+                self.collective("reduce_scatter", stage, GRADIENTS // BUCKETS, (last_operation,))
         if last:
             self.collective("all_gather", stage, PARAMETERS)
         target = stage + (1 if turn.kind == "F" else -1)
@@ -185,10 +192,12 @@ class _Placed:
             pairs = np.stack([self.stages[stage], self.stages[target]], axis=1)
             size = ACTIVATIONS if self.sends else 2
             stream = f"send {turn.kind} {stage % 2}"  # a stream has one direction on each stage
-            self.arrived[turn.kind, turn.micro, target] = self.add(Send(pairs, size, stream, (done,), self.simple))
+            self.arrived[turn.kind, turn.micro, target] = self.add(
+                Send(pairs, size, stream, (last_operation,), self.simple)
+            )
 
-    def collective(self, kind: str, stage: int, size_bytes: int, after: tuple[int, ...] = ()) -> None:
+    def collective(self, kind: str, stage: int, size_bytes: int, dependencies: tuple[int, ...] = ()) -> None:
         groups = self.groups[stage]
-        each = size_bytes // groups.shape[1] // 2 * 2 if self.data else 2
-        plan = bind(schedule(kind, "ring", nranks=groups.shape[1]), each, "uint8", protocol=self.simple)
-        self.add(Call(plan, groups, "data", after))
+        chunk_bytes = size_bytes // groups.shape[1] // 2 * 2 if self.data else 2
+        plan = bind(schedule(kind, "ring", nranks=groups.shape[1]), chunk_bytes, "uint8", protocol=self.simple)
+        self.add(Call(plan, groups, "data", dependencies))

@@ -10,25 +10,25 @@ from dataclasses import dataclass
 import numpy as np
 
 from realcoll.executor import prepare
-from realcoll.measure.timed_sizes import timed
+from realcoll.measure.timed_sizes import time_call
 from realcoll.transports.interface import Transport
 from simcoll.binding import bind
 from simcoll.core.collective import Collective
 from simcoll.core.schedule import Layout, Schedule, Step, transfers
 from simcoll.errors import ConfigError
-from simcoll.formats.logs.measured import Measured
+from simcoll.formats.logs.measured import MeasuredRow
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.fitting import Series, formula
 from simcoll.libraries.library import load_library
-from simcoll.planning.measured.calibrating import Gathered, fitted
+from simcoll.planning.measured.calibrating import Gathered, fit_calibration
 from simcoll.topology import topology_of_job
 from simcoll.units import format_size
 
-__all__ = ["Fit", "calibration", "fit", "shift", "sizes_and_times", "topology_toml"]
+__all__ = ["MessageFit", "calibration", "fit", "shift", "sizes_and_times", "topology_toml"]
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class MessageFit:
     """The line ``time = latency + size / bandwidth`` through measurements, and each one's distance from it.
 
     Attributes
@@ -46,7 +46,7 @@ class Fit:
     residuals: tuple[float, ...]
 
 
-def fit(sizes: Sequence[int], times_s: Sequence[float]) -> Fit:
+def fit(sizes: Sequence[int], times_s: Sequence[float]) -> MessageFit:
     """Fit by least squares of the relative error, which weighs small and large messages equally.
 
     Raises
@@ -71,7 +71,7 @@ def fit(sizes: Sequence[int], times_s: Sequence[float]) -> Fit:
         raise ConfigError("the measured times do not grow with the size; measure larger messages (-e)")
     fitted = latency + slope * size
     residuals = tuple((seconds / fitted - 1).tolist())
-    return Fit(latency, 1 / slope, tuple(int(s) for s in sizes), tuple(float(t) for t in times_s), residuals)
+    return MessageFit(latency, 1 / slope, tuple(int(s) for s in sizes), tuple(float(t) for t in times_s), residuals)
 
 
 def shift(nranks: int) -> Schedule:
@@ -88,34 +88,36 @@ def shift(nranks: int) -> Schedule:
 
 def sizes_and_times(transport: Transport, nranks: int, sizes: Sequence[int], iterations: int) -> list[float]:
     """Seconds of a shift for each size in bytes."""
-    schedule, found = shift(nranks), []
+    schedule, times = shift(nranks), []
     for size in sizes:
         prepared = prepare(bind(schedule, size, "uint8"), transport)
         prepared.load([np.zeros(size, np.uint8)] * nranks)
-        found.append(timed(prepared.run, transport, iterations, 2))
-    return found
+        times.append(time_call(prepared.run, transport, iterations, 2))
+    return times
 
 
-def topology_toml(found: Fit, name: str, nranks: int, where: str) -> str:
+def topology_toml(line: MessageFit, name: str, nranks: int, transport: str) -> str:
     """Write a topology file: a crossbar with the fitted values, with measurements and residuals as traits."""
-    source = f"fitted to {len(found.sizes)} sizes measured with {where} on {platform.node()}, {time.strftime('%Y-%m-%d', time.gmtime())}"
-    worst = max(abs(residual) for residual in found.residuals)
+    source = f"fitted to {len(line.sizes)} sizes measured with {transport} on {platform.node()}, {time.strftime('%Y-%m-%d', time.gmtime())}"
+    worst = max(abs(residual) for residual in line.residuals)
     lines = [
         f'name = "{name}"',
-        f'description = "Fitted to messages between {nranks} ranks with {where}; largest residual {worst:.0%}"',
+        f'description = "Fitted to messages between {nranks} ranks with {transport}; largest residual {worst:.0%}"',
         'family = "crossbar"',
         f'nranks = {{ value = {nranks}, source = "ranks of the measurement" }}',
-        f'bandwidth = {{ value = "{found.bandwidth / 1e9:.6g} GB/s", source = "{source}" }}',
-        f'latency = {{ value = "{found.latency_s * 1e6:.6g} us", source = "{source}" }}',
+        f'bandwidth = {{ value = "{line.bandwidth / 1e9:.6g} GB/s", source = "{source}" }}',
+        f'latency = {{ value = "{line.latency_s * 1e6:.6g} us", source = "{source}" }}',
         "",
         "[traits]",
     ]
-    for size, seconds, residual in zip(found.sizes, found.times_s, found.residuals, strict=True):
+    for size, seconds, residual in zip(line.sizes, line.times_s, line.residuals, strict=True):
         lines.append(f'"measured {format_size(size)}" = "{seconds * 1e6:.6g} us, {residual:+.1%} of the fit"')
     return "\n".join(lines) + "\n"
 
 
-def calibration(sizes: Sequence[int], times_s: Sequence[float], topology: str, nranks: int, where: str) -> Calibration:
+def calibration(
+    sizes: Sequence[int], times_s: Sequence[float], topology: str, nranks: int, transport: str
+) -> Calibration:
     """Calibrate a known machine from measurements of nccl-tests' sendrecv, as ``simcoll calibrate`` does.
 
     Raises
@@ -124,8 +126,8 @@ def calibration(sizes: Sequence[int], times_s: Sequence[float], topology: str, n
         When the topology has fewer ranks, or the library no numbers for it.
     """
     machine = topology_of_job(topology, nranks)
-    rows = [Measured(size, size, "uint8", "", -1, round(s * 1e15)) for size, s in zip(sizes, times_s, strict=True)]
+    rows = [MeasuredRow(size, size, "uint8", "", -1, round(s * 1e15)) for size, s in zip(sizes, times_s, strict=True)]
     series = Series.of("send_recv", nranks, rows, formula("send_recv", machine))
-    source = f"realcoll calibrate: send_recv on {nranks} ranks with {where}, {len(series.rows)} rows"
-    found = Gathered((series,), (), ("; set aside: ".join([source, *series.aside]),), (str(load_library()),), ())
-    return fitted(found, None, topology)
+    source = f"realcoll calibrate: send_recv on {nranks} ranks with {transport}, {len(series.rows)} rows"
+    measurements = Gathered((series,), (), ("; set aside: ".join([source, *series.aside]),), (str(load_library()),), ())
+    return fit_calibration(measurements, None, topology)

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from realcoll.measure.timed_sizes import Line, Measured, Request
+from realcoll.measure.timed_sizes import Line, TimedRuns, TimingRequest
 from simcoll.errors import ConfigError
 from simcoll.files.output import write_file
 from simcoll.planning.sweeps.nccl_tests_table import DATA, TIMES, Column, gigabytes, microseconds, table_line, titles
@@ -31,33 +31,35 @@ def _columns(*, predicts: bool) -> tuple[Column, ...]:
 
 def header(*, predicts: bool) -> Iterator[str]:
     """Title lines of the table."""
-    left, each = (sum(width for _, _, width in columns) for columns in (DATA, TIMES))
-    yield f"#{'':>{left - 1}}{'out-of-place':^{each}}{'in-place':^{each}}{'library':>18}"
+    data_width, times_width = (sum(width for _, _, width in columns) for columns in (DATA, TIMES))
+    yield f"#{'':>{data_width - 1}}{'out-of-place':^{times_width}}{'in-place':^{times_width}}{'library':>18}"
     yield from titles(_columns(predicts=predicts))
 
 
-def _cells(shown: Line, measured: Measured | None) -> tuple[object, ...]:
+def _cells(line: Line, measured: TimedRuns | None) -> tuple[object, ...]:
     if measured is None:
         return ("N/A",) * len(TIMES)
-    algbw = measured.algbw(shown.plan.total_bytes)
+    algbw = measured.algbw(line.plan.total_bytes)
     wrong = "N/A" if measured.wrong is None else measured.wrong
-    return (microseconds(measured.time_s * 1e6), gigabytes(algbw), gigabytes(algbw * shown.factor), wrong)
+    return (microseconds(measured.time_s * 1e6), gigabytes(algbw), gigabytes(algbw * line.factor), wrong)
 
 
-def row(shown: Line, *, predicts: bool) -> str:
+def row(line: Line, *, predicts: bool) -> str:
     """The row of one size."""
-    own = microseconds(shown.baseline.time_s * 1e6) if shown.baseline else "-"
-    cells = [*shown.data, *_cells(shown, shown.out_of_place), *_cells(shown, shown.in_place)]
-    cells += [own, f"{shown.ratio:.2f}" if shown.ratio else "-"]
+    library_time = microseconds(line.baseline.time_s * 1e6) if line.baseline else "-"
+    cells = [*line.data, *_cells(line, line.out_of_place), *_cells(line, line.in_place)]
+    cells += [library_time, f"{line.ratio:.2f}" if line.ratio else "-"]
     if predicts:
-        cells.append(microseconds(shown.predicted_s * 1e6) if shown.predicted_s is not None else "-")
+        cells.append(microseconds(line.predicted_s * 1e6) if line.predicted_s is not None else "-")
     return table_line(_columns(predicts=predicts), cells)
 
 
 def _totals(lines: Sequence[Line]) -> tuple[int, float]:
-    found = [(line, m) for line in lines for m in (line.out_of_place, line.in_place) if m is not None]
-    wrong = sum(m.wrong or 0 for _, m in found)
-    return wrong, sum(m.algbw(line.plan.total_bytes) * line.factor for line, m in found) / max(1, len(found)) / GB
+    measurements = [(line, m) for line in lines for m in (line.out_of_place, line.in_place) if m is not None]
+    wrong = sum(m.wrong or 0 for _, m in measurements)
+    return wrong, sum(m.algbw(line.plan.total_bytes) * line.factor for line, m in measurements) / max(
+        1, len(measurements)
+    ) / GB
 
 
 def footer(lines: Sequence[Line]) -> Iterator[str]:
@@ -67,7 +69,7 @@ def footer(lines: Sequence[Line]) -> Iterator[str]:
     yield f"# Avg bus bandwidth    : {average:g}"
 
 
-def _entry(line: Line, measured: Measured | None) -> dict[str, Any] | None:
+def _entry(line: Line, measured: TimedRuns | None) -> dict[str, Any] | None:
     if measured is None:
         return None
     algbw = measured.algbw(line.plan.total_bytes) / GB
@@ -77,16 +79,21 @@ def _entry(line: Line, measured: Measured | None) -> dict[str, Any] | None:
     return result
 
 
-def json_document(request: Request, lines: Sequence[Line], config: Mapping[str, Any], begun: float) -> bytes:
+def json_document(request: TimingRequest, lines: Sequence[Line], config: Mapping[str, Any], begun: float) -> bytes:
     """nccl-tests' result file (version 3: booleans and the root are text), extended by ``baseline`` and ``predicted``."""
     wrong, average = _totals(lines)
     results = []
     for line in lines:
-        size, count, dtype, op, root = line.data
+        data = line.data
         entry = {
-            "size": size, "count": count, "type": dtype, "redop": op, "root": str(root),
-            "out_of_place": _entry(line, line.out_of_place), "in_place": _entry(line, line.in_place),
-        }  # fmt: skip
+            "size": data.size_bytes,
+            "count": data.elements,
+            "type": data.dtype,
+            "redop": data.op,
+            "root": str(data.root),
+            "out_of_place": _entry(line, line.out_of_place),
+            "in_place": _entry(line, line.in_place),
+        }
         if line.baseline is not None:
             entry["baseline"] = {"time": line.baseline.time_s * 1e6, "ratio": line.ratio}
         if line.predicted_s is not None:

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,20 +25,30 @@ from simcoll.errors import ConfigError
 from simcoll.topology import Topology
 from simcoll.tuning import Choice, collective_on
 
-__all__ = ["Line", "Measured", "Request", "kinds_of_data", "measure", "schedules", "timed"]
+__all__ = ["Line", "LineData", "TimedRuns", "TimingRequest", "kinds_of_data", "measure", "schedules", "time_call"]
 
 OP_NAMES = {"prod": "product", "mulsum": "premul_sum"}
 ALL_DTYPES = (
-    "int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16", "float8_e4m3fn",
+    "int8",
+    "uint8",
+    "int32",
+    "uint32",
+    "int64",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+    "bfloat16",
+    "float8_e4m3fn",
     "float8_e5m2",
-)  # fmt: skip
+)
 """Element types of nccl-tests' ``-d all``."""
 ALL_OPS = ("sum", "product", "max", "min", "avg", "premul_sum")
 """Reductions of nccl-tests' ``-o all``."""
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class TimingRequest:
     """A requested measurement.
 
     Attributes
@@ -69,7 +79,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class TimedRuns:
     """One measurement of one size.
 
     ``time_s`` is the mean over ranks and iterations; ``wrong`` counts wrong elements (None: not checked).
@@ -83,23 +93,33 @@ class Measured:
         return size_bytes / self.time_s if self.time_s else 0.0
 
 
+class LineData(NamedTuple):
+    """The first columns of nccl-tests' table."""
+
+    size_bytes: int
+    elements: int
+    dtype: str
+    op: str
+    root: int
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """One size: out of place, in place where defined, the library's own collective, and the emulator's prediction."""
 
     plan: Plan
     op: str
-    out_of_place: Measured | None
-    in_place: Measured | None
-    baseline: Measured | None
+    out_of_place: TimedRuns | None
+    in_place: TimedRuns | None
+    baseline: TimedRuns | None
     predicted_s: float | None
 
     @property
-    def data(self) -> tuple[int, int, str, str, int]:
+    def data(self) -> LineData:
         """Bytes, elements, type, reduction and root in nccl-tests' form: -1 is no root."""
         plan, root = self.plan, self.plan.collective.root
         op = self.op if plan.collective.spec.reduces else "none"
-        return plan.total_bytes, plan.count, plan.dtype.name, op, -1 if root is None else root
+        return LineData(plan.total_bytes, plan.count, plan.dtype.name, op, -1 if root is None else root)
 
     @property
     def factor(self) -> float:
@@ -109,8 +129,8 @@ class Line:
     @property
     def ratio(self) -> float | None:
         """Bandwidth over that of the library's own collective, both out of place."""
-        own = self.out_of_place.time_s if self.out_of_place else 0
-        return self.baseline.time_s / own if self.baseline and own else None
+        seconds = self.out_of_place.time_s if self.out_of_place else 0
+        return self.baseline.time_s / seconds if self.baseline and seconds else None
 
 
 def kinds_of_data(collective: str, dtype: str, op: str) -> list[tuple[np.dtype[Any], str]]:
@@ -128,10 +148,10 @@ def kinds_of_data(collective: str, dtype: str, op: str) -> list[tuple[np.dtype[A
     """
     dtypes = [parse_dtype(name) for name in (ALL_DTYPES if dtype == "all" else [dtype])]
     ops = ALL_OPS if op == "all" and KINDS[collective].reduces else ["sum" if op == "all" else OP_NAMES.get(op, op)]
-    return [(element, each) for element in dtypes for each in ops]
+    return [(element, reduction) for element in dtypes for reduction in ops]
 
 
-def schedules(request: Request) -> tuple[simcoll.Schedule | None, simcoll.Schedule | None]:
+def schedules(request: TimingRequest) -> tuple[simcoll.Schedule | None, simcoll.Schedule | None]:
     """The proved schedules, out of place and in place; a schedule file has only one of the two.
 
     Raises
@@ -140,19 +160,19 @@ def schedules(request: Request) -> tuple[simcoll.Schedule | None, simcoll.Schedu
         When the algorithm does not support the collective, rank count or parameters.
     """
     params: dict[str, Any] = dict(request.choice.params)
-    outside = collective_on(request.collective, request.nranks, request.root)
-    made = simcoll.schedule(outside, request.choice.algorithm, **params)
-    verify(made)
+    out_of_place = collective_on(request.collective, request.nranks, request.root)
+    proved = simcoll.schedule(out_of_place, request.choice.algorithm, **params)
+    verify(proved)
     if is_file_name(request.choice.algorithm):
-        return (None, made) if made.collective.in_place else (made, None)
+        return (None, proved) if proved.collective.in_place else (proved, None)
     if KINDS[request.collective].alias is None:
-        return made, None
-    inside = simcoll.schedule(replace(outside, in_place=True), request.choice.algorithm, **params)
-    verify(inside)
-    return made, inside
+        return proved, None
+    in_place = simcoll.schedule(replace(out_of_place, in_place=True), request.choice.algorithm, **params)
+    verify(in_place)
+    return proved, in_place
 
 
-def timed(call: Callable[[], object], transport: Transport, iterations: int, warmup: int) -> float:
+def time_call(call: Callable[[], object], transport: Transport, iterations: int, warmup: int) -> float:
     """Mean seconds of a call, over iterations and processes."""
     for _ in range(warmup):
         call()
@@ -163,11 +183,11 @@ def timed(call: Callable[[], object], transport: Transport, iterations: int, war
         call()
     transport.synchronize()
     spent = (time.perf_counter() - begin) / iterations
-    told = transport.control.gather("time", json.dumps(spent).encode())
-    return float(sum(json.loads(value) for value in told.values()) / len(told))
+    seconds_by_process = transport.control.gather("time", json.dumps(spent).encode())
+    return float(sum(json.loads(value) for value in seconds_by_process.values()) / len(seconds_by_process))
 
 
-def _checked(prepared: Prepared) -> int:
+def _count_wrong_elements(prepared: Prepared) -> int:
     """Wrong elements over all processes, on data whose result is exact."""
     plan = prepared.plan
     check_room(exact_bytes(plan), "checking the data of all ranks", "measure without it (-c 0), or smaller sizes (-e)")
@@ -176,21 +196,24 @@ def _checked(prepared: Prepared) -> int:
     prepared.run()
     with np.errstate(all="ignore"):
         expected = expected_outputs(plan, inputs)
-    found = prepared.fetch()
-    wrong = count_wrong(list(found.values()), [expected[rank] for rank in found])
-    told = prepared.transport.control.gather("wrong", json.dumps(wrong).encode())
-    return int(sum(json.loads(value) for value in told.values()))
+    outputs = prepared.fetch()
+    wrong = count_wrong(list(outputs.values()), [expected[rank] for rank in outputs])
+    wrong_by_process = prepared.transport.control.gather("wrong", json.dumps(wrong).encode())
+    return int(sum(json.loads(value) for value in wrong_by_process.values()))
 
 
-def _measured(request: Request, prepared: Prepared) -> Measured:
-    wrong = _checked(prepared) if request.check else None
+def _measure_plan(request: TimingRequest, prepared: Prepared) -> TimedRuns:
+    wrong = _count_wrong_elements(prepared) if request.check else None
     if not request.check:
         prepared.load([np.zeros(prepared.plan.view(rank, 0)[2], prepared.plan.dtype) for rank in range(request.nranks)])
-    return Measured(timed(prepared.run, prepared.transport, request.iterations, request.warmup), wrong)
+    return TimedRuns(time_call(prepared.run, prepared.transport, request.iterations, request.warmup), wrong)
 
 
 def measure(
-    request: Request, transport: Transport, topology: Topology | None = None, each: Callable[[Line], None] | None = None
+    request: TimingRequest,
+    transport: Transport,
+    topology: Topology | None = None,
+    on_line: Callable[[Line], None] | None = None,
 ) -> list[Line]:
     """Run everything; every process of the transport calls this.
 
@@ -202,32 +225,35 @@ def measure(
         The transport to measure on.
     topology
         For predictions; it needs an endpoint for every rank.
-    each
+    on_line
         Called with each size's line when it is done.
     """
-    outside, inside = schedules(request)
+    out_of_place, in_place = schedules(request)
     if topology is not None and topology.nranks < request.nranks:
         raise ConfigError(f"topology {topology.name!r} has {topology.nranks} ranks; {request.nranks} are measured")
     op: Any = simcoll.types.premul_sum(2) if request.op == "premul_sum" else request.op
     lines = []
     for count in request.counts:
-        out = own = within = None
-        bound = [None if each is None else bind(each, count, request.dtype, op) for each in (outside, inside)]
-        plan = next(each for each in bound if each is not None)
+        out = library_call = within = None
+        bound = [
+            None if schedule is None else bind(schedule, count, request.dtype, op)
+            for schedule in (out_of_place, in_place)
+        ]
+        plan = next(candidate for candidate in bound if candidate is not None)
         if bound[0] is not None:
             prepared = prepare(bound[0], transport)
-            out = _measured(request, prepared)
-            own = transport.vendor(plan, prepared.inputs, prepared.outputs) if request.baseline else None
+            out = _measure_plan(request, prepared)
+            library_call = transport.vendor(plan, prepared.inputs, prepared.outputs) if request.baseline else None
         baseline = None
-        if own is not None:
-            baseline = Measured(timed(own, transport, request.iterations, request.warmup), None)
+        if library_call is not None:
+            baseline = TimedRuns(time_call(library_call, transport, request.iterations, request.warmup), None)
         if bound[1] is not None:
-            within = _measured(request, prepare(bound[1], transport))
+            within = _measure_plan(request, prepare(bound[1], transport))
         predicted = None
         if topology is not None:
             predicted = simcoll.emulate(plan, topology, data="none", bound=False).time
         line = Line(plan, request.op, out, within, baseline, predicted)
         lines.append(line)
-        if each is not None:
-            each(line)
+        if on_line is not None:
+            on_line(line)
     return lines

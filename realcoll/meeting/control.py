@@ -28,18 +28,18 @@ from realcoll.meeting.meeting_messages import (
     Address,
     Alarm,
     Bye,
+    Departed,
     Fail,
     Gone,
     Join,
-    Left,
     Meet,
     Met,
-    shown,
+    format_address,
 )
 from realcoll.process_errors import FaultError
 from simcoll.distributed.server.frames import (
     HEAD_BYTES,
-    Channel,
+    FrameChannel,
     MalformedError,
     Refusal,
     RefusedError,
@@ -65,9 +65,9 @@ MAX_TOLD_BYTES = 1 << 30
 
 
 def _leave_to_parent(seat: weakref.ref[Control]) -> None:
-    found = seat()
-    if found is not None:
-        found.leave_to_parent()
+    control = seat()
+    if control is not None:
+        control.leave_to_parent()
 
 
 class Control:
@@ -97,7 +97,7 @@ class Control:
     """
 
     def __init__(
-        self, process: int, size: int, timeout_s: float, channel: Channel | None = None, host: Host | None = None
+        self, process: int, size: int, timeout_s: float, channel: FrameChannel | None = None, host: Host | None = None
     ) -> None:
         self.process = process
         self.size = size
@@ -115,7 +115,9 @@ class Control:
         self._on_loss: Callable[[], None] | None = None
         os.register_at_fork(after_in_child=functools.partial(_leave_to_parent, weakref.ref(self)))
         if channel is not None:
-            self._thread = threading.Thread(target=self._listen, args=(channel,), name="rendezvous-client", daemon=True)
+            self._thread = threading.Thread(
+                target=self._receive_news, args=(channel,), name="rendezvous-client", daemon=True
+            )
             self._thread.start()
 
     # Meetings
@@ -136,13 +138,13 @@ class Control:
         limit = time.monotonic() + timeout_s + REPLY_GRACE_S
         with self._news:
             while name not in self._meetings:
-                left = limit - time.monotonic()
-                if left <= 0 or self.gone.get(0):
+                remaining_s = limit - time.monotonic()
+                if remaining_s <= 0 or self.gone.get(0):
                     return without_server
-                self._news.wait(left)
+                self._news.wait(remaining_s)
             return self._meetings.pop(name)
 
-    def gather(self, what: str, value: bytes = b"", members: Sequence[int] | None = None) -> dict[int, bytes]:
+    def gather(self, subject: str, value: bytes = b"", members: Sequence[int] | None = None) -> dict[int, bytes]:
         """The values of all members, by process.
 
         Raises
@@ -153,13 +155,13 @@ class Control:
         everybody = tuple(range(self.size) if members is None else members)
         if everybody != (self.process,):
             self.check_usable()
-        key = f"{what} {everybody}"
+        key = f"{subject} {everybody}"
         turn = self._turns[key] = self._turns.get(key, 0) + 1
         meeting = self.meet(f"{key} {turn}", value, self.timeout_s, everybody)
         if meeting.late:
-            raise FaultError(f"{what}: this rank arrived after the others had given up waiting", (self.process,))
+            raise FaultError(f"{subject}: this rank arrived after the others had given up waiting", (self.process,))
         if meeting.missing:
-            raise self._blamed(what, meeting.missing)
+            raise self._blame(subject, meeting.missing)
         return meeting.values
 
     def agree(self, offer: Mapping[str, str], members: Sequence[int]) -> None:
@@ -172,15 +174,15 @@ class Control:
         """
         offers = self.gather("start", msgspec.json.encode(offer), members)
         decoded = {process: msgspec.json.decode(value, type=dict[str, str]) for process, value in offers.items()}
-        for what in offer:
+        for subject in offer:
             groups: dict[str, list[int]] = {}
             for process in sorted(decoded):
-                groups.setdefault(decoded[process].get(what, "nothing"), []).append(process)
+                groups.setdefault(decoded[process].get(subject, "nothing"), []).append(process)
             if len(groups) > 1:
                 # The most common offer, or that of the lowest rank, is taken to be the right one.
-                (most, _), *odd = sorted(groups.items(), key=lambda item: (-len(item[1]), item[1][0]))
-                told = "; ".join(f"{_listed(who)}: {_short(value)}" for value, who in odd)
-                message = f"ranks disagree on the {what}: {_listed(groups[most])}: {_short(most)}; {told}"
+                (common, _), *odd = sorted(groups.items(), key=lambda entry: (-len(entry[1]), entry[1][0]))
+                dissent = "; ".join(f"{_list_ranks(who)}: {_short(value)}" for value, who in odd)
+                message = f"ranks disagree on the {subject}: {_list_ranks(groups[common])}: {_short(common)}; {dissent}"
                 raise FaultError(message, [process for _, who in odd for process in who])
 
     # Failures
@@ -193,32 +195,32 @@ class Control:
         """Find the processes that block this one: those that do not report waiting themselves."""
         waited = sorted(set(waiting_for))
         if self._channel is None:
-            return FaultError(f"nothing came from {_listed(waited)}", waited)
+            return FaultError(f"nothing came from {_list_ranks(waited)}", waited)
         if any(self.gone.values()):
-            return self._blamed("in flight", _culprits(self.gone))
+            return self._blame("in flight", _culprits(self.gone))
         meeting = self.meet(self.alarm or "stuck", msgspec.json.encode(waited), min(STUCK_GRACE_S, self.timeout_s))
         if meeting.gone:
-            return self._blamed("in flight", _culprits(meeting.gone))
-        wanted = set(waited)
+            return self._blame("in flight", _culprits(meeting.gone))
+        suspects = set(waited)
         for value in meeting.values.values():
-            wanted.update(msgspec.json.decode(value, type=list[int]))
-        idle = sorted(wanted & set(meeting.missing)) or sorted(set(meeting.missing) - {self.process}) or waited
-        return FaultError(f"{_listed(idle)} did not take part within {self.timeout_s:g} s", idle)
+            suspects.update(msgspec.json.decode(value, type=list[int]))
+        idle = sorted(suspects & set(meeting.missing)) or sorted(set(meeting.missing) - {self.process}) or waited
+        return FaultError(f"{_list_ranks(idle)} did not take part within {self.timeout_s:g} s", idle)
 
-    def _blamed(self, what: str, processes: Sequence[int]) -> FaultError:
+    def _blame(self, subject: str, processes: Sequence[int]) -> FaultError:
         dead = sorted(process for process in processes if process in self.gone)
         # A death ends a meeting early: processes that had not come yet are not to blame.
         absent = [] if dead else sorted(processes)
         parts = [f"rank {process} {self.gone[process] or 'has ended'}" for process in dead]
         if absent:
-            parts.append(f"{_listed(absent)} did not come within {self.timeout_s:g} s")
-        return FaultError(f"{what}: {'; '.join(parts)}", [*dead, *absent])
+            parts.append(f"{_list_ranks(absent)} did not come within {self.timeout_s:g} s")
+        return FaultError(f"{subject}: {'; '.join(parts)}", [*dead, *absent])
 
     def watch(self, on_loss: Callable[[], None]) -> None:
         """Call a function once, from another thread, when some process dies or gives up."""
         self._on_loss = on_loss
         if any(self.gone.values()):
-            self._lost()
+            self._report_loss()
 
     def loss(self) -> str:
         """The processes that have died or given up, and why; empty if none has."""
@@ -277,12 +279,12 @@ class Control:
         if self._channel is not None:
             self._channel.sock.sendall(frame)
 
-    def _lost(self) -> None:
+    def _report_loss(self) -> None:
         action, self._on_loss = self._on_loss, None
         if action is not None and not self._over:
             action()
 
-    def _listen(self, channel: Channel) -> None:
+    def _receive_news(self, channel: FrameChannel) -> None:
         with contextlib.suppress(OSError, MalformedError):
             while True:
                 self._notice(channel.receive(TOLD, MAX_TOLD_BYTES))
@@ -291,28 +293,28 @@ class Control:
                 self.gone.setdefault(0, DIED)
             self._news.notify_all()
         if self.gone.get(0):
-            self._lost()
+            self._report_loss()
 
-    def _notice(self, told: Gone | Left | Alarm | Met | Refusal) -> None:
+    def _notice(self, notice: Gone | Departed | Alarm | Met | Refusal) -> None:
         with self._news:
-            if isinstance(told, Gone):
-                self.gone[told.process] = told.reason
-            elif isinstance(told, Left):
-                self.left.add(told.process)
-            elif isinstance(told, Alarm):
-                self.alarm = told.name
-            elif isinstance(told, Met):
-                self._meetings[told.name] = told
+            if isinstance(notice, Gone):
+                self.gone[notice.process] = notice.reason
+            elif isinstance(notice, Departed):
+                self.left.add(notice.process)
+            elif isinstance(notice, Alarm):
+                self.alarm = notice.name
+            elif isinstance(notice, Met):
+                self._meetings[notice.name] = notice
             else:
-                self.gone.setdefault(0, f"refused: {told.why}")
+                self.gone.setdefault(0, f"refused: {notice.why}")
             self._news.notify_all()
-        if isinstance(told, Gone) and told.reason:
-            self._lost()
+        if isinstance(notice, Gone) and notice.reason:
+            self._report_loss()
 
 
-def _listed(processes: Iterable[int]) -> str:
-    found = sorted(processes)
-    return f"rank{'s' if len(found) > 1 else ''} {', '.join(map(str, found))}"
+def _list_ranks(processes: Iterable[int]) -> str:
+    ranks = sorted(processes)
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def _culprits(gone: Mapping[int, str]) -> list[int]:
@@ -333,22 +335,22 @@ def within(timeout_s: float, call: Callable[[], Result]) -> Result:
     TimeoutError
         After ``timeout_s`` seconds (0: no limit).
     """
-    found: list[Result | BaseException] = []
+    outcome: list[Result | BaseException] = []
 
     def run() -> None:
         try:
-            found.append(call())
+            outcome.append(call())
         except BaseException as error:  # noqa: BLE001 - raised below
-            found.append(error)
+            outcome.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(timeout_s or None)
-    if not found:
+    if not outcome:
         raise TimeoutError
-    if isinstance(found[0], BaseException):
-        raise found[0]
-    return found[0]
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]
 
 
 def join(
@@ -370,26 +372,26 @@ def join(
     until_s = time.monotonic() + timeout_s
     while True:
         try:
-            sock = _connected(address, max(0.1, until_s - time.monotonic()))
+            sock = _connect(address, max(0.1, until_s - time.monotonic()))
             break
         except OSError as error:
             if time.monotonic() >= until_s:
-                why = f"rank 0 does not answer at {shown(address)} within {timeout_s:g} s: {error.strerror or error}"
+                why = f"rank 0 does not answer at {format_address(address)} within {timeout_s:g} s: {error.strerror or error}"
                 raise FaultError(why, (0,)) from None
             time.sleep(CONNECT_PAUSE_S)
-    channel = Channel(sock)
+    channel = FrameChannel(sock)
     try:
         introduce(channel, SERVICE, token.encode(), max(0.1, until_s - time.monotonic()))
         sock.settimeout(None)
         sock.sendall(encode(Join(process)))
     except OSError as error:
         sock.close()
-        what = "" if isinstance(error, RefusedError) else "the connection broke: "
-        raise FaultError(f"rank 0 at {shown(address)}: {what}{error}", (0,)) from None
+        prefix = "" if isinstance(error, RefusedError) else "the connection broke: "
+        raise FaultError(f"rank 0 at {format_address(address)}: {prefix}{error}", (0,)) from None
     return Control(process, size, timeout_s, channel, host)
 
 
-def _connected(address: Address, timeout_s: float) -> socket.socket:
+def _connect(address: Address, timeout_s: float) -> socket.socket:
     if isinstance(address, tuple):
         sock = socket.create_connection(address, timeout=timeout_s)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

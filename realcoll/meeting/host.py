@@ -19,13 +19,13 @@ from realcoll.meeting.meeting_messages import (
     Address,
     Alarm,
     Bye,
+    Departed,
     Fail,
     Gone,
     Join,
-    Left,
     Meet,
     Met,
-    shown,
+    format_address,
 )
 from simcoll.distributed.server.frames import BACKLOG, Limits, MalformedError
 from simcoll.distributed.server.secret import check_reach
@@ -42,7 +42,7 @@ MEETING_BYTES = 512
 
 
 @dataclass(slots=True)
-class _Table:
+class _MeetingTable:
     """An open meeting: its members, and for each that has arrived its value and timeout timer."""
 
     members: tuple[int, ...]
@@ -59,7 +59,7 @@ class _Meetings:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._tables: dict[str, _Table] = {}
+        self._tables: dict[str, _MeetingTable] = {}
         self._given_up: dict[str, tuple[int, ...]] = {}
         self._seats: dict[int, Peer] = {}
         self._processes: dict[Peer, int] = {}
@@ -70,7 +70,7 @@ class _Meetings:
         """Whether processes are connected."""
         return bool(self._seats)
 
-    def received(self, peer: Peer, message: Join | Meet | Fail | Bye) -> None:
+    def handle(self, peer: Peer, message: Join | Meet | Fail | Bye) -> None:
         """Handle a message of a process."""
         process = self._processes.get(peer)
         if isinstance(message, Join):
@@ -84,7 +84,7 @@ class _Meetings:
         else:
             self._leave(process, "")
 
-    def lost(self, peer: Peer) -> None:
+    def drop(self, peer: Peer) -> None:
         """Report a lost process to the others; a process that ends in order announces it first."""
         process = self._processes.pop(peer, None)
         if process is not None:
@@ -95,44 +95,44 @@ class _Meetings:
         if seat is not None or process >= self._size or process in self._seats:
             raise MalformedError(f"the seat of process {process} of {self._size} is not free")
         self._seats[process], self._processes[peer] = peer, process
-        for other, reason in self._gone.items():
-            self._tell(process, Gone(other, reason))
+        for gone_process, reason in self._gone.items():
+            self._tell(process, Gone(gone_process, reason))
 
-    def _meet(self, process: int, said: Meet) -> None:
-        if said.name in self._given_up:
-            self._tell(process, Met(said.name, {}, self._given_up[said.name], True, self._lost()))
+    def _meet(self, process: int, request: Meet) -> None:
+        if request.name in self._given_up:
+            self._tell(process, Met(request.name, {}, self._given_up[request.name], True, self._losses()))
             return
-        table = self._tables.get(said.name)
+        table = self._tables.get(request.name)
         if table is None:
-            table = _Table(said.members)
-        members = said.members if len(said.members) <= self._size else ()
+            table = _MeetingTable(request.members)
+        members = request.members if len(request.members) <= self._size else ()
         if process not in members or members != table.members or max(members) >= self._size:
-            raise MalformedError(f"process {process} cannot join {said.name[:60]!r}, which is not for it")
+            raise MalformedError(f"process {process} cannot join {request.name[:60]!r}, which is not for it")
         if process in table.values:
-            raise MalformedError(f"process {process} comes to {said.name[:60]!r} for the second time")
-        self._hold(process, said, table)
-        if said.name not in self._tables:
-            self._tables[said.name] = table
-            if said.name.startswith("stuck"):
-                for member in said.members:
-                    self._tell(member, Alarm(said.name))
-        table.values[process] = said.value
-        late = functools.partial(self._expire, said.name, table)
-        table.timers[process] = self._seats[process].later(said.timeout_s, late)
+            raise MalformedError(f"process {process} comes to {request.name[:60]!r} for the second time")
+        self._hold(process, request, table)
+        if request.name not in self._tables:
+            self._tables[request.name] = table
+            if request.name.startswith("stuck"):
+                for member in request.members:
+                    self._tell(member, Alarm(request.name))
+        table.values[process] = request.value
+        late = functools.partial(self._expire, request.name, table)
+        table.timers[process] = self._seats[process].later(request.timeout_s, late)
         if len(table.values) == len(table.members):
-            self._end(said.name, table)
+            self._end(request.name, table)
         elif any(member in self._gone for member in table.members):
-            self._give_up(said.name, table)
+            self._give_up(request.name, table)
 
-    def _hold(self, process: int, said: Meet, table: _Table) -> None:
+    def _hold(self, process: int, request: Meet, table: _MeetingTable) -> None:
         """Account for the memory that the server holds for a process, up to a limit."""
-        size_bytes = MEETING_BYTES + len(said.name.encode()) + len(said.value)
+        size_bytes = MEETING_BYTES + len(request.name.encode()) + len(request.value)
         if self._held_bytes[process] + size_bytes > MAX_HELD_BYTES:
             raise MalformedError(f"process {process} holds more than {MAX_HELD_BYTES} bytes in meetings")
         self._held_bytes[process] += size_bytes
         table.held_bytes[process] = size_bytes
 
-    def _end(self, name: str, table: _Table) -> None:
+    def _end(self, name: str, table: _MeetingTable) -> None:
         missing = tuple(member for member in table.members if member not in table.values)
         self._tables.pop(name, None)
         for timer in table.timers.values():
@@ -141,34 +141,34 @@ class _Meetings:
         # Our own process last: what it does next may hold the interpreter, and with it this thread, until the others have come.
         # Starting MPI does.
         for process in sorted(table.values, reverse=True):
-            self._tell(process, Met(name, table.values, missing, False, self._lost()))
+            self._tell(process, Met(name, table.values, missing, False, self._losses()))
 
-    def _expire(self, name: str, table: _Table, _: Peer) -> None:
+    def _expire(self, name: str, table: _MeetingTable, _: Peer) -> None:
         """End a meeting whose first waiting member has timed out."""
         if self._tables.get(name) is table:
             self._give_up(name, table)
 
-    def _give_up(self, name: str, table: _Table) -> None:
+    def _give_up(self, name: str, table: _MeetingTable) -> None:
         self._given_up[name] = tuple(member for member in table.members if member not in table.values)
-        first = next(iter(table.held_bytes))
+        first_member = next(iter(table.held_bytes))
         self._end(name, table)
-        self._held_bytes[first] += MEETING_BYTES + len(name.encode())
+        self._held_bytes[first_member] += MEETING_BYTES + len(name.encode())
 
-    def _lost(self) -> dict[int, str]:
+    def _losses(self) -> dict[int, str]:
         return {process: reason for process, reason in self._gone.items() if reason}
 
     def _leave(self, process: int, reason: str) -> None:
         self._lose(process, reason)
-        for other in list(self._seats):
-            self._tell(other, Left(process))
+        for recipient in list(self._seats):
+            self._tell(recipient, Departed(process))
 
     def _lose(self, process: int, reason: str) -> None:
         """Announce that a process is lost; the first reason is kept."""
         if process in self._gone:
             return
         self._gone[process] = reason
-        for other in list(self._seats):
-            self._tell(other, Gone(process, reason))
+        for recipient in list(self._seats):
+            self._tell(recipient, Gone(process, reason))
         for name, table in list(self._tables.items()):
             if process in table.members and name in self._tables:
                 self._give_up(name, table)
@@ -221,7 +221,7 @@ class Host:
         try:
             listener = _listening(address)
         except OSError as error:
-            raise ConfigError(f"cannot listen on {shown(address)}: {error.strerror or error}") from None
+            raise ConfigError(f"cannot listen on {format_address(address)}: {error.strerror or error}") from None
         self.address: Address = listener.getsockname() if isinstance(address, tuple) else address
         self._meetings = _Meetings(size)
         self._server = Server(listener, self._meetings, limits, token.encode())

@@ -18,13 +18,13 @@ __all__ = [
     "Address",
     "Alarm",
     "Bye",
+    "Departed",
     "Fail",
     "Gone",
     "Join",
-    "Left",
     "Meet",
     "Met",
-    "shown",
+    "format_address",
 ]
 
 SERVICE = "realcoll-meeting/1"
@@ -70,7 +70,7 @@ class Gone(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=T
     reason: str
 
 
-class Left(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=6):
+class Departed(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=6):
     """A process has finished."""
 
     process: int
@@ -105,11 +105,11 @@ class Met(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=Tr
 
 
 SAID: msgspec.msgpack.Decoder[Join | Meet | Fail | Bye] = msgspec.msgpack.Decoder(Join | Meet | Fail | Bye)
-TOLD: msgspec.msgpack.Decoder[Gone | Left | Alarm | Met | Refusal] = msgspec.msgpack.Decoder(
-    Gone | Left | Alarm | Met | Refusal
+TOLD: msgspec.msgpack.Decoder[Gone | Departed | Alarm | Met | Refusal] = msgspec.msgpack.Decoder(
+    Gone | Departed | Alarm | Met | Refusal
 )
 
 
-def shown(address: Address) -> str:
+def format_address(address: Address) -> str:
     """Format an address."""
     return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else repr(address.replace("\0", "@"))

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from realcoll.meeting.control import Control, join
 from realcoll.process_errors import FaultError
@@ -19,15 +19,26 @@ from simcoll.errors import ConfigError, shown
 if TYPE_CHECKING:
     from realcoll.meeting.host import Host
 
-__all__ = ["Job", "control_of", "job_from", "listening_at", "place_from"]
+__all__ = ["LaunchedJob", "ProcessPlace", "control_of", "job_from", "listening_at", "place_from"]
 
 PORT = 29533
-# (launcher, rank, world size, rank on this machine), most specific first.
+
+
+class _LauncherKeys(NamedTuple):
+    """A launcher's variables for a process's number, the number of processes, and the number on its machine."""
+
+    launcher: str
+    process: str
+    size: str
+    local: str
+
+
+# Most specific first.
 _LAUNCHERS = (
-    ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK"),
-    ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
-    ("MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
-    ("Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+    _LauncherKeys("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    _LauncherKeys("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    _LauncherKeys("MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    _LauncherKeys("Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
 )
 
 
@@ -41,7 +52,7 @@ _LOCAL_SIZES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class LaunchedJob:
     """A process in a job.
 
     Attributes
@@ -66,7 +77,16 @@ class Job:
     token: str = ""
 
 
-def place_from(environment: Mapping[str, str]) -> tuple[str, int, int, int]:
+class ProcessPlace(NamedTuple):
+    """A launcher's name, a process's number, the number of processes, and the process's number on its machine."""
+
+    launcher: str
+    process: int
+    size: int
+    local: int
+
+
+def place_from(environment: Mapping[str, str]) -> ProcessPlace:
     """Launcher, number of this process, number of processes, and number of this process on its machine.
 
     Raises
@@ -77,21 +97,19 @@ def place_from(environment: Mapping[str, str]) -> tuple[str, int, int, int]:
     Examples
     --------
     >>> place_from({"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1"})
-    ('MPICH', 3, 4, 1)
+    ProcessPlace(launcher='MPICH', process=3, size=4, local=1)
     """
-    launcher, process, size, local = "", 0, 1, 0
-    for name, rank_key, size_key, local_key in _LAUNCHERS:
-        if rank_key in environment and size_key in environment:
-            launcher = name
-            process, size = _number(environment, rank_key), _number(environment, size_key)
-            local = _number(environment, local_key) if local_key in environment else process
-            break
+    keys = next((keys for keys in _LAUNCHERS if keys.process in environment and keys.size in environment), None)
+    if keys is None:
+        return ProcessPlace("", 0, 1, 0)
+    process, size = _number(environment, keys.process), _number(environment, keys.size)
+    local = _number(environment, keys.local) if keys.local in environment else process
     if not 0 <= process < size:
-        raise ConfigError(f"{launcher} says that this is rank {process} of {size}; expected 0..{size - 1}")
-    return launcher, process, size, local
+        raise ConfigError(f"{keys.launcher} says that this is rank {process} of {size}; expected 0..{size - 1}")
+    return ProcessPlace(keys.launcher, process, size, local)
 
 
-def job_from(environment: Mapping[str, str]) -> Job:
+def job_from(environment: Mapping[str, str]) -> LaunchedJob:
     """Read the variables of the launcher.
 
     Raises
@@ -104,17 +122,17 @@ def job_from(environment: Mapping[str, str]) -> Job:
     >>> job_from({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "node7"}).address
     ('node7', 29533)
     """
-    launcher, process, size, local = place_from(environment)
+    place = place_from(environment)
     host = environment.get("MASTER_ADDR", "")
     nodes = environment.get("SLURM_NNODES", "1")
-    if not host and size > 1 and launcher == "Slurm" and nodes != "1":
+    if not host and place.size > 1 and place.launcher == "Slurm" and nodes != "1":
         raise ConfigError(f"the job runs on {nodes} machines: set MASTER_ADDR to the host name of rank 0's machine")
     port = _number(environment, "MASTER_PORT") if "MASTER_PORT" in environment else PORT
     if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         port += 1  # the agent of torchrun listens on the port itself
-    if not host.startswith("file://") and _on_one_machine(environment, launcher, size):
+    if not host.startswith("file://") and _on_one_machine(environment, place.launcher, place.size):
         host = "127.0.0.1"  # whatever its name is, others need not reach it
-    return Job(launcher, process, size, local, (host or "127.0.0.1", port), job_secret(environment))
+    return LaunchedJob(*place, (host or "127.0.0.1", port), job_secret(environment))
 
 
 def _on_one_machine(environment: Mapping[str, str], launcher: str, size: int) -> bool:
@@ -148,7 +166,7 @@ def listening_at(name: str) -> str:
     return "0.0.0.0" if hidden else address  # noqa: S104
 
 
-def control_of(job: Job, timeout_s: float) -> Control:
+def control_of(job: LaunchedJob, timeout_s: float) -> Control:
     """Join the other processes of a job; process 0 hosts the rendezvous.
 
     Raises
@@ -177,7 +195,7 @@ def _check_own(path: str) -> None:
             raise ConfigError("others may read or replace it; expected a file of your own with mode 0600", file=path)
 
 
-def _through_file(path: str, job: Job, timeout_s: float) -> tuple[tuple[str, int], str, Host | None]:
+def _through_file(path: str, job: LaunchedJob, timeout_s: float) -> tuple[tuple[str, int], str, Host | None]:
     """Address, token and, in process 0, the server.
 
     Process 0 writes its address to the file, the others read it, the last removes the file.

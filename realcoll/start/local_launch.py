@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from realcoll.start.pmi import Board
 from simcoll.distributed.server.secret import VARIABLE, job_secret, new_secret
-from simcoll.distributed.start.processes import Job, Worker, run_workers, worker_environment
+from simcoll.distributed.start.processes import ProcessJob, Worker, run_workers, worker_environment
 from simcoll.errors import ConfigError
 
 __all__ = ["launch"]
@@ -44,11 +44,11 @@ def launch(processes: int, command: Sequence[str]) -> int:
     if not command:
         raise ConfigError("launch needs a script; for example: realcoll launch -n 4 script.py")
     with contextlib.closing(Board(processes)) as board:
-        workers = _workers(Job(processes, master_port=0), board, command)
+        workers = _workers(ProcessJob(processes, master_port=0), board, command)
         return run_workers(workers, last_words_s=LAST_WORDS_S, terminate_s=TERMINATE_S, attend=board.serve)
 
 
-def _workers(job: Job, board: Board, command: Sequence[str]) -> Iterator[Worker]:
+def _workers(job: ProcessJob, board: Board, command: Sequence[str]) -> Iterator[Worker]:
     """Yield the workers, each with a socket of the board; our copy of the socket is closed once the worker has started."""
     shared = {name: value for name, value in os.environ.items() if name.partition("_")[0] not in LAUNCHERS}
     shared.setdefault(VARIABLE, job_secret(shared) or new_secret())

@@ -25,7 +25,7 @@ from realcoll.start.watcher import ends_in_time, starts_in_time
 from simcoll.distributed.server.secret import job_secret
 from simcoll.errors import ConfigError
 
-__all__ = ["LAST_WORDS_S", "job_of", "joined", "load_mpi"]
+__all__ = ["LAST_WORDS_S", "job_of", "join_mpi", "load_mpi"]
 
 LEAST_START_S = 1.0
 """Minimum time to start MPI, however long the rendezvous took."""
@@ -42,11 +42,11 @@ def load_mpi() -> Any:
         With the packages to install.
     """
     try:
-        found = importlib.import_module("mpi4py.MPI")
+        module = importlib.import_module("mpi4py.MPI")
     except (ImportError, RuntimeError) as error:
         raise MissingError(f"MPI needs mpi4py and an MPI library: pip install 'simcoll[mpi]' ({error})") from None
     _forget_names()
-    return found
+    return module
 
 
 def _forget_names() -> None:
@@ -62,7 +62,7 @@ def _forget_names() -> None:
                 path.unlink(missing_ok=True)
 
 
-def joined(comm: Any, timeout_s: float, start_timeout_s: float) -> tuple[Any, Any, Control]:
+def join_mpi(comm: Any, timeout_s: float, start_timeout_s: float) -> tuple[Any, Any, Control]:
     """Start MPI; returns ``mpi4py.MPI``, a private communicator, and the control connection to its processes.
 
     Raises
@@ -70,41 +70,42 @@ def joined(comm: Any, timeout_s: float, start_timeout_s: float) -> tuple[Any, An
     FaultError
         With the processes that do not arrive.
     """
-    before = None
+    early = None
     until_s = time.monotonic() + start_timeout_s
 
     def left_s() -> float:
         return max(LEAST_START_S, until_s - time.monotonic())
 
-    launcher, _, size, _ = place_from(os.environ)
+    place = place_from(os.environ)
     if comm is None and "mpi4py.MPI" not in sys.modules:
-        before = _met_before(os.environ, start_timeout_s)
-        mpi = _started(before, left_s()) if size > 1 else load_mpi()
+        early = _meet_before_mpi(os.environ, start_timeout_s)
+        mpi = _start_mpi(early, left_s()) if place.size > 1 else load_mpi()
     else:
         mpi = load_mpi()
     world = mpi.COMM_WORLD if comm is None else comm
-    if comm is None and world.Get_size() == 1 < size:
+    if comm is None and world.Get_size() == 1 < place.size:
         library = mpi.get_vendor()[0]
         raise ConfigError(
-            f"{size} processes were started ({launcher}), but {library} knows of this one only: start them with the mpiexec of {library} "
+            f"{place.size} processes were started ({place.launcher}), but {library} knows of this one only: "
+            f"start them with the mpiexec of {library} "
             "(realcoll launch can start MPICH, and torchrun --transport nccl)"
         )
     _outlive_notices()
 
-    def own() -> tuple[Any, Control]:
+    def copy_and_meet() -> tuple[Any, Control]:
         copy = world.Dup()
-        return copy, before.control if before else _met(copy, left_s())
+        return copy, early.control if early else _meet(copy, left_s())
 
     try:
-        found, control = within(left_s(), own)
+        private_comm, control = within(left_s(), copy_and_meet)
     except TimeoutError:
         atexit.register(world.Abort, 1)
         reason = f"not all {world.Get_size()} processes made an MpiTransport within {start_timeout_s:g} s"
         raise FaultError(reason) from None
     control.timeout_s = timeout_s
-    if before:
-        atexit.register(ends_in_time, timeout_s, before.pids)
-    return mpi, found, control
+    if early:
+        atexit.register(ends_in_time, timeout_s, early.pids)
+    return mpi, private_comm, control
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,15 +117,15 @@ class _Before:
     pids: dict[int, int]
 
 
-def _met_before(environment: Mapping[str, str], timeout_s: float) -> _Before | None:
+def _meet_before_mpi(environment: Mapping[str, str], timeout_s: float) -> _Before | None:
     """Meet before MPI starts, since MPI waits forever for missing processes; ``None`` without a known address.
 
     On one machine the address derives from the launcher's name of the job.
     """
-    found = job_of(environment) if sys.platform == "linux" else None
-    if found is None:
+    placement = job_of(environment) if sys.platform == "linux" else None
+    if placement is None:
         return None
-    job, process, size = found
+    job, process, size = placement
     address = f"\0realcoll {job}"
     secret = job_secret(environment)
     host = None
@@ -134,12 +135,12 @@ def _met_before(environment: Mapping[str, str], timeout_s: float) -> _Before | N
         host = Host(size, address, secret)
     control = join(address, process, size, token=secret, timeout_s=timeout_s, host=host)
     try:
-        told = control.gather("start of MPI", str(os.getpid()).encode())
+        pids = control.gather("start of MPI", str(os.getpid()).encode())
     except FaultError as error:
         control.fail(error.message)
         atexit.register(_leave, control)
         raise
-    return _Before(control, job, {rank: int(pid) for rank, pid in told.items()})
+    return _Before(control, job, {rank: int(pid) for rank, pid in pids.items()})
 
 
 def job_of(environment: Mapping[str, str]) -> tuple[str, int, int] | None:
@@ -164,18 +165,18 @@ def _name(environment: Mapping[str, str], prefix: str) -> str:
         return job_name(launcher)
 
 
-def _started(before: _Before | None, limit_s: float) -> Any:
+def _start_mpi(early: _Before | None, limit_s: float) -> Any:
     """Start MPI within a time limit, or end this process; each process removes MPICH's shared memory, which any may have created.
 
     MPICH derives its name from the job's: 32-bit FNV-1a.
     """
     path = ""
-    if before and "MPI_LOCALRANKID" in os.environ:
+    if early and "MPI_LOCALRANKID" in os.environ:
         number = 0x811C9DC5
-        for byte in before.job.encode():
+        for byte in early.job.encode():
             number = (number ^ byte) * 0x01000193 & 0xFFFFFFFF
         path = f"/dev/shm/mpich_shm_{number:x}_0"  # noqa: S108 - its name, nothing is made
-    with starts_in_time(limit_s, before.pids if before else {}, path):
+    with starts_in_time(limit_s, early.pids if early else {}, path):
         return load_mpi()
 
 
@@ -184,20 +185,20 @@ def _leave(control: Control) -> None:
     control.close()
 
 
-def _met(comm: Any, timeout_s: float) -> Control:
+def _meet(comm: Any, timeout_s: float) -> Control:
     """Host the rendezvous in process 0, on the loopback interface if all processes run on one machine."""
     process, size = comm.Get_rank(), comm.Get_size()
     if size == 1:
         return Control(0, 1, timeout_s)
-    here = socket.gethostname()
-    one_machine = len(set(comm.allgather(here))) == 1
+    host_name = socket.gethostname()
+    one_machine = len(set(comm.allgather(host_name))) == 1
     host, offer = None, None
     if process == 0:
         from realcoll.meeting.host import Host
 
         token = secrets.token_hex(16)
-        host = Host(size, (listening_at("127.0.0.1" if one_machine else here), 0), token)
-        offer = ("127.0.0.1" if one_machine else here, host.address[1], token)
+        host = Host(size, (listening_at("127.0.0.1" if one_machine else host_name), 0), token)
+        offer = ("127.0.0.1" if one_machine else host_name, host.address[1], token)
     address, port, token = comm.bcast(offer)
     return join((address, port), process, size, token=token, timeout_s=timeout_s, host=host)
 

@@ -88,9 +88,9 @@ class Board:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)  # a process that takes no answers must not hold up the others
         self._selector.register(ours, selectors.EVENT_READ, _Seat(ours))
-        here = {"MPI_LOCALRANKID": str(process), "MPI_LOCALNRANKS": str(self._size)}
+        local_variables = {"MPI_LOCALRANKID": str(process), "MPI_LOCALNRANKS": str(self._size)}
         job = {"PMI_RANK": str(process), "PMI_SIZE": str(self._size), "PMI_FD": str(theirs.fileno())}
-        return theirs, here | job
+        return theirs, local_variables | job
 
     def serve(self, seconds: float) -> None:
         """Answer requests for that long."""
@@ -118,7 +118,7 @@ class Board:
             self._selector.unregister(seat.socket)
         seat.socket.close()
 
-    def _put(self, key: str, value: str) -> bool:
+    def _store(self, key: str, value: str) -> bool:
         """Store a value; False if it is too long, or the board is full."""
         sizes = len(key.encode()), len(value.encode())
         if sizes[0] > KEY_BYTES or sizes[1] > VALUE_BYTES or self._held_bytes + sum(sizes) > MAX_BOARD_BYTES:
@@ -133,24 +133,24 @@ class Board:
         words = dict(word.partition("=")[::2] for word in head.split())
         command = words.get("cmd", "")
         if command == "put":
-            kept = self._put(words.get("key", ""), value)
-            reply = f"put_result rc={0 if kept else -1} msg={'success' if kept else 'too_long'}"
+            fits = self._store(words.get("key", ""), value)
+            reply = f"put_result rc={0 if fits else -1} msg={'success' if fits else 'too_long'}"
         elif command == "get":
-            found = self._values.get(words.get("key", ""))
-            reply = f"get_result rc={-1 if found is None else 0} msg={found is not None} value={found or ''}"
+            stored = self._values.get(words.get("key", ""))
+            reply = f"get_result rc={-1 if stored is None else 0} msg={stored is not None} value={stored or ''}"
         elif command == "barrier_in":
             if seat in self._waiting:
                 self._drop(seat)
                 return
             self._waiting.append(seat)
             if len(self._waiting) == self._size:
-                for each in self._waiting:
+                for waiting_seat in self._waiting:
                     with contextlib.suppress(OSError):
-                        each.socket.sendall(b"cmd=barrier_out rc=0\n")
+                        waiting_seat.socket.sendall(b"cmd=barrier_out rc=0\n")
                 self._waiting.clear()
             return
         else:
-            known = {
+            replies = {
                 "init": "response_to_init pmi_version=1 pmi_subversion=1 rc=0",
                 "get_maxes": f"maxes rc=0 {LIMITS}",
                 "get_appnum": "appnum rc=0 appnum=0",
@@ -160,5 +160,5 @@ class Board:
             }
             if command == "abort":  # the process ends by itself, and the launcher sees that
                 return
-            reply = known.get(command, f"{command[:KEY_BYTES]}_result rc=-1 msg=unknown_command")
+            reply = replies.get(command, f"{command[:KEY_BYTES]}_result rc=-1 msg=unknown_command")
         seat.socket.sendall(f"cmd={reply}\n".encode())

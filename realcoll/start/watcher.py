@@ -81,9 +81,9 @@ def ends_in_time(limit_s: float, pids: Mapping[int, int]) -> None:
 
 
 def _helper(
-    what: str, limit_s: float, pids: Mapping[int, int], path: str, source: int = subprocess.PIPE, launcher: str = ""
+    purpose: str, limit_s: float, pids: Mapping[int, int], path: str, source: int = subprocess.PIPE, launcher: str = ""
 ) -> subprocess.Popen[bytes]:
     ranks = ",".join(f"rank {rank}:{pid}" for rank, pid in sorted(pids.items())) + launcher
-    words = [sys.executable, "-I", "-S", "-c", _SCRIPT, str(os.getpid()), str(limit_s), what, ranks, path]
+    words = [sys.executable, "-I", "-S", "-c", _SCRIPT, str(os.getpid()), str(limit_s), purpose, ranks, path]
     # In a session of its own, it outlives a launcher's kill of this process's group for as long as it takes to remove the file.
     return subprocess.Popen(words, stdin=source, stdout=subprocess.DEVNULL, start_new_session=True)  # noqa: S603

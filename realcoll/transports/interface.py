@@ -50,10 +50,10 @@ class Transport(Protocol):
     def group(self, recvs: Sequence[Message], sends: Sequence[Message]) -> Callable[[], Any]:
         """A reusable function that starts a group of messages, which progress together, without waiting for them.
 
-        It returns the argument of :meth:`finished` and :meth:`wait`, or None if calls may follow at once.
+        It returns the argument of :meth:`is_over` and :meth:`wait`, or None if calls may follow at once.
         """
 
-    def finished(self, group: Any) -> bool:
+    def is_over(self, group: Any) -> bool:
         """Whether all messages of a group are done."""
 
     def wait(self, groups: Sequence[Any]) -> None:
@@ -89,7 +89,7 @@ class Transport(Protocol):
     def lanes(self, plan: Plan, processes: int) -> Sequence[Transport]:
         """One transport per channel of a plan, or one for all channels together."""
 
-    def recorded(self, play: Callable[[], None]) -> Callable[[], None]:
+    def record_calls(self, play: Callable[[], None]) -> Callable[[], None]:
         """Make a sequence of calls cheap to repeat, if the transport supports it."""
 
     def vendor(

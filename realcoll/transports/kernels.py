@@ -33,9 +33,14 @@ __all__ = [
 _TINY = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
 _STORED: dict[str, np.dtype[Any]] = {"bfloat16": np.dtype(np.uint16), **dict.fromkeys(_TINY, np.dtype(np.uint8))}
 _UFUNCS = {
-    "sum": "add", "product": "multiply", "min": "minimum", "max": "maximum", "band": "bitwise_and", "bor": "bitwise_or",
+    "sum": "add",
+    "product": "multiply",
+    "min": "minimum",
+    "max": "maximum",
+    "band": "bitwise_and",
+    "bor": "bitwise_or",
     "bxor": "bitwise_xor",
-}  # fmt: skip
+}
 _FLOAT = {
     "sum": "add_f32(x, y)",
     "product": "mul_f32(x, y)",
@@ -106,10 +111,10 @@ def mean_table(dtype: np.dtype[Any], nranks: int) -> NDArray[np.uint8]:
 def pair_table(op: str, dtype: np.dtype[Any]) -> NDArray[np.uint8]:
     """The result of every pair of 8-bit values: at ``256 * left + right``."""
     values = np.arange(256, dtype=np.uint8)
-    left = np.repeat(values, 256).view(dtype)
+    lefts = np.repeat(values, 256).view(dtype)
     with np.errstate(all="ignore"):
-        found = REDUCTIONS[op](left, np.tile(values, 256).view(dtype))
-    table: NDArray[np.uint8] = found.astype(dtype).view(np.uint8)
+        results = REDUCTIONS[op](lefts, np.tile(values, 256).view(dtype))
+    table: NDArray[np.uint8] = results.astype(dtype).view(np.uint8)
     return table
 
 
@@ -122,9 +127,11 @@ def _by_table(cupy: Any, op: str, dtype: np.dtype[Any]) -> Callable[[Any, Any], 
 
 
 def _by_formula(cupy: Any, op: str, dtype: np.dtype[Any]) -> Callable[[Any, Any], object]:
-    kept, source = device_dtype(dtype).name, (float32_source if dtype.name == "float32" else bfloat16_source)(op)
-    right = "float32" if op == "divide" else kept
-    kernel = cupy.ElementwiseKernel(f"{right} r", f"{kept} t", source, f"simcoll_{op}_{dtype.name}", preamble=EXACT)
+    dtype_name, source = device_dtype(dtype).name, (float32_source if dtype.name == "float32" else bfloat16_source)(op)
+    right = "float32" if op == "divide" else dtype_name
+    kernel = cupy.ElementwiseKernel(
+        f"{right} r", f"{dtype_name} t", source, f"simcoll_{op}_{dtype.name}", preamble=EXACT
+    )
     return lambda target, source: kernel(source, target)
 
 

@@ -27,9 +27,9 @@ class HostMemory:
 
     def alloc(self, size_bytes: int) -> Array:
         """New numpy bytes, aligned to a cache line."""
-        whole = np.empty(size_bytes + ALIGN, np.uint8)
-        first = -whole.ctypes.data % ALIGN
-        return whole[first : first + size_bytes]
+        padded = np.empty(size_bytes + ALIGN, np.uint8)
+        offset = -padded.ctypes.data % ALIGN
+        return padded[offset : offset + size_bytes]
 
     def view(self, memory: Array, first_byte: int, elements: int, dtype: np.dtype[Any]) -> Array:
         """A typed numpy view."""
@@ -66,7 +66,7 @@ class HostMemory:
         """Itself for each channel."""
         return (self,) * (plan.nchannels if plan.nchannels <= MOST_CHANNELS else 1)
 
-    def recorded(self, play: Callable[[], None]) -> Callable[[], None]:
+    def record_calls(self, play: Callable[[], None]) -> Callable[[], None]:
         """The calls as they are."""
         return play
 
@@ -107,7 +107,7 @@ class LocalTransport(HostMemory):
 
         return begin
 
-    def finished(self, group: None) -> bool:  # noqa: ARG002
+    def is_over(self, group: None) -> bool:  # noqa: ARG002
         """Always True: messages complete at once."""
         return True
 

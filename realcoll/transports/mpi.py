@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from realcoll.process_errors import FaultError
-from realcoll.start.mpi_start import LAST_WORDS_S, joined
+from realcoll.start.mpi_start import LAST_WORDS_S, join_mpi
 from realcoll.transports.interface import Message
 from realcoll.transports.local import HostMemory
 from realcoll.transports.vendor import mpi_collective
@@ -92,7 +92,7 @@ class MpiTransport(HostMemory):
     name = "mpi"
 
     def __init__(self, comm: Any = None, *, timeout_s: float = 60.0, start_timeout_s: float = 60.0) -> None:
-        self._mpi, self.comm, self.control = joined(comm, timeout_s, start_timeout_s)
+        self._mpi, self.comm, self.control = join_mpi(comm, timeout_s, start_timeout_s)
         self._testall = self._mpi.Request.Testall
         self._startall = self._mpi.Prequest.Startall
         self._bytes = self._mpi.BYTE
@@ -114,11 +114,11 @@ class MpiTransport(HostMemory):
             self.control.check_usable()
         comm = self.comm
         receive, send = (comm.Recv_init, comm.Send_init) if persistent else (comm.Irecv, comm.Isend)
-        made = [(receive, each) for each in recvs] + [(send, each) for each in sends]
+        calls = [(receive, incoming) for incoming in recvs] + [(send, outgoing) for outgoing in sends]
         try:
-            return [request(*message) for request, message in made], [process for _, (_, process, _) in made]
+            return [request(*message) for request, message in calls], [process for _, (_, process, _) in calls]
         except self._mpi.Exception as error:
-            raise self._failed(error) from None
+            raise self._fault(error) from None
 
     def start(self, group: _Group) -> None:
         """Start all requests of a persistent group."""
@@ -127,7 +127,7 @@ class MpiTransport(HostMemory):
         try:
             self._startall(group[0])
         except self._mpi.Exception as error:
-            raise self._failed(error) from None
+            raise self._fault(error) from None
 
     def free(self, group: _Group) -> None:
         """Free persistent requests, none of which is active except after a failure."""
@@ -135,25 +135,25 @@ class MpiTransport(HostMemory):
             for request in group[0]:
                 request.Free()
 
-    def finished(self, group: _Group) -> bool:
+    def is_over(self, group: _Group) -> bool:
         """Whether all of a group is done."""
         try:
             return bool(self._testall(group[0]))
         except self._mpi.Exception as error:
-            raise self._failed(error) from None
+            raise self._fault(error) from None
 
     def wait(self, groups: Sequence[_Group]) -> None:
         """Wait until all of one group is done."""
         try:
-            first, test = groups[0][0], self._testall
+            requests, test = groups[0][0], self._testall
             for _ in range(1 if self._crowded or len(groups) > 1 else EAGER_TESTS):
-                if test(first):
+                if test(requests):
                     return
             self._wait(groups)
         except self._mpi.Exception as error:
-            raise self._failed(error) from None
+            raise self._fault(error) from None
 
-    def _failed(self, error: Exception) -> FaultError:
+    def _fault(self, error: Exception) -> FaultError:
         """The error for a failure that MPI reports; if a process has ended, the rendezvous is about to name it."""
         limit = time.monotonic() + NEWS_S
         while not self.control.loss() and time.monotonic() < limit:
@@ -166,29 +166,29 @@ class MpiTransport(HostMemory):
         look = begin + LOOK_ROUND_S
         peers = [peer for _, members in groups for peer in members]
         while not any(self._testall(requests) for requests, _ in groups):
-            now = time.monotonic()
-            if now - begin > REST_AFTER_S:
+            time_s = time.monotonic()
+            if time_s - begin > REST_AFTER_S:
                 time.sleep(REST_S)
             elif self._crowded:
                 time.sleep(CROWDED_REST_S)
-            elif now - begin > PATIENCE_S:
+            elif time_s - begin > PATIENCE_S:
                 os.sched_yield()
-            if now >= look:
-                look = now + LOOK_ROUND_S
-                late = now - begin > self.control.timeout_s
+            if time_s >= look:
+                look = time_s + LOOK_ROUND_S
+                late = time_s - begin > self.control.timeout_s
                 if late or (self.control.loss() if peers == [-1] else self.control.trouble()):
                     self._blame(groups)
 
     def _blame(self, groups: Sequence[_Group]) -> None:
         """Give up on groups, unless one completes while the other processes are queried."""
-        left = [
+        pending = [
             [peer for peer, request in zip(peers, requests, strict=True) if not request.Test()]
             for requests, peers in groups
         ]
-        if left == [[-1]]:  # in a barrier, which all have come to
+        if pending == [[-1]]:  # in a barrier, which all have come to
             raise self.control.stuck(set(range(self.control.size)) - {self.control.process})
-        if all(left):
-            raise self.control.stuck(peer for waiting in left for peer in waiting)
+        if all(pending):
+            raise self.control.stuck(peer for waiting in pending for peer in waiting)
 
     def vendor(
         self, plan: Plan, inputs: Mapping[int, Array], outputs: Mapping[int, Array]
@@ -206,7 +206,7 @@ class MpiTransport(HostMemory):
             try:
                 call()
             except self._mpi.Exception as error:
-                raise self._failed(error) from None
+                raise self._fault(error) from None
 
         return run
 

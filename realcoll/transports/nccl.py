@@ -131,8 +131,8 @@ class NcclTransport:
         """Create a communicator of all processes, whose ID the first process makes and the rendezvous distributes."""
         offer = b""
         if self.control.process == 0:
-            made = self._nccl.get_unique_id()  # bytes, or a tuple of numbers before CuPy 14
-            offer = msgspec.msgpack.encode([isinstance(made, bytes), list(made)])
+            identity = self._nccl.get_unique_id()  # bytes, or a tuple of numbers before CuPy 14
+            offer = msgspec.msgpack.encode([isinstance(identity, bytes), list(identity)])
         raw, numbers = msgspec.msgpack.decode(self.control.gather("nccl id", offer)[0])
         unique = bytes(numbers) if raw else tuple(numbers)
 
@@ -177,7 +177,7 @@ class NcclTransport:
 
         return begin
 
-    def finished(self, group: None) -> bool:  # noqa: ARG002
+    def is_over(self, group: None) -> bool:  # noqa: ARG002
         """Always True: the stream orders later work after the group."""
         return True
 
@@ -188,7 +188,7 @@ class NcclTransport:
         """Copy on the stream."""
         target.data.copy_from_device_async(source.data, source.nbytes, self.stream)
 
-    def _streamed(self, call: Callable[..., object]) -> Callable[..., object]:
+    def _on_stream(self, call: Callable[..., object]) -> Callable[..., object]:
         stream = self.stream
 
         def run(*arguments: Any) -> object:
@@ -199,13 +199,13 @@ class NcclTransport:
 
     def reducer(self, op: str, dtype: np.dtype[Any]) -> Callable[[Any, Any], object]:
         """A kernel on the stream."""
-        return self._streamed(kernels.reducer(self._cupy, op, dtype))
+        return self._on_stream(kernels.reducer(self._cupy, op, dtype))
 
     def finisher(self, plan: Plan) -> Callable[[Any], None] | None:
         """A kernel on the stream, behind the work of the lanes."""
         if plan.reduction.name != "avg":
             return None
-        divide = self._streamed(kernels.finisher(self._cupy, plan.dtype, plan.nranks))
+        divide = self._on_stream(kernels.finisher(self._cupy, plan.dtype, plan.nranks))
 
         def finish(values: Any) -> None:
             self._wait_for_lanes()
@@ -247,10 +247,10 @@ class NcclTransport:
         for lane in self._lanes:
             self.stream.wait_event(lane.stream.record())
 
-    def recorded(self, play: Callable[[], None]) -> Callable[[], None]:
+    def record_calls(self, play: Callable[[], None]) -> Callable[[], None]:
         """The calls between a fork to the lanes' streams and a join; on request, captured as a CUDA graph."""
 
-        def forked() -> None:
+        def fork_and_join() -> None:
             begin = self.stream.record() if self._lanes else None
             for lane in self._lanes:
                 lane.stream.wait_event(begin)
@@ -258,7 +258,7 @@ class NcclTransport:
             self._wait_for_lanes()
 
         if not self._graph:
-            return forked
+            return fork_and_join
         runs = 0
         graphs: list[Any] = []
 
@@ -266,11 +266,11 @@ class NcclTransport:
             nonlocal runs
             runs += 1
             if runs == 1:  # compiles kernels and lets NCCL connect, neither of which can be captured
-                forked()
+                fork_and_join()
                 return
             if not graphs:
                 self.stream.begin_capture()
-                forked()
+                fork_and_join()
                 graphs.append(self.stream.end_capture())
             graphs[0].launch(self.stream)
 
@@ -296,10 +296,10 @@ class NcclTransport:
         look = begin + LOOK_ROUND_S
         while not self.stream.done:
             time.sleep(POLL_S)
-            now = time.monotonic()
-            if now >= look:
-                look = now + LOOK_ROUND_S
-                self._check(late=0 < self.control.timeout_s < now - begin)
+            time_s = time.monotonic()
+            if time_s >= look:
+                look = time_s + LOOK_ROUND_S
+                self._check(late=0 < self.control.timeout_s < time_s - begin)
         self._check(late=False)
 
     def _check(self, *, late: bool) -> None:
@@ -309,7 +309,7 @@ class NcclTransport:
             except self._nccl.NcclError as error:
                 raise FaultError(f"NCCL: {error}") from None
         if late or (self.control.trouble() and not self.stream.done):
-            raise self.control.stuck(other for other in range(self.control.size) if other != self.control.process)
+            raise self.control.stuck(process for process in range(self.control.size) if process != self.control.process)
 
     def barrier(self) -> None:
         """Wait for the stream and for all processes."""

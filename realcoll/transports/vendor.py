@@ -15,10 +15,17 @@ _MPI_CHARS = "bBhHiIlLqQfdFD"
 """numpy's type codes of the types that every MPI library supports."""
 _NCCL_OPS = {"sum": "NCCL_SUM", "product": "NCCL_PROD", "min": "NCCL_MIN", "max": "NCCL_MAX"}
 _NCCL_TYPES = {
-    "int8": "NCCL_INT8", "uint8": "NCCL_UINT8", "int32": "NCCL_INT32", "uint32": "NCCL_UINT32", "int64": "NCCL_INT64",
-    "uint64": "NCCL_UINT64", "float16": "NCCL_FLOAT16", "float32": "NCCL_FLOAT32", "float64": "NCCL_FLOAT64",
+    "int8": "NCCL_INT8",
+    "uint8": "NCCL_UINT8",
+    "int32": "NCCL_INT32",
+    "uint32": "NCCL_UINT32",
+    "int64": "NCCL_INT64",
+    "uint64": "NCCL_UINT64",
+    "float16": "NCCL_FLOAT16",
+    "float32": "NCCL_FLOAT32",
+    "float64": "NCCL_FLOAT64",
     "bfloat16": "NCCL_BFLOAT16",
-}  # fmt: skip
+}
 
 
 def mpi_collective(mpi: Any, comm: Any, plan: Plan, source: View, target: View) -> Callable[[], object] | None:

@@ -49,7 +49,7 @@ class Algorithm:
 
     collective: str
     name: str
-    written: Callable[..., Any]
+    function: Callable[..., Any]
     cost: str
     pattern: str
     ranks: str
@@ -61,38 +61,38 @@ class Algorithm:
     @property
     def params(self) -> dict[str, Any]:
         """Parameters with their defaults: the algorithm's own, then the shared ones."""
-        return _keywords(self.written) | ({} if self.shared is None else _keywords(self.shared))
+        return _keywords(self.function) | ({} if self.shared is None else _keywords(self.shared))
 
     def build(self, collective: Collective, **params: Any) -> Schedule:
         """Make the schedule for a collective."""
-        own = _keywords(self.written)
-        made: Any = self.written(collective, **{name: value for name, value in params.items() if name in own})
+        keywords = _keywords(self.function)
+        schedule: Any = self.function(collective, **{name: value for name, value in params.items() if name in keywords})
         if self.shared is not None:
-            made = self.shared(made, **{name: value for name, value in params.items() if name not in own})
-        shown = ((name, getattr(value, "name", value)) for name, value in (self.params | params).items())
-        named: Schedule = replace(made, name=self.name, params=tuple(shown))
-        module, name = self.written.__module__, self.written.__name__
+            schedule = self.shared(schedule, **{name: value for name, value in params.items() if name not in keywords})
+        texts = ((name, getattr(value, "name", value)) for name, value in (self.params | params).items())
+        result: Schedule = replace(schedule, name=self.name, params=tuple(texts))
+        module, name = (getattr(self.function, key, "") for key in ("__module__", "__name__"))
         if getattr(sys.modules.get(module), name, None) is self:  # another process finds it there, too
-            named.keep_passes(built_again, module, name, collective, tuple(params.items()))
+            result.keep_passes(build_again, module, name, collective, tuple(params.items()))
         else:
-            named.keep_passes()
-        return named
+            result.keep_passes()
+        return result
 
     def __call__(self, collective: Collective, **params: Any) -> Schedule:
         """Make the schedule, as :meth:`build` does."""
         return self.build(collective, **params)
 
 
-def built_again(module: str, name: str, collective: Collective, params: tuple[tuple[str, Any], ...]) -> Schedule:
+def build_again(module: str, name: str, collective: Collective, params: tuple[tuple[str, Any], ...]) -> Schedule:
     """The schedule of a pickled algorithm; the same one for the same numbers, so that it is proved once in a process."""
     plain = all(isinstance(value, (int, str, tuple)) for _, value in params)
-    return (_built if plain else _built.__wrapped__)(module, name, collective, params)
+    return (_build if plain else _build.__wrapped__)(module, name, collective, params)
 
 
 @lru_cache(maxsize=16)
-def _built(module: str, name: str, collective: Collective, params: tuple[tuple[str, Any], ...]) -> Schedule:
-    found: Algorithm = getattr(import_module(module), name)
-    return found.build(collective, **dict(params))
+def _build(module: str, name: str, collective: Collective, params: tuple[tuple[str, Any], ...]) -> Schedule:
+    algorithm: Algorithm = getattr(import_module(module), name)
+    return algorithm.build(collective, **dict(params))
 
 
 @cache
@@ -120,7 +120,7 @@ def algorithm(
     ``shared`` makes one.
     """
 
-    def register(written: Written) -> Algorithm:
-        return Algorithm(collective, name, written, cost, pattern, ranks, source, topologies, order, shared)
+    def register(function: Written) -> Algorithm:
+        return Algorithm(collective, name, function, cost, pattern, ranks, source, topologies, order, shared)
 
     return register

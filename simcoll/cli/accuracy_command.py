@@ -8,6 +8,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from simcoll.terminal import say
+
 __all__ = ["show_accuracy"]
 
 
@@ -28,21 +30,22 @@ def show_accuracy(
     from simcoll.files.output import refuse_places, write_file
     from simcoll.planning.measured.accuracy import measure
 
-    def told(name: str) -> None:
+    def tell(name: str) -> None:
         if sys.stderr.isatty():
-            print(f"\r{name:<60}", end="", file=sys.stderr, flush=True)
+            sys.stderr.write(f"\r{name:<60}")
+            sys.stderr.flush()
 
     refuse_places([output])
     if steps:
         text = _writer("step_accuracy").step_page()
     else:
-        text = _writer("accuracy_page").page(measure(told))
-        told("")
+        text = _writer("accuracy_page").page(measure(tell))
+        tell("")
     if output is None:
-        print(text, end="")
+        sys.stdout.write(text)
     else:
         write_file(output, text.encode())
-        print(f"# wrote {output}")
+        say(f"# wrote {output}")
 
 
 def _writer(name: str) -> ModuleType:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from simcoll.errors import ConfigError
+from simcoll.terminal import say
 
 if TYPE_CHECKING:
     from simcoll.tuning import Choice
@@ -43,16 +44,16 @@ def name_choices(
     programs: tuple[Choice, ...] = ()
     if algorithm is not None:
         choices = tuple(parse_choice(text) for text in algorithm.split(","))
-        if any(is_file_name(each.algorithm) for each in choices):
+        if any(is_file_name(choice.algorithm) for choice in choices):
             from simcoll.planning.sweeps.goal_programs import split_programs
 
             choices, programs = split_programs(choices)
         if not choices:
             return Named("", None, (), programs)
-        file = next((each.algorithm for each in choices if is_file_name(each.algorithm)), None)
+        file = next((choice.algorithm for choice in choices if is_file_name(choice.algorithm)), None)
         if collective is None and file is not None:
-            own = file_schedule(file).collective
-            collective, root = own.kind, own.root if root is None else root
+            file_collective = file_schedule(file).collective
+            collective, root = file_collective.kind, file_collective.root if root is None else root
     if collective is None:
         list_collectives()
         raise ConfigError(f"expected a COLLECTIVE, for example: {command} all_reduce -t dgx-h100 --nodes 2")
@@ -65,4 +66,4 @@ def list_collectives() -> None:
 
     width = max(map(len, KINDS))
     for name, kind in KINDS.items():
-        print(f"{name:<{width}}  {kind.summary}")
+        say(f"{name:<{width}}  {kind.summary}")

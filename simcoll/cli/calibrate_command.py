@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from simcoll.command_line import WHOLE
 from simcoll.errors import ConfigError
+from simcoll.terminal import say
 
 if TYPE_CHECKING:
     from simcoll.libraries.calibration import Calibration
@@ -51,47 +52,46 @@ def calibrate_logs(
     """
     from simcoll.files.output import refuse_places
     from simcoll.libraries.calibration import write_calibration
-    from simcoll.planning.measured.calibrating import fitted, gathered
-    from simcoll.units import printable
+    from simcoll.planning.measured.calibrating import fit_calibration, gather
 
     if not logs:
         raise ConfigError("calibrate needs a log; expected output of nccl-tests, rccl-tests or realcoll perf")
     refuse_places([output], [topology, library, *logs])
     names = tuple(parameters.split(",")) if parameters is not None else None
-    read = gathered(logs, topology, nodes=nodes, library=library, environment=env, collective=collective)
-    for note in read.notes:
-        print(f"# note: {printable(note)}")
-    found = fitted(read, names, topology)
-    for line in _lines(found, read.series, names):
-        print(f"# {printable(line)}")
-    write_calibration(output, found)
-    print(f"# wrote {output}: calibration {found.hash}")
+    measurements = gather(logs, topology, nodes=nodes, library=library, environment=env, collective=collective)
+    for note in measurements.notes:
+        say(f"# note: {note}")
+    result = fit_calibration(measurements, names, topology)
+    for line in _lines(result, measurements.series, names):
+        say(f"# {line}")
+    write_calibration(output, result)
+    say(f"# wrote {output}: calibration {result.hash}")
 
 
-def _lines(found: Calibration, series: Sequence[Series], names: tuple[str, ...] | None) -> Iterator[str]:
+def _lines(result: Calibration, series: Sequence[Series], names: tuple[str, ...] | None) -> Iterator[str]:
     """Describe the parameters, and the error before and after on rows left out of the fit."""
     from simcoll.libraries.fitting import left_out
     from simcoll.planning.measured.comparison import band_lines
     from simcoll.units import format_signed
 
-    yield from found.sources
-    for table in found.tuning:
-        where = f"{table.nranks or 'any number of'} ranks on {table.nnodes or 'any number of'} nodes"
-        yield f"NCCL's tuning table for {where}: determines the choice there"
+    yield from result.sources
+    for table in result.tuning:
+        scope = f"{table.nranks or 'any number of'} ranks on {table.nnodes or 'any number of'} nodes"
+        yield f"NCCL's tuning table for {scope}: determines the choice there"
     if not series:
         return
-    yield f"launch {format_signed(found.launch_fs)}: added to every operation"
-    yield f"rate x {float(found.rate):.3f}: of links, NICs and switches"
-    yield f"fabric latency {format_signed(found.fabric_latency_fs)}: on every hop over the network"
-    yield f"growth x {float(found.growth):.2f}: of how much LL slows down with size"
-    for each in found.corrections:
-        factors = sorted(float(factor) for _, factor in each.points)
-        yield f"correction by size, {each.collective} on {each.nranks} ranks: {factors[0]:.2f} to {factors[-1]:.2f}"
+    yield f"launch {format_signed(result.launch_fs)}: added to every operation"
+    yield f"rate x {float(result.rate):.3f}: of links, NICs and switches"
+    yield f"fabric latency {format_signed(result.fabric_latency_fs)}: on every hop over the network"
+    yield f"growth x {float(result.growth):.2f}: of how much LL slows down with size"
+    for correction in result.corrections:
+        factors = sorted(float(factor) for _, factor in correction.points)
+        yield f"correction by size, {correction.collective} on {correction.nranks} ranks: {factors[0]:.2f} to {factors[-1]:.2f}"
     rows = left_out(series, names)
     if not rows:
         yield "too few rows for a cross-validation"
         return
-    pairs = (("without the calibration", "before"), ("of rows left out of the fit", "after"))
-    for title, which in pairs:
-        for line in band_lines((each.size_bytes, 1 + getattr(each, which)) for each in rows):
-            yield f"error {title}, {line}"
+    for line in band_lines((row.size_bytes, 1 + row.uncalibrated_error) for row in rows):
+        yield f"error without the calibration, {line}"
+    for line in band_lines((row.size_bytes, 1 + row.calibrated_error) for row in rows):
+        yield f"error of rows left out of the fit, {line}"

@@ -8,6 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from simcoll.errors import blamed_on
+from simcoll.terminal import say
 
 __all__ = ["calibrate_steps"]
 
@@ -46,16 +47,16 @@ def calibrate_steps(
     table = read_steps(design, rows)
     names = tuple(name.strip() for name in parameters.split(",")) if parameters else ()
     with blamed_on(str(rows)):
-        found = fit_steps(table.rows, names, source=f"{rows.name} on {design.name}")
-    print(f"# {table.title}: {found.calibration.state}")
-    print(f"{'measured s':>12} {'off':>7} {'unseen':>7}  step")
-    for row, seen, unseen in zip(table.rows, found.seen.tolist(), found.unseen.tolist(), strict=True):
-        shown = "" if np.isnan(unseen) else f"{100 * unseen:+.1f} %"
-        print(f"{row.seconds:>12.4g} {100 * seen:>+5.1f} % {shown:>7}  {row.label}")
+        fit = fit_steps(table.rows, names, source=f"{rows.name} on {design.name}")
+    say(f"# {table.title}: {fit.calibration.state}")
+    say(f"{'measured s':>12} {'off':>7} {'unseen':>7}  step")
+    for row, error, unseen in zip(table.rows, fit.errors.tolist(), fit.unseen_errors.tolist(), strict=True):
+        unseen_text = "" if np.isnan(unseen) else f"{100 * unseen:+.1f} %"
+        say(f"{row.seconds:>12.4g} {100 * error:>+5.1f} % {unseen_text:>7}  {row.label}")
     for name in names or default_parameters(len(table.rows)):
-        value, limits = getattr(found.calibration, name), PARAMETERS[name]
-        if limits.least < value < limits.most or value == 0:
+        value, limits = getattr(fit.calibration, name), PARAMETERS[name]
+        if limits.low < value < limits.high or value == 0:
             continue
-        print(f"# note: {name} is at its limit, {value}: something else is wrong, in the design or in the model")
-    write_file(output, calibration_toml(found.calibration).encode())
-    print(f"# wrote {output}")
+        say(f"# note: {name} is at its limit, {value}: something else is wrong, in the design or in the model")
+    write_file(output, calibration_toml(fit.calibration).encode())
+    say(f"# wrote {output}")

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from simcoll.command_line import WHOLE
 from simcoll.errors import ConfigError
+from simcoll.terminal import say
 
 if TYPE_CHECKING:
     from simcoll.formats.logs.nccl_tuning import Chosen
@@ -59,25 +60,25 @@ def compare_log(
     from simcoll.libraries.calibration import load_calibration
     from simcoll.planning.measured.comparison import (
         band_lines,
+        blame_log,
         check_request,
         compare,
         comparison_lines,
         deviations,
         settings_for,
-        told_of,
     )
     from simcoll.planning.measured.comparison_chart import comparison_svg
     from simcoll.planning.measured.hypotheses import hypotheses
     from simcoll.planning.measured.library_table import doubts
-    from simcoll.units import printable
+    from simcoll.terminal import printable
 
     refuse_places([svg], [log, topology, library, calibration])
     check_request(topology, env)
     overlay = load_calibration(calibration) if calibration else None
-    found = load_log(log)
-    with told_of(found, log):
+    content = load_log(log)
+    with blame_log(content, log):
         settings, notes = settings_for(
-            found, topology, nodes=nodes, library=library, environment=env, collective=collective
+            content, topology, nodes=nodes, library=library, environment=env, collective=collective
         )
     if overlay and any(source.startswith(f"{log.name}:") for source in overlay.sources):
         notes.append(
@@ -85,58 +86,60 @@ def compare_log(
         )
     if overlay and overlay.topology not in {"", topology}:
         notes.append(f"the calibration was fitted on topology {overlay.topology!r}, another than {topology!r}")
-    for note in (*found.notes, *notes):
-        print(f"# note: {printable(note)}")
+    for note in (*content.notes, *notes):
+        say(f"# note: {note}")
     tables = {}
     for number, setting in enumerate(settings, 1):
         with Progress() as progress:
             rows = compare(setting, overlay, progress)
         tables[f"{number}. {printable(str(setting))}"] = rows
-        print(
-            printable(
-                f"# {setting}; predicted by {setting.library}{f', calibration {overlay.hash}' if overlay else ''}"
-            )
-        )
+        say(f"# {setting}; predicted by {setting.library}{f', calibration {overlay.hash}' if overlay else ''}")
         if setting.table.environment:
             replaced = ", which --env replaces" if env else ""
             values = " ".join(f"{name}={value}" for name, value in setting.table.environment)
-            print(printable(f"# environment of the log{replaced}: {values}"))
-        for line in (*comparison_lines(rows), *doubts(each.prediction for each in rows)):
-            print(line)
-        for line in band_lines((each.row.size_bytes, each.ratio) for each in rows):
-            print(f"# error {line}")
-        print(f"# ({NOISE})")
-        for line in (*deviations(rows), *_choices(rows, found.choices)):
-            print(f"# {line}")
-        told = hypotheses(setting, overlay)
-        if told:
-            print("# Hypotheses, each tested by predicting with that one change:")
-        for each in told:
-            print(f"#   {each}")
+            say(f"# environment of the log{replaced}: {values}")
+        for line in (*comparison_lines(rows), *doubts(row.prediction for row in rows)):
+            say(line)
+        for line in band_lines((row.row.size_bytes, row.ratio) for row in rows):
+            say(f"# error {line}")
+        say(f"# ({NOISE})")
+        for line in (*deviations(rows), *_choices(rows, content.choices)):
+            say(f"# {line}")
+        explanations = hypotheses(setting, overlay)
+        if explanations:
+            say("# Hypotheses, each tested by predicting with that one change:")
+        for explanation in explanations:
+            say(f"#   {explanation}")
     if svg is not None:
         if len(tables) > MAX_PANELS:
             raise ConfigError(
                 f"{len(tables)} tables are too many for one picture; the most is {MAX_PANELS}", file=str(log)
             )
-        write_file(svg, comparison_svg(f"{log.name} beside predictions for {settings[0].topology.name}", tables))
-        print(f"# wrote {svg}")
+        write_file(
+            svg, comparison_svg(f"{printable(log.name)} beside predictions for {settings[0].topology.name}", tables)
+        )
+        say(f"# wrote {svg}")
 
 
 def _choices(rows: list[Compared], choices: tuple[Chosen, ...]) -> list[str]:
     """Compare NCCL's own choices, if the log has them, with the predicted ones."""
-    said = {(each.collective, each.size_bytes): f"{each.algorithm} {each.protocol}" for each in choices}
-    known = [
-        (each, said[each.prediction.collective, each.row.size_bytes])
-        for each in rows
-        if (each.prediction.collective, each.row.size_bytes) in said
+    log_choices = {
+        (choice.collective, choice.size_bytes): f"{choice.algorithm} {choice.protocol}" for choice in choices
+    }
+    pairs = [
+        (row, log_choices[row.prediction.collective, row.row.size_bytes])
+        for row in rows
+        if (row.prediction.collective, row.row.size_bytes) in log_choices
     ]
-    other = [(each, name) for each, name in known if name != f"{each.prediction.algorithm} {each.prediction.protocol}"]
-    if not known:
+    differences = [
+        (row, name) for row, name in pairs if name != f"{row.prediction.algorithm} {row.prediction.protocol}"
+    ]
+    if not pairs:
         return []
     from simcoll.units import counted, format_size
 
-    shown = [f"{format_size(each.row.size_bytes)} {name}" for each, name in other[:6]]
-    rest = f"; NCCL took {', '.join(shown)}{', ...' if len(other) > 6 else ''}" if other else ""
+    samples = [f"{format_size(row.row.size_bytes)} {name}" for row, name in differences[:6]]
+    remark = f"; NCCL took {', '.join(samples)}{', ...' if len(differences) > 6 else ''}" if differences else ""
     return [
-        f"NCCL's choice is in the log for {counted(len(known), 'size')}; as predicted: {len(known) - len(other)}{rest}"
+        f"NCCL's choice is in the log for {counted(len(pairs), 'size')}; as predicted: {len(pairs) - len(differences)}{remark}"
     ]

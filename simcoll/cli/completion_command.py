@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 from cyclopts import App
@@ -23,12 +24,12 @@ def help_of(app: App) -> Callable[..., None]:
         command
             A command such as perf, or calibrate step. Default: all commands.
         """
-        known, at = app, list[str]()
+        commands, path = app, list[str]()
         for word in command:
-            names = [name for name in known if not name.startswith("-")]
+            names = [name for name in commands if not name.startswith("-")]
             if word not in names:
-                raise ConfigError(f"no command {' '.join([*at, word])!r}; {nearest(word, names)}")
-            known, at = known[word], [*at, word]
+                raise ConfigError(f"no command {' '.join([*path, word])!r}; {nearest(word, names)}")
+            commands, path = commands[word], [*path, word]
         app.help_print(list(command))
 
     return show_help
@@ -49,6 +50,6 @@ def completion_of(app: App) -> Callable[..., None]:
         from simcoll.planning.names import option_names
 
         commands = tuple(name for name in app if not name.startswith("-"))
-        print(completion_script(app, shell, {**option_names(), "what": LISTED, "command": commands}))
+        sys.stdout.write(f"{completion_script(app, shell, {**option_names(), 'what': LISTED, 'command': commands})}\n")
 
     return print_completion

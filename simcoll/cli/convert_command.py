@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from simcoll.command_line import WHOLE
+from simcoll.terminal import say
 
 if TYPE_CHECKING:
     from simcoll.formats.schedules.schedule_files import Algorithm
@@ -63,17 +64,17 @@ def convert_file(
     if (to or _TOPOLOGY_ENDINGS.get(target.suffix)) in _TOPOLOGIES:
         _convert_topology(source, target, to or _TOPOLOGY_ENDINGS[target.suffix])
         return
-    named = to or _WORKLOAD_ENDINGS.get(target.suffix)
-    if named in _WORKLOADS:
+    format_name = to or _WORKLOAD_ENDINGS.get(target.suffix)
+    if format_name in _WORKLOADS:
         from simcoll.cli.workload_files import convert_workload
 
         def algorithm() -> Algorithm:
             return _source(source, collective, nranks, topology, root, in_place=in_place)
 
-        convert_workload(source, target, named, topology, algorithm, size, dtype)
+        convert_workload(source, target, format_name, topology, algorithm, size, dtype)
         return
     chosen = target_format(target, to)
-    given = {
+    options = {
         "dialect": dialect,
         "protocol": protocol,
         "min_bytes": None if min_bytes is None else parse_size(min_bytes),
@@ -81,10 +82,10 @@ def convert_file(
         "size": None if size is None else parse_size(size),
         "dtype": dtype,
     }
-    found = _source(source, collective, nranks, topology, root, in_place=in_place)
-    content = algorithm_content(found, chosen, **{key: value for key, value in given.items() if value is not None})
+    loaded = _source(source, collective, nranks, topology, root, in_place=in_place)
+    content = algorithm_content(loaded, chosen, **{key: value for key, value in options.items() if value is not None})
     write_file(target, content)
-    print(f"wrote {target}: {found}, {len(content):,} bytes of format {chosen.name}")
+    say(f"wrote {target}: {loaded}, {len(content):,} bytes of format {chosen.name}")
 
 
 _WORKLOADS = ("workload", "chakra", "chakra-messages")
@@ -104,7 +105,7 @@ def _convert_topology(source: str, target: Path, name: str) -> None:
     machine = one_node(source) if name == "nccl-topology" else load_topology(source)
     content = writers[name](machine)
     write_file(target, content)
-    print(f"wrote {target}: {machine.name}, {machine.nranks} ranks, {len(content):,} bytes of format {name}")
+    say(f"wrote {target}: {machine.name}, {machine.nranks} ranks, {len(content):,} bytes of format {name}")
 
 
 def _source(

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from simcoll.command_line import WHOLE
 from simcoll.errors import ConfigError
+from simcoll.terminal import say
 
 __all__ = ["diff_results"]
 
@@ -40,20 +41,20 @@ def diff_results(
     allowed = parse_share(threshold)
     if limit < 0:
         raise ConfigError(f"--limit {limit}: expected 0 or more")
-    found = difference(before, after, metric)
-    beyond = found.beyond(allowed)
+    comparison = difference(before, after, metric)
+    beyond = comparison.beyond(allowed)
     for move in beyond[:limit]:
-        print(f"{move.change:+10.3%}  {move.before:>22,} -> {move.after:>22,}  {move.name}")
+        say(f"{move.change:+10.3%}  {move.old:>22,} -> {move.new:>22,}  {move.name}")
     if len(beyond) > limit:
-        print(f"# and {len(beyond) - limit:,} more (--limit)")
-    for what, names in (("gone", found.gone), ("new", found.new)):
+        say(f"# and {len(beyond) - limit:,} more (--limit)")
+    for label, names in (("gone", comparison.gone), ("new", comparison.new)):
         for name in names[:limit]:
-            print(f"{what:>10}  {name}")
+            say(f"{label:>10}  {name}")
         if len(names) > limit:
-            print(f"# and {len(names) - limit:,} more {what} (--limit)")
-    still = sum(move.change == 0 for move in found.moves)
-    print(
-        f"# {metric}: {len(found.moves):,} points in both, {still:,} equal, {len(beyond):,} moved by more than {allowed:.4%}; "
-        f"{len(found.gone):,} gone, {len(found.new):,} new"
+            say(f"# and {len(names) - limit:,} more {label} (--limit)")
+    still = sum(move.change == 0 for move in comparison.moves)
+    say(
+        f"# {metric}: {len(comparison.moves):,} points in both, {still:,} equal, {len(beyond):,} moved by more than {allowed:.4%}; "
+        f"{len(comparison.gone):,} gone, {len(comparison.new):,} new"
     )
-    return int(bool(beyond or found.gone))
+    return int(bool(beyond or comparison.gone))

@@ -11,7 +11,7 @@ from simcoll.command_line import WHOLE
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
-    from simcoll.planning.sweeps.disturbance import Disturbance
+    from simcoll.planning.sweeps.disturbance import RunDisturbance
     from simcoll.topology import Topology
 
 __all__ = ["Disturbed"]
@@ -52,11 +52,11 @@ class Disturbed:
     ranks: str | None = None
 
     @property
-    def asked(self) -> bool:
+    def disturbs(self) -> bool:
         """Whether any disturbance is requested."""
         return bool(self.jitter is not None or self.straggler or self.background or self.fault)
 
-    def disturbance(self) -> Disturbance:
+    def disturbance(self) -> RunDisturbance:
         """The disturbance."""
         from simcoll.planning.sweeps.disturbance import disturbance
 
@@ -72,13 +72,18 @@ class Disturbed:
         """The scenario keys that the options override; ``jitter`` is the file's."""
         if self.seed is not None and (self.jitter or jitter) in {"", "0"}:
             raise ConfigError("--seed is for --jitter: nothing else is random")
-        given = {
-            "jitter": self.jitter, "seed": self.seed, "stragglers": self.straggler or None, "background": self.background or None,
-            "faults": self.fault or None, "policy": self.policy, "ranks": self.ranks,
-        }  # fmt: skip
-        return {key: value for key, value in given.items() if value is not None}
+        values = {
+            "jitter": self.jitter,
+            "seed": self.seed,
+            "stragglers": self.straggler or None,
+            "background": self.background or None,
+            "faults": self.fault or None,
+            "policy": self.policy,
+            "ranks": self.ranks,
+        }
+        return {key: value for key, value in values.items() if value is not None}
 
-    def placed(self, machine: Topology) -> Topology:
+    def select_ranks(self, machine: Topology) -> Topology:
         """The machine with the participating ranks."""
         from simcoll.planning.sweeps.disturbance import parse_ranks
 

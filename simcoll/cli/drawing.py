@@ -8,7 +8,7 @@ from html import escape
 
 from simcoll.core.schedule import COPY, MULTICAST, OP_NAMES, REDUCE, SWITCH_REDUCE, SYNC, Schedule, Step
 from simcoll.formats.goal.language import Goal, goal_text
-from simcoll.units import printable
+from simcoll.terminal import printable
 
 __all__ = ["goal_lines", "schedule_lines", "schedule_svg"]
 
@@ -25,8 +25,8 @@ def _transfer(schedule: Schedule, step: Step, row: int) -> str:
         return f"{src:>4} ~> {dst:<4}{channel}"
     src_name, dst_name = layout.name(int(step.src_chunk[row])), layout.name(int(step.dst_chunk[row]))
     chunks = f" (+{count - 1} more)" if count > 1 else ""
-    where = src_name if src_name == dst_name else f"{src_name} {_ARROWS[op]} {dst_name}"
-    return f"{src:>4} {_ARROWS[op]} {dst:<4} {where}{chunks}{channel}"
+    place = src_name if src_name == dst_name else f"{src_name} {_ARROWS[op]} {dst_name}"
+    return f"{src:>4} {_ARROWS[op]} {dst:<4} {place}{chunks}{channel}"
 
 
 def schedule_lines(schedule: Schedule, max_transfers: int = 200) -> Iterator[str]:
@@ -37,8 +37,8 @@ def schedule_lines(schedule: Schedule, max_transfers: int = 200) -> Iterator[str
         "output": schedule.collective.output_slots,
         "scratch": layout.scratch_slots,
     }
-    shown = ", ".join(f"{name} {count} x {layout.chunks}" for name, count in slots.items() if count)
-    yield f"{printable(str(schedule))}: slots x chunks: {shown or 'none'}; {schedule.nchannels} channel{'s' * (schedule.nchannels > 1)}"
+    contents = ", ".join(f"{name} {count} x {layout.chunks}" for name, count in slots.items() if count)
+    yield f"{printable(str(schedule))}: slots x chunks: {contents or 'none'}; {schedule.nchannels} channel{'s' * (schedule.nchannels > 1)}"
     printed = total = 0
     for number, step in enumerate(schedule.steps()):
         kinds = sorted({OP_NAMES[op] for op in step.op.tolist()})
@@ -75,15 +75,18 @@ def goal_lines(goal: Goal, max_operations: int = 200) -> Iterator[str]:
 def schedule_svg(schedule: Schedule) -> str:
     """Draw a space-time diagram: ranks from top to bottom, steps from left to right, an arrow per transfer."""
     title = textwrap.wrap(printable(str(schedule)), 100)
-    width, height, left, top = 56, 26, 60, 32 + 18 * len(title)
-    arrows, steps, drawn = [], 0, 0
+    width, height = 56, 26
+    label_width = 60
+    top = 32 + 18 * len(title)
+    arrows = []
+    steps = drawn = 0
     for number, step in enumerate(schedule.steps()):
         steps = number + 1
         for src, dst, op in zip(step.src_rank.tolist(), step.dst_rank.tolist(), step.op.tolist(), strict=True):
             drawn += 1
             if drawn > MAX_DRAWN:
                 continue
-            x, y, colour = left + number * width, top + src * height, _COLOURS[op]
+            x, y, colour = label_width + number * width, top + src * height, _COLOURS[op]
             if src == dst:
                 arrows.append(f'<circle cx="{x + width / 2}" cy="{y}" r="3" fill="{colour}"/>')
             else:
@@ -91,15 +94,16 @@ def schedule_svg(schedule: Schedule) -> str:
                 arrows.append(f'<path d="{line}" stroke="{colour}" marker-end="url(#{OP_NAMES[op]})"/>')
     legend = "blue copies, orange reduces, grey only notifies, light: by a switch, a dot stays on its rank"
     # About seven pixels a character in the title, six in the legend.
-    total_width = max(left + steps * width + 20, 16 + 7 * max(map(len, title)), 16 + 6 * len(legend))
+    total_width = max(label_width + steps * width + 20, 16 + 7 * max(map(len, title)), 16 + 6 * len(legend))
     total_height = top + schedule.nranks * height + 30
     grid = [f'<text x="8" y="{top + rank * height + 4}">rank {rank}</text>' for rank in range(schedule.nranks)]
     grid += [
-        f'<line x1="{left}" x2="{total_width - 20}" y1="{top + r * height}" y2="{top + r * height}" stroke="#ddd"/>'
+        f'<line x1="{label_width}" x2="{total_width - 20}" y1="{top + r * height}" y2="{top + r * height}" stroke="#ddd"/>'
         for r in range(schedule.nranks)
     ]
     grid += [
-        f'<text x="{left + s * width + width / 2}" y="{top - 14}" text-anchor="middle">{s}</text>' for s in range(steps)
+        f'<text x="{label_width + s * width + width / 2}" y="{top - 14}" text-anchor="middle">{s}</text>'
+        for s in range(steps)
     ]
     heads = "".join(
         f'<marker id="{OP_NAMES[op]}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="6" markerHeight="6" '

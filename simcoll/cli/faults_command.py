@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +12,7 @@ from cyclopts import Parameter
 
 from simcoll.command_line import WHOLE
 from simcoll.errors import ConfigError, blamed_on, nearest
+from simcoll.terminal import say
 
 if TYPE_CHECKING:
     from simcoll.core.plan import Plan
@@ -76,9 +77,9 @@ def play_faults(
     from simcoll.topology.values import factor
     from simcoll.units import format_size, format_time, parse_time
 
-    for each in kind:
-        if each not in KINDS:
-            raise ConfigError(f"--kind {each!r}: unknown; {nearest(each, KINDS)}")
+    for fault in kind:
+        if fault not in KINDS:
+            raise ConfigError(f"--kind {fault!r}: unknown; {nearest(fault, KINDS)}")
     if not 1 <= seeds <= MOST_SEEDS:
         raise ConfigError(f"--seeds {seeds}: expected 1 to {MOST_SEEDS}")
     for number in (first, first + seeds - 1, seed or 0):
@@ -91,13 +92,13 @@ def play_faults(
     )
     content, path = scenarios.load_scenario(scenario)
     with blamed_on(str(path)):
-        plan, machine, whole_fs = _undisturbed(content, path, algorithm, size)
-    print(f"# simcoll faults: {content.title}")
-    print(
+        plan, machine, whole_fs = _calm_run(content, path, algorithm, size)
+    say(f"# simcoll faults: {content.title}")
+    say(
         f"# {plan.schedule.title}, {format_size(plan.total_bytes)}, {plan.protocol.name}: {format_time(whole_fs)} undisturbed; {policy}"
     )
     if disturbed := scenarios.sweep_of(content, str(path)).disturbed:
-        print(f"# ignored, since faults are drawn here: {disturbed}")
+        say(f"# ignored, since faults are drawn here: {disturbed}")
     if seed is not None:
         if len(kind) != 1:
             raise ConfigError(f"--seed {seed}: of which kind? Give one --kind")
@@ -107,36 +108,32 @@ def play_faults(
         check_flaps(seeds, plan, machine, whole_fs, chances)
     folder = output or Path("out") / f"{path.stem}-faults"
     open_folder(folder, ("faults.csv", "faults.svg"))
-    found = _all(kind, range(first, first + seeds), plan, machine, whole_fs, chances)
-    for line in report.fault_lines(found, whole_fs):
-        print(line)
-    for each in found:
-        _anew(each, report.worst(found[each]).seed, plan, machine, whole_fs, chances)
-    checked = [wrong_elements(each, range(first, first + min(seeds, MOVED)), plan, machine, chances) for each in found]
+    outcomes = _all(kind, range(first, first + seeds), plan, machine, whole_fs, chances)
+    for line in report.fault_lines(outcomes, whole_fs):
+        say(line)
+    for fault in outcomes:
+        _anew(fault, report.worst(outcomes[fault]).seed, plan, machine, whole_fs, chances)
+    checked = [
+        wrong_elements(fault, range(first, first + min(seeds, MOVED)), plan, machine, chances) for fault in outcomes
+    ]
     runs, wrong = (sum(column) for column in zip(*checked, strict=True))
-    print(f"# data moved in {runs} finished runs: {wrong} wrong elements; the schedule is proved for every order")
-    name = report.results_hash(found, whole_fs)
+    say(f"# data moved in {runs} finished runs: {wrong} wrong elements; the schedule is proved for every order")
+    name = report.results_hash(outcomes, whole_fs)
     files = {
-        "faults.csv": report.faults_csv(found, whole_fs, name),
-        "faults.svg": report.faults_svg(f"{plan.schedule.title} on {machine.name}", found, whole_fs, name),
+        "faults.csv": report.faults_csv(outcomes, whole_fs, name),
+        "faults.svg": report.faults_svg(f"{plan.schedule.title} on {machine.name}", outcomes, whole_fs, name),
     }
     write_files(folder, files)
-    given = {
+    options = {
         "-a": algorithm,
         "--size": size,
         "--policy": policy,
         "--timeout": timeout,
         "--sigma": sigma,
-        **{f"--{each}": times[each] for each in times if each != "timeout"},
+        **{f"--{option}": times[option] for option in times if option != "timeout"},
     }
-    again = [
-        "simcoll",
-        "faults",
-        scenario,
-        *(word for pair in given.items() if pair[1] and pair[1] != DEFAULTS.get(pair[0], "0") for word in pair),
-    ]
-    print(f"# replay one: {shlex.join(map(str, again))} --kind {next(iter(found))} --seed {first}")
-    print(f"# wrote {', '.join(str(folder / each) for each in files)}")
+    say(f"# replay one: {_command(scenario, options)} --kind {next(iter(outcomes))} --seed {first}")
+    say(f"# wrote {', '.join(str(folder / filename) for filename in files)}")
 
 
 LOSSES = ("flap", "link", "nic", "stop")
@@ -147,10 +144,19 @@ MOVED = 5
 """Number of seeds of each kind that are also played with data."""
 
 
-def _undisturbed(content: Scenario, path: Path, algorithm: str | None, size: str | None) -> tuple[Plan, Topology, int]:
+def _command(scenario: str, options: Mapping[str, str | None]) -> str:
+    """The command line that plays a scenario with the same options."""
+    words = ["simcoll", "faults", scenario]
+    for option, value in options.items():
+        if value and value != DEFAULTS.get(option, "0"):
+            words += [option, value]
+    return shlex.join(words)
+
+
+def _calm_run(content: Scenario, path: Path, algorithm: str | None, size: str | None) -> tuple[Plan, Topology, int]:
     """The plan of the scenario's largest size, its machine, and its time there without faults."""
     from simcoll.binding import bind
-    from simcoll.cli.sweeping import proved
+    from simcoll.cli.sweeping import prove_all
     from simcoll.core.reduction import parse_dtype
     from simcoll.emulator import emulate
     from simcoll.planning.sweeps.scenario import scenario_topology, sweep_of
@@ -162,7 +168,7 @@ def _undisturbed(content: Scenario, path: Path, algorithm: str | None, size: str
     choice = parse_choice(algorithm) if algorithm else sweep.choices[0]
     sizes = (parse_size(size, what="--size"),) if size else sweep.sizes[-1:]
     sweep = replace(sweep, choices=(choice,), sizes=sizes)
-    schedule = proved(sweep, machine)[0]
+    schedule = prove_all(sweep, machine)[0]
     count = counts_for(sweep.collective, sizes, machine.nranks, parse_dtype(sweep.dtype).itemsize)[0]
     protocol = costs(sweep.protocols_of(schedule)[0], machine, schedule)
     plan = bind(schedule, count, sweep.dtype, sweep.op, protocol=protocol)
@@ -176,23 +182,23 @@ def _all(
     from simcoll.cli.progress import Progress
     from simcoll.planning.reliability.faults import KINDS, outcomes
 
-    found: dict[str, list[Outcome]] = {}
-    asked = kinds or tuple(KINDS)
+    results: dict[str, list[Outcome]] = {}
+    requests = kinds or tuple(KINDS)
     with Progress() as tell:
-        for place, kind in enumerate(asked):
+        for place, kind in enumerate(requests):
             runs: list[Outcome] = []
             try:
                 for run in outcomes(kind, seeds, plan, machine, whole_fs, chances):
                     runs.append(run)
-                    tell(place * len(seeds) + len(runs), len(asked) * len(seeds), kind)
+                    tell(place * len(seeds) + len(runs), len(requests) * len(seeds), kind)
             except ConfigError as error:
                 if kinds:
                     raise
                 tell.clear()
-                print(f"# no {kind}: {error.message}")
+                say(f"# no {kind}: {error.message}")
             else:
-                found[kind] = runs
-    return found
+                results[kind] = runs
+    return results
 
 
 def _one(kind: str, seed: int, plan: Plan, machine: Topology, whole_fs: int, chances: Chances) -> None:
@@ -201,13 +207,13 @@ def _one(kind: str, seed: int, plan: Plan, machine: Topology, whole_fs: int, cha
     from simcoll.units import format_time
 
     drawn = draw(kind, seed, plan, machine, whole_fs, chances)
-    print(f"# {kind} {seed}: {drawn.text}")
+    say(f"# {kind} {seed}: {drawn.text}")
     result = run_fault(drawn, chances)
     if result.raised:
-        print(f"# {result.raised}")
-        print(f"# all ranks have raised after {format_time(result.time_fs)}")
+        say(f"# {result.raised}")
+        say(f"# all ranks have raised after {format_time(result.time_fs)}")
     else:
-        print(
+        say(
             f"# finished after {format_time(result.time_fs)}, {result.time_fs / whole_fs:.3f} times the undisturbed time"
         )
     _anew(kind, seed, plan, machine, whole_fs, chances)
@@ -216,14 +222,14 @@ def _one(kind: str, seed: int, plan: Plan, machine: Topology, whole_fs: int, cha
 def _anew(kind: str, seed: int, plan: Plan, machine: Topology, whole_fs: int, chances: Chances) -> None:
     """Print the times of schedules re-planned for the machine that remains after a loss."""
     from simcoll.planning.reliability.fault_report import replanned_lines
-    from simcoll.planning.reliability.faults import draw, replanned
+    from simcoll.planning.reliability.faults import draw, replan
 
     if kind not in LOSSES:
         return
     try:
         drawn = draw(kind, seed, plan, machine, whole_fs, chances)
     except ConfigError as error:  # the loss cuts the machine in two
-        print(f"# after {kind} {seed}: {error.message}")
+        say(f"# after {kind} {seed}: {error.message}")
         return
-    for line in replanned_lines(kind, seed, list(replanned(drawn)), whole_fs):
-        print(line)
+    for line in replanned_lines(kind, seed, list(replan(drawn)), whole_fs):
+        say(line)

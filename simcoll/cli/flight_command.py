@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from simcoll.errors import ConfigError
+from simcoll.terminal import say
 
 __all__ = ["read_flight"]
 
@@ -22,7 +23,7 @@ def read_flight(*files: Path) -> int:
     """
     from simcoll.files.strict import read_start
     from simcoll.formats.recognise import TITLES, recognise
-    from simcoll.units import counted, printable
+    from simcoll.units import counted
 
     if not files:
         raise ConfigError("expected the flight records of some ranks, such as record_0 record_1, or a report of RAS")
@@ -35,14 +36,14 @@ def read_flight(*files: Path) -> int:
                 file=str(file),
             )
     if len(kinds) > 1 and kinds & {*readers}:
-        held = " and ".join(sorted(TITLES[kind] for kind in kinds))
-        raise ConfigError(f"the files are of different kinds: {held}; expected files of one")
-    read = readers.get(next(iter(kinds)), _records)
-    found, told = read(files)
-    for line in found:
-        print(printable(line))
-    print(f"# {told}: {counted(len(found), 'finding')}")
-    return 1 if found else 0
+        contents = " and ".join(sorted(TITLES[kind] for kind in kinds))
+        raise ConfigError(f"the files are of different kinds: {contents}; expected files of one")
+    reader = readers.get(next(iter(kinds)), _records)
+    findings, summary = reader(files)
+    for line in findings:
+        say(line)
+    say(f"# {summary}: {counted(len(findings), 'finding')}")
+    return 1 if findings else 0
 
 
 def _records(files: Sequence[Path]) -> tuple[list[str], str]:
@@ -66,11 +67,11 @@ def _ras(files: Sequence[Path]) -> tuple[list[str], str]:
     from simcoll.units import counted
 
     reports = [parse_ras(read_file(file, MAX_BYTES), str(file)) for file in files]
-    communicators = [each for report in reports for each in report.communicators]
-    found = [line for report in reports for line in ras_findings(report)]
+    communicators = [communicator for report in reports for communicator in report.communicators]
+    findings = [line for report in reports for line in ras_findings(report)]
     return (
-        found,
-        f"{counted(len(communicators), 'communicator')}, {counted(sum(each.size for each in communicators), 'rank')}",
+        findings,
+        f"{counted(len(communicators), 'communicator')}, {counted(sum(communicator.size for communicator in communicators), 'rank')}",
     )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from simcoll.cli.grids import GridOptions
+from simcoll.terminal import say
 
 if TYPE_CHECKING:
     from simcoll.planning.reliability.goodput import Goodput
@@ -35,9 +36,9 @@ def simulate_goodput(job: str, /, *, options: Annotated[GridOptions, Parameter(n
     (run,), folder = played
     cases = goodput_of(run.rows)
     for line in _table(cases):
-        print(line)
+        say(line)
     write_file(folder / "results.csv", goodput_csv(cases))
-    print(f"# wrote {folder / 'rows.jsonl'}, {folder / 'results.csv'}")
+    say(f"# wrote {folder / 'rows.jsonl'}, {folder / 'results.csv'}")
 
 
 def _table(cases: Sequence[Goodput]) -> Iterator[str]:

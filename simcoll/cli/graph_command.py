@@ -10,9 +10,10 @@ from cyclopts import Parameter
 
 from simcoll.command_line import WHOLE
 from simcoll.errors import ConfigError, nearest
+from simcoll.terminal import say
 
 if TYPE_CHECKING:
-    from simcoll.planning.tuners.nccl_graphs import Channels
+    from simcoll.planning.tuners.nccl_graphs import NcclChannels
     from simcoll.topology import Topology
 
 __all__ = ["check_graph"]
@@ -55,27 +56,26 @@ def check_graph(
     from simcoll.topology import load_topology
 
     machine = load_topology(topology, nodes=nodes)
-    found = list(_checked(file, machine))
+    channels = list(_check_channels(file, machine))
     if json is None:
         return
-    named = {each.name: each for each in reversed(found) if each.orders or each.parents}
-    if use is not None and use not in named:
-        raise ConfigError(f"the file has no {use!r}; {nearest(use, named)}", file=str(file))
-    if not named:
+    graphs = {graph.name: graph for graph in reversed(channels) if graph.orders or graph.parents}
+    if use is not None and use not in graphs:
+        raise ConfigError(f"the file has no {use!r}; {nearest(use, graphs)}", file=str(file))
+    if not graphs:
         raise ConfigError("the file has no ring graph and no trees", file=str(file))
-    chosen = named[use] if use is not None else named.get("ring", next(iter(named.values())))
+    chosen = graphs[use] if use is not None else graphs.get("ring", next(iter(graphs.values())))
     dump_schedule(channels_schedule(chosen, collective, pieces=pieces), json)
-    print(f"wrote {json}: {chosen.name}")
+    say(f"wrote {json}: {chosen.name}")
 
 
-def _checked(file: Path, machine: Topology) -> Iterator[Channels]:
+def _check_channels(file: Path, machine: Topology) -> Iterator[NcclChannels]:
     """Print the verdicts, and return the channels of graphs with the right number of ranks."""
     from simcoll.files.strict import read_file, read_start
     from simcoll.formats.logs.nccl_graph import MAX_BYTES, parse_nccl_graphs
     from simcoll.formats.logs.nccl_log import load_nccl_log
     from simcoll.formats.recognise import TITLES, recognise
     from simcoll.planning.tuners.nccl_graphs import channels_of_graph, channels_of_log, connection_lines, fit_lines
-    from simcoll.units import printable
 
     kind = recognise(read_start(file))
     if kind not in {"nccl-log", "nccl-tests"}:
@@ -86,21 +86,21 @@ def _checked(file: Path, machine: Topology) -> Iterator[Channels]:
         for graph in parse_nccl_graphs(read_file(file, MAX_BYTES), str(file)):
             channels = channels_of_graph(graph)
             for line in fit_lines(channels, machine):
-                print(printable(line))
+                say(line)
             yield channels
         return
     communicators = load_nccl_log(file)
-    for each in communicators[:MAX_COMMUNICATORS]:
-        nodes = f" on {each.nnodes} nodes" if each.nnodes else ""
-        print(printable(f"communicator {each.name}: {each.nranks} ranks{nodes}"))
-        if each.nranks > machine.nranks:
-            print(f"  {machine.name} has {machine.nranks} ranks; more nodes with --nodes")
+    for communicator in communicators[:MAX_COMMUNICATORS]:
+        nodes = f" on {communicator.nnodes} nodes" if communicator.nnodes else ""
+        say(f"communicator {communicator.name}: {communicator.nranks} ranks{nodes}")
+        if communicator.nranks > machine.nranks:
+            say(f"  {machine.name} has {machine.nranks} ranks; more nodes with --nodes")
             continue
-        for channels in channels_of_log(each, machine):
+        for channels in channels_of_log(communicator, machine):
             for line in fit_lines(channels, machine):
-                print(printable(line))
+                say(line)
             yield channels
-        for line in (*connection_lines(each, machine), *(f"  note: {note}" for note in each.notes)):
-            print(printable(line))
+        for line in (*connection_lines(communicator, machine), *(f"  note: {note}" for note in communicator.notes)):
+            say(line)
     if len(communicators) > MAX_COMMUNICATORS:
-        print(f"and {len(communicators) - MAX_COMMUNICATORS:,} more communicators")
+        say(f"and {len(communicators) - MAX_COMMUNICATORS:,} more communicators")

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from simcoll.command_line import WHOLE
+from simcoll.terminal import say
 from simcoll.units import counted
 
 if TYPE_CHECKING:
-    from simcoll.planning.grids.executors import Pool
-    from simcoll.planning.grids.grid import Grid, GridRun
+    from simcoll.planning.grids.executors import GridPool
+    from simcoll.planning.grids.grid import GridRun, PointGrid
 
 __all__ = ["GridOptions", "play_grid"]
 
@@ -54,9 +55,9 @@ class GridOptions:
 def play_grid(
     options: GridOptions,
     file: Path,
-    make: Callable[[], Grid],
+    make: Callable[[], PointGrid],
     results: tuple[str, ...],
-    then: Callable[[Sequence[GridRun]], Grid | None] | None = None,
+    then: Callable[[Sequence[GridRun]], PointGrid | None] | None = None,
 ) -> tuple[list[GridRun], Path] | None:
     """Play a grid, and further ones that depend on what was played; ``None`` on worker ranks of an MPI job.
 
@@ -73,33 +74,33 @@ def play_grid(
         part = f"{len(shard_of(grid, options.shard)):,} of " if options.shard else ""
         folder = options.output or Path("out") / file.stem
         open_folder(folder, results)
-        print(f"# {part}{counted(len(grid), 'point')}, rows in {folder}", flush=True)
-        runs = [_played(grid, folder, pool, options)]
+        say(f"# {part}{counted(len(grid), 'point')}, rows in {folder}", flush=True)
+        runs = [_play(grid, folder, pool, options)]
         while then is not None and not options.shard and (following := then(runs)) is not None:
-            print(f"# {len(following):,} {'of them' if len(runs) == 1 else 'more'} emulated in full", flush=True)
-            runs.append(_played(following, folder, pool, replace(options, resume=True)))
+            say(f"# {len(following):,} {'of them' if len(runs) == 1 else 'more'} emulated in full", flush=True)
+            runs.append(_play(following, folder, pool, replace(options, resume=True)))
     return runs, folder
 
 
-def _played(grid: Grid, folder: Path, pool: Pool, options: GridOptions) -> GridRun:
+def _play(grid: PointGrid, folder: Path, pool: GridPool, options: GridOptions) -> GridRun:
     from simcoll.planning.grids.grid import run_grid
 
-    with _progress() as told:
+    with _progress() as report:
         try:
-            run = run_grid(grid, folder, pool, resume=options.resume, shard=options.shard, progress=told)
+            run = run_grid(grid, folder, pool, resume=options.resume, shard=options.shard, progress=report)
         except KeyboardInterrupt:
-            print(f"# stopped; finished rows are kept, and --resume continues: {folder}", flush=True)
+            say(f"# stopped; finished rows are kept, and --resume continues: {folder}", flush=True)
             raise
-    kept = len(run.rows) - run.played
-    print(f"# {counted(run.played, 'point')} played" + (f", {kept:,} kept from earlier" if kept else ""))
-    alike: dict[str, list[str]] = {}
+    resumed = len(run.rows) - run.played
+    say(f"# {counted(run.played, 'point')} played" + (f", {resumed:,} kept from earlier" if resumed else ""))
+    reasons_by_pattern: dict[str, list[str]] = {}
     for reason, count in run.errors.items():
-        alike.setdefault(re.sub(r"\d+", "#", reason), []).extend([reason] * count)
-    ordered = sorted(alike.values(), key=lambda reasons: (-len(reasons), reasons[0]))
+        reasons_by_pattern.setdefault(re.sub(r"\d+", "#", reason), []).extend([reason] * count)
+    ordered = sorted(reasons_by_pattern.values(), key=lambda reasons: (-len(reasons), reasons[0]))
     for reasons in ordered[:MOST_REASONS]:
-        print(f"# {counted(len(reasons), 'point')} did not run: {reasons[0]}")
+        say(f"# {counted(len(reasons), 'point')} did not run: {reasons[0]}")
     if len(ordered) > MOST_REASONS:
-        print(f"# and {sum(map(len, ordered[MOST_REASONS:])):,} for other reasons; see the rows")
+        say(f"# and {sum(map(len, ordered[MOST_REASONS:])):,} for other reasons; see the rows")
     return run
 
 
@@ -128,9 +129,9 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None, rate="")
 
-        def tell(done: int, total: int) -> None:
+        def tell(finished: int, total: int) -> None:
             speed = bar.tasks[task].speed
-            bar.update(task, completed=done, total=total, rate=_speed(speed) if speed else "")
+            bar.update(task, completed=finished, total=total, rate=_rate_text(speed) if speed else "")
 
         yield tell
 
@@ -142,23 +143,23 @@ class _Lines:
         self.begin = time.monotonic()
         self.first = self.done = self.total = -1
 
-    def tell(self, done: int, total: int) -> None:
-        self.done, self.total = done, total
+    def tell(self, finished: int, total: int) -> None:
+        self.done, self.total = finished, total
         if self.first < 0:
-            self.first = done
+            self.first = finished
 
     def say(self) -> None:
         if self.first < 0 or sys.stderr is None:
             return
         rate = (self.done - self.first) / (time.monotonic() - self.begin)
-        left = f", {(self.total - self.done) / rate / 60:.1f} min left" if rate else ""
-        print(f"# {self.done:,} of {self.total:,} points, {_speed(rate)}{left}", file=sys.stderr, flush=True)
+        remaining = f", {(self.total - self.done) / rate / 60:.1f} min left" if rate else ""
+        say(f"# {self.done:,} of {self.total:,} points, {_rate_text(rate)}{remaining}", error=True, flush=True)
 
 
-def _speed(per_second: float) -> str:
+def _rate_text(per_second: float) -> str:
     """A rate with two digits, of slow points too.
 
-    >>> _speed(12.345), _speed(0.05)
+    >>> _rate_text(12.345), _rate_text(0.05)
     ('12.3/s', '3.0/min')
     """
     return f"{per_second:.1f}/s" if per_second >= 0.1 else f"{60 * per_second:.1f}/min"

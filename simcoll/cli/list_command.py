@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from simcoll.errors import ConfigError, nearest
+from simcoll.terminal import say
 
 __all__ = ["LISTED", "list_names"]
 
@@ -88,12 +89,12 @@ def _models() -> Lines:
 
 def _algorithms() -> Lines:
     from simcoll.algorithms import ALGORITHMS
-    from simcoll.algorithms.imported import announced
+    from simcoll.algorithms.imported import entry_point_names
 
     cost = "time (a latency, b s/byte, g s/byte reduced, s size)"
     head = ("collective", "algorithm", "ranks", "made for", "parameters", cost)
     rows = [(a.collective, a.name, a.ranks, a.topologies, " ".join(a.params) or "-", a.cost) for a in ALGORITHMS]
-    of_others = [("-", name, "-", "-", "-", "of an installed package") for name in announced()]
+    of_others = [("-", name, "-", "-", "-", "of an installed package") for name in entry_point_names()]
     return [head, *rows, *of_others]
 
 
@@ -117,7 +118,7 @@ def _many(rows: Lines) -> int:
 def _print_columns(rows: Sequence[tuple[str, ...]]) -> None:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
-        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+        say("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 _LISTINGS: dict[str, Callable[[], Lines]] = {

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from simcoll.cli.disturbance_options import Disturbed
-from simcoll.command_line import WHOLE
+from simcoll.command_line import VERBOSE, WHOLE
 from simcoll.errors import ConfigError, blamed_on
+from simcoll.terminal import say, say_text
 
 if TYPE_CHECKING:
     from simcoll.cli.algorithm_names import Named
     from simcoll.core.schedule import Schedule
     from simcoll.libraries.prediction import Prediction
-    from simcoll.planning.sweeps.running import Table
+    from simcoll.planning.sweeps.running import SweepTable
     from simcoll.planning.sweeps.sweep import Sweep
     from simcoll.topology import Topology
 
@@ -45,6 +46,7 @@ def predict(
     calibration: Path | None = None,
     group: str | None = None,
     concurrent: bool = False,
+    verbose: Annotated[bool, VERBOSE] = False,
     files: Files | None = None,
     disturbed: Disturbed = Disturbed(),  # noqa: B008
 ) -> None:
@@ -92,98 +94,119 @@ def predict(
         the axis.
     concurrent
         With --group: one table of each axis, with one group alone and with all groups at once.
+    verbose
+        Print also every proof, why an algorithm is left out, what a library's model lacks, what played the runs, and their hash.
     """
     from simcoll.cli.algorithm_names import name_choices
-    from simcoll.cli.sweeping import degraded, mesh_lines
+    from simcoll.cli.sweeping import degrade_links, mesh_lines
     from simcoll.planning.sweeps.sweep import Sweep, size_ladder
     from simcoll.topology import load_topology
     from simcoll.tuning import default_protocols
     from simcoll.units import parse_size
 
-    machine = disturbed.placed(degraded(load_topology(topology, nodes=nodes), degrade))
+    machine = disturbed.select_ranks(degrade_links(load_topology(topology, nodes=nodes), degrade))
     disturbance = disturbed.disturbance()
     protocols = tuple(protocol.split(",")) if protocol is not None else ()
-    asked = _Library(library, env, calibration)
+    library_options = _LibraryOptions(library, env, calibration, verbose)
     machines = {"": machine}
     if group is not None and not concurrent:
         from simcoll.planning.sweeps.mesh_groups import machines_along
 
         machines = machines_along(machine, group)
-    wanted = {axis: (files or Files()).along(axis) for axis in machines}
-    for each in wanted.values():
-        each.check(asked, [topology, calibration, library, *(algorithm or "").split(",")], concurrent=concurrent)
-    named = name_choices("simcoll perf", collective, root, algorithm)
+    outputs = {axis: (files or Files()).along(axis) for axis in machines}
+    for output in outputs.values():
+        output.check(
+            library_options, [topology, calibration, library, *(algorithm or "").split(",")], concurrent=concurrent
+        )
+    request = name_choices("simcoll perf", collective, root, algorithm)
     checked = parse_size(check, what="-c")
     ladder = size_ladder(parse_size(begin, what="-b"), parse_size(end, what="-e"), factor)
-    if disturbed.asked and asked.alone:
+    if disturbed.disturbs and library_options.alone:
         raise ConfigError("--jitter, --straggler, --background and --fault are for algorithms, not for libraries")
-    if asked.alone and (algorithm is not None or protocol is not None):
+    if library_options.alone and (algorithm is not None or protocol is not None):
         raise ConfigError(
             "--library, --env and --calibration are for what a library chooses, -a and -p for what you choose"
         )
-    usual = algorithm is None and protocol is None and named.root in {None, 0} and not disturbed.asked
+    unrestricted = algorithm is None and protocol is None and request.root in {None, 0} and not disturbed.disturbs
     notes: list[str] = []
-    if not protocols and not asked.alone:
+    if not protocols and not library_options.alone:
         protocols, note = default_protocols(machine)
         notes += [note] if note else []
-    sweep = Sweep(named.collective, ladder, named.choices or (), protocols, dtype, op, named.root, checked, disturbance)
+    sweep = Sweep(
+        request.collective, ladder, request.choices or (), protocols, dtype, op, request.root, checked, disturbance
+    )
     if concurrent:
         if group is None:
             raise ConfigError("--concurrent is about the groups of a mesh; give --group, such as tp=8,dp=64")
-        if env or calibration or named.programs or checked:
+        if env or calibration or request.programs or checked:
             raise ConfigError(
                 "--concurrent is for the times of schedules, not for --env, --calibration, --check and GOAL programs"
             )
-        chosen = library or ("nccl" if usual else "")
+        chosen = library or ("nccl" if unrestricted else "")
         for note in () if chosen else notes:
-            print(f"# {note}")
-        mesh_lines(sweep, machine, group, csv=wanted[""].csv, library=chosen)
+            say(f"# {note}")
+        mesh_lines(sweep, machine, group, csv=outputs[""].csv, library=chosen)
         return
     for axis, part in machines.items():
         with blamed_on(f"--group, axis {axis}" if axis else None):
             disturbance.check(part)
     for axis, part in machines.items():
         with blamed_on(f"--group, axis {axis}" if axis else None):
-            _table(axis, part, sweep, named, asked if usual or asked.alone else None, wanted[axis], notes)
+            _table(
+                axis,
+                part,
+                sweep,
+                request,
+                library_options if unrestricted or library_options.alone else None,
+                outputs[axis],
+                notes,
+                verbose=verbose,
+            )
 
 
 def _table(
     axis: str,
     machine: Topology,
     sweep: Sweep,
-    named: Named,
-    library: _Library | None,
+    request: Named,
+    library: _LibraryOptions | None,
     files: Files,
     notes: Sequence[str],
+    *,
+    verbose: bool,
 ) -> None:
     """Print and write the table of a machine, or of one group along an axis; ``library``: its lines first, or alone."""
-    from simcoll.cli.sweeping import print_sweep, proved
+    from simcoll.cli.sweeping import print_sweep, prove_all
     from simcoll.tuning import candidates, collective_on
 
     title = f"{sweep.collective or 'GOAL'} on {machine.name}"
     if axis:
         title = f"{title}; one group along {axis}"
-    wanted = collective_on(sweep.collective, machine.nranks, sweep.root) if sweep.collective else None
-    shown = library.show(sweep.collective, sweep.sizes, machine) if library and wanted else []
+    collective = collective_on(sweep.collective, machine.nranks, sweep.root) if sweep.collective else None
+    predictions = library.show(sweep.collective, sweep.sizes, machine) if library and collective else []
     if library and library.alone:
-        files.write_predictions(shown, machine)
+        files.write_predictions(predictions, machine)
         return
     built: list[Schedule] | None = None
     notes = list(notes)
-    if wanted and named.choices is None:
-        fitting, left_out = candidates(wanted, machine, sweep.protocols)
-        notes += [f"left out {each}" for each in left_out]
+    if collective and request.choices is None:
+        fitting, left_out = candidates(collective, machine, sweep.protocols)
+        if verbose:
+            notes += [f"left out {reason}" for reason in left_out]
+        elif left_out:
+            names = ", ".join(dict.fromkeys(reason.partition(":")[0] for reason in left_out))
+            notes.append(f"left out, as the machine does not suit them: {names} (-v: why)")
         sweep = replace(sweep, choices=tuple(choice for choice, _ in fitting))
-        built = [made for _, made in fitting]
+        built = [schedule for _, schedule in fitting]
     for note in notes:
-        print(f"# {note}")
-    schedules = proved(sweep, machine, built) if sweep.collective else []
-    table, proofs, stopped = print_sweep(title, sweep, schedules, machine, named.programs)
-    if shown and not stopped:
+        say(f"# {note}")
+    schedules = prove_all(sweep, machine, built) if sweep.collective else []
+    table, proofs, stopped = print_sweep(title, sweep, schedules, machine, request.programs, verbose=verbose)
+    if predictions and not stopped:
         from simcoll.planning.measured.library_table import gain_lines
 
-        for line in gain_lines(shown, table.rows):
-            print(line)
+        for line in gain_lines(predictions, table.rows):
+            say(line)
     if table or table.programs:
         files.write(title, table, machine, proofs)
     if stopped:
@@ -219,7 +242,7 @@ class Files:
         paths = (self.json, self.csv, self.svg, self.trace)
         return Files(*(None if path is None else path.with_name(f"{axis}-{path.name}") for path in paths))
 
-    def check(self, library: _Library, inputs: Iterable[str | Path | None], *, concurrent: bool) -> None:
+    def check(self, library: _LibraryOptions, inputs: Iterable[str | Path | None], *, concurrent: bool) -> None:
         """Refuse unwritable paths and unavailable files before computing anything."""
         if not any((self.json, self.csv, self.svg, self.trace)):
             return
@@ -234,17 +257,17 @@ class Files:
             raise ConfigError("--concurrent writes --csv; -J, --svg and --trace hold one group of ranks: without it")
         refuse_places((self.json, self.csv, self.svg, self.trace), inputs)
 
-    def write_predictions(self, found: Sequence[Prediction], machine: Topology) -> None:
+    def write_predictions(self, predictions: Sequence[Prediction], machine: Topology) -> None:
         """Write a library's choices, if a file is requested."""
-        if self.json is None or not found:
+        if self.json is None or not predictions:
             return
         from simcoll.files.output import write_file
         from simcoll.planning.sweeps.result_files import predictions_json
 
-        write_file(self.json, predictions_json(found, machine))
-        print(f"# wrote {self.json}")
+        write_file(self.json, predictions_json(predictions, machine))
+        say(f"# wrote {self.json}")
 
-    def write(self, title: str, table: Table, machine: Topology, proofs: Sequence[str]) -> None:
+    def write(self, title: str, table: SweepTable, machine: Topology, proofs: Sequence[str]) -> None:
         """Write the requested files, each with the hash of all results."""
         if not any((self.json, self.csv, self.svg, self.trace)):
             return
@@ -262,16 +285,17 @@ class Files:
         for path, content in contents:
             if path is not None:
                 write_file(path, content())
-                print(f"# wrote {path}")
+                say(f"# wrote {path}")
 
 
 @dataclass(frozen=True, slots=True)
-class _Library:
+class _LibraryOptions:
     """Options for a library's choices."""
 
     name: str | None
     env: str
     calibration: Path | None
+    verbose: bool
 
     @property
     def alone(self) -> bool:
@@ -288,14 +312,14 @@ class _Library:
         overlay = None if self.calibration is None else load_calibration(self.calibration)
         try:
             library = library_for(self.name, topology)
-            found = library_predictions(collective, sizes, topology, library, environment, overlay)
+            predictions = library_predictions(collective, sizes, topology, library, environment, overlay)
         except ConfigError as error:
             if self.alone:
                 raise
-            print(f"# no line of NCCL: {error.message}")
+            say_text(f"# no line of NCCL: {error.message}")
             return []
-        for line in library_lines(found, topology, library, environment):
-            print(line)
+        for line in library_lines(predictions, topology, library, environment, verbose=self.verbose):
+            say(line)
         if not self.alone:
-            print()
-        return found
+            say()
+        return predictions

@@ -10,10 +10,11 @@ from cyclopts import Parameter
 from simcoll.cli.grids import GridOptions
 from simcoll.command_line import WHOLE
 from simcoll.errors import ConfigError
+from simcoll.terminal import say
 
 if TYPE_CHECKING:
     from simcoll.planning.designs.space import Space
-    from simcoll.planning.grids.grid import Grid, GridRun, Row
+    from simcoll.planning.grids.grid import GridRun, PointGrid, Row
 
 __all__ = ["plan_designs"]
 
@@ -41,7 +42,15 @@ def plan_designs(
     """
     from simcoll.cli.grids import play_grid
     from simcoll.files.output import write_files
-    from simcoll.planning.designs.design_search import best_of, firsts, latest, notes_of, refined, space_grid, tight_of
+    from simcoll.planning.designs.design_search import (
+        best_of,
+        exact_grid,
+        firsts,
+        latest,
+        notes_of,
+        space_grid,
+        tight_of,
+    )
     from simcoll.planning.designs.space import load_space
     from simcoll.planning.sweeps.scenario import file_of
 
@@ -50,31 +59,31 @@ def plan_designs(
     file = file_of("plan", plan)
     space: list[Space] = []
 
-    def grid_of_file() -> Grid:
+    def grid_of_file() -> PointGrid:
         space.append(load_space(file))
         return space_grid(space[0])
 
-    def rest(runs: Sequence[GridRun]) -> Grid | None:
-        return refined(latest(runs), space[0], exact if len(runs) == 1 else 1)
+    def rest(runs: Sequence[GridRun]) -> PointGrid | None:
+        return exact_grid(latest(runs), space[0], exact if len(runs) == 1 else 1)
 
     played = play_grid(options, file, grid_of_file, FILES, then=rest)
     if played is None:
         return
     runs, folder = played
     if options.shard:
-        print("# one shard of the designs; when all shards are done, --resume without --shard makes the rest")
+        say("# one shard of the designs; when all shards are done, --resume without --shard makes the rest")
         return
     rows = latest(runs)
     best, front = best_of(rows, space[0])
     if tight := tight_of(rows):
-        print(f"# {tight}")
-    shown = list({row["key"]: row for row in (*best[:top], *firsts(best))}.values())
-    for line in _table(shown, space[0], front):
-        print(line)
-    for note in notes_of(shown):
-        print(f"# note: {note}")
+        say(f"# {tight}")
+    designs = list({row["key"]: row for row in (*best[:top], *firsts(best))}.values())
+    for line in _table(designs, space[0], front):
+        say(line)
+    for note in notes_of(designs):
+        say(f"# note: {note}")
     write_files(folder, _files(space[0], rows, best, front))
-    print(f"# wrote {', '.join(str(folder / name) for name in ('rows.jsonl', *FILES))}")
+    say(f"# wrote {', '.join(str(folder / name) for name in ('rows.jsonl', *FILES))}")
 
 
 def _files(space: Space, rows: Sequence[Row], best: Sequence[Row], front: Sequence[Row]) -> dict[str, bytes]:
@@ -85,9 +94,9 @@ def _files(space: Space, rows: Sequence[Row], best: Sequence[Row], front: Sequen
     from simcoll.planning.designs.html_page import page_html
     from simcoll.planning.designs.prices import shadow_prices
     from simcoll.planning.designs.step_trace import step_trace
-    from simcoll.training.steps import Step
+    from simcoll.training.steps import TrainingStep
 
-    step = Step(design_of(best[0]))
+    step = TrainingStep(design_of(best[0]))
     clock = step.clock(tier=best[0]["result"]["tier"]).clock
     page = design_page(space, rows, best, front, bars_of(step.workload, clock), step.design, shadow_prices(step.design))
     contents = (
@@ -105,18 +114,18 @@ def _table(best: Sequence[Row], space: Space, front: Sequence[Row]) -> Iterator[
     from simcoll.planning.designs.figures import FIGURES
 
     axes = list(dict.fromkeys(name for _, case in space.documents for name in case))
-    wanted = (space.objective.figure, *front_figures(space, best[0]["result"]), "step_s", "mfu", "memory_gib")
-    names = list(dict.fromkeys(wanted))
+    figure_names = (space.objective.figure, *front_figures(space, best[0]["result"]), "step_s", "mfu", "memory_gib")
+    names = list(dict.fromkeys(figure_names))
     on_front = {row["key"] for row in front}
     lines = [
         ["", "tier", *axes, *(f"{FIGURES[name].title} ({FIGURES[name].unit})".removesuffix(" ()") for name in names)]
     ]
     for row in best:
-        told = row["result"]
+        result = row["result"]
         values = [str(row["point"]["case"].get(name, "")) for name in axes]
-        figures = [FIGURES[name].text(told[name]) for name in names]
-        lines.append(["*" if row["key"] in on_front else "", str(told["tier"]), *values, *figures])
-    widths = [max(len(line[at]) for line in lines) for at in range(len(lines[0]))]
+        figures = [FIGURES[name].text(result[name]) for name in names]
+        lines.append(["*" if row["key"] in on_front else "", str(result["tier"]), *values, *figures])
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     for number, line in enumerate(lines):
         text = "  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
         yield f"# {text}" if number == 0 else f"  {text}"

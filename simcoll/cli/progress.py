@@ -10,6 +10,8 @@ from threading import Event, Thread
 from types import TracebackType
 from typing import Self
 
+from simcoll.terminal import printable, say
+
 __all__ = ["Progress", "each_minute", "on_terminal"]
 
 BLINK_S, LINE_S = 0.1, 60.0
@@ -24,10 +26,10 @@ def on_terminal() -> bool:
 @contextmanager
 def each_minute(say: Callable[[], object]) -> Iterator[None]:
     """Call a function every minute until the block ends, during long computations too."""
-    over = Event()
+    ended = Event()
 
     def wait() -> None:
-        while not over.wait(LINE_S):
+        while not ended.wait(LINE_S):
             say()
 
     thread = Thread(target=wait, daemon=True)
@@ -35,7 +37,7 @@ def each_minute(say: Callable[[], object]) -> Iterator[None]:
     try:
         yield
     finally:
-        over.set()
+        ended.set()
         thread.join()
 
 
@@ -56,26 +58,34 @@ class Progress:
         return self
 
     def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _where: TracebackType | None
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
     ) -> None:
         self.inside.close()
         self.clear()
 
-    def __call__(self, done: int, total: int, next_up: str) -> None:
+    def __call__(self, finished: int, total: int, next_up: str) -> None:
         """Show progress; on a terminal, not more often than it can be read."""
-        self.told = done, total, next_up
-        now = time.monotonic()
-        if self.terminal and now - self.last >= BLINK_S:
-            self.last = now
-            sys.stderr.write(f"{WIPE}{done}/{total} {self._took()} {next_up}")
+        self.told = finished, total, next_up
+        time_s = time.monotonic()
+        if self.terminal and time_s - self.last >= BLINK_S:
+            self.last = time_s
+            sys.stderr.write(f"{WIPE}{finished}/{total} {self._took()} {printable(next_up)}")
             sys.stderr.flush()
             self.shown = True
 
     def _line(self) -> None:
-        done, total, next_up = self.told
+        finished, total, next_up = self.told
         if total and sys.stderr is not None:
-            left = f", about {_clock((time.monotonic() - self.begun) * (total - done) / done)} left" if done else ""
-            print(f"# {done:,} of {total:,} done in {self._took()}{left}, now {next_up}", file=sys.stderr, flush=True)
+            remaining = (
+                f", about {_clock((time.monotonic() - self.begun) * (total - finished) / finished)} left"
+                if finished
+                else ""
+            )
+            say(
+                f"# {finished:,} of {total:,} done in {self._took()}{remaining}, now {next_up}",
+                error=True,
+                flush=True,
+            )
 
     def _took(self) -> str:
         return _clock(time.monotonic() - self.begun)

@@ -9,7 +9,9 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from simcoll.cli.disturbance_options import Disturbed
+from simcoll.command_line import VERBOSE
 from simcoll.errors import blamed_on
+from simcoll.terminal import say
 
 __all__ = ["run_scenario"]
 
@@ -20,6 +22,7 @@ def run_scenario(
     *,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
     group: str | None = None,
+    verbose: Annotated[bool, VERBOSE] = False,
     disturbed: Disturbed = Disturbed(),  # noqa: B008
 ) -> None:
     """Run a scenario: prove and emulate every algorithm, print the table, write the results, a picture and a timeline.
@@ -32,10 +35,12 @@ def run_scenario(
         Folder for results.json, results.csv, busbw.svg and trace.json.gz; default out/<scenario>.
     group
         Axes of a mesh of all ranks, fastest first, such as tp=8,dp=64: a table for one group of each axis, in a folder of that name.
+    verbose
+        Print also every proof, what played the runs, and the hash of their traces.
     """
     from msgspec import structs
 
-    from simcoll.cli.sweeping import print_sweep, proved
+    from simcoll.cli.sweeping import print_sweep, prove_all
     from simcoll.files.output import open_folder
     from simcoll.planning.sweeps import scenario as scenarios
     from simcoll.planning.sweeps.goal_programs import split_programs
@@ -47,19 +52,19 @@ def run_scenario(
         machines = scenarios.scenario_machines(content, path)
         choices, programs = split_programs(sweep.choices)
         sweep = replace(sweep, choices=choices)
-        made = []
+        axis_schedules = []
         for axis, machine in machines.items():
             with blamed_on(f"{path}: --group, axis {axis}" if axis else str(path)):
                 sweep.disturbed.check(machine)
-                made.append([] if programs and not choices else proved(sweep, machine))
+                axis_schedules.append([] if programs and not choices else prove_all(sweep, machine))
     folders = [(output or Path("out") / path.stem) / axis for axis in machines]
     for folder in folders:
         open_folder(folder, scenarios.RESULT_FILES)
-    for folder, (axis, machine), schedules in zip(folders, machines.items(), made, strict=True):
+    for folder, (axis, machine), schedules in zip(folders, machines.items(), axis_schedules, strict=True):
         title = f"{content.title}; one group along {axis}" if axis else content.title
-        table, proofs, stopped = print_sweep(title, sweep, schedules, machine, programs)
+        table, proofs, stopped = print_sweep(title, sweep, schedules, machine, programs, verbose=verbose)
         if table or table.programs:
             names = scenarios.write_results(folder, structs.replace(content, title=title), machine, table, proofs)
-            print(f"# wrote {', '.join(str(folder / name) for name in names)}")
+            say(f"# wrote {', '.join(str(folder / name) for name in names)}")
         if stopped:
             raise KeyboardInterrupt

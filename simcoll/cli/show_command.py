@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from simcoll.command_line import WHOLE
 from simcoll.errors import ConfigError, ScheduleError
+from simcoll.terminal import say, say_text
 
 if TYPE_CHECKING:
     from simcoll.core.schedule import Schedule
@@ -60,7 +61,7 @@ def show_schedule(
     from simcoll.algorithms.imported import file_schedule, is_file_name
     from simcoll.binding import verify
     from simcoll.cli.drawing import goal_lines, schedule_lines, schedule_svg
-    from simcoll.cli.sweeping import degraded
+    from simcoll.cli.sweeping import degrade_links
     from simcoll.files.output import refuse_places, write_file
     from simcoll.formats.schedules.schedule_json import dump_schedule
     from simcoll.planning.sweeps.goal_programs import is_program, load_goal
@@ -74,32 +75,32 @@ def show_schedule(
                 "--svg and --json are for schedules; a GOAL program does not say which data it moves", file=algorithm
             )
         for line in goal_lines(load_goal(algorithm), limit):
-            print(line)
+            say(line)
         return
     if is_file_name(algorithm):
         schedule = file_schedule(algorithm)
     else:
-        machine = degraded(load_topology(topology), degrade) if topology else None
+        machine = degrade_links(load_topology(topology), degrade) if topology else None
         schedule = named_schedule(algorithm, collective, nranks, machine, root, in_place=in_place)
-    if parse_choice(algorithm).algorithm not in {each.name for each in ALGORITHMS}:
+    if parse_choice(algorithm).algorithm not in {shipped.name for shipped in ALGORITHMS}:
         try:
             verify(schedule)
         except ScheduleError as error:
             if json is not None or svg is not None:
                 raise
-            print(f"# unproved: {error.message}")
+            say_text(f"# unproved: {error.message}")
     # Files come first: a reader that closes the pipe early ends the printing.
-    written = []
+    outputs = []
     if json is not None:
         dump_schedule(schedule, json)
-        written.append(json)
+        outputs.append(json)
     if svg is not None:
         write_file(svg, schedule_svg(schedule).encode())
-        written.append(svg)
+        outputs.append(svg)
     for line in schedule_lines(schedule, limit):
-        print(line)
-    for file in written:
-        print(f"wrote {file}")
+        say(line)
+    for file in outputs:
+        say(f"wrote {file}")
 
 
 def named_schedule(

@@ -8,9 +8,10 @@ from cyclopts import Parameter
 
 from simcoll.cli.disturbance_options import Disturbed
 from simcoll.cli.grids import GridOptions
+from simcoll.terminal import say
 
 if TYPE_CHECKING:
-    from simcoll.planning.grids.grid import Grid
+    from simcoll.planning.grids.grid import PointGrid
 
 __all__ = ["sweep_all"]
 
@@ -41,7 +42,7 @@ def sweep_all(
 
     file = file_of("sweep", given)
 
-    def grid() -> Grid:
+    def grid() -> PointGrid:
         content = load_sweep(file)
         keys = disturbed.keys(content.jitter)
         keys |= {"group": group} if group else {}
@@ -54,9 +55,9 @@ def sweep_all(
         return
     (run,), folder = played
     if options.shard:
-        print(
+        say(
             f"# one shard of the grid; when all shards are done, --resume without --shard writes {folder / 'results.csv'}"
         )
         return
     write_file(folder / "results.csv", sweep_csv(run.rows))
-    print(f"# wrote {folder / 'rows.jsonl'}, {folder / 'results.csv'}")
+    say(f"# wrote {folder / 'rows.jsonl'}, {folder / 'results.csv'}")

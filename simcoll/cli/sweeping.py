@@ -11,30 +11,34 @@ from simcoll.binding import verify
 from simcoll.cli.progress import Progress
 from simcoll.core.schedule import Schedule
 from simcoll.errors import ConfigError, InternalError
-from simcoll.units import format_size, printable
+from simcoll.terminal import printable, say
+from simcoll.units import format_size
 
 if TYPE_CHECKING:
     from simcoll.planning.sweeps.goal_programs import ProgramRun
     from simcoll.planning.sweeps.mesh_groups import GroupRow
-    from simcoll.planning.sweeps.running import Table
-    from simcoll.planning.sweeps.sweep import Row, Sweep
+    from simcoll.planning.sweeps.running import SweepTable
+    from simcoll.planning.sweeps.sweep import Sweep, SweepRow
     from simcoll.topology import Topology
     from simcoll.tuning import Choice
 
-__all__ = ["degraded", "mesh_lines", "print_sweep", "proved"]
+__all__ = ["degrade_links", "mesh_lines", "print_sweep", "prove_all"]
+
+MOST_PROOFS = 6
+"""More proofs than these are counted above a table, not listed: the table shall stay on the screen."""
 
 
-def degraded(machine: Topology, given: Sequence[str]) -> Topology:
+def degrade_links(machine: Topology, texts: Sequence[str]) -> Topology:
     """The machine with the links named by ``--degrade`` at their remaining share of capacity."""
-    for each in given:
-        link, equals, share = each.rpartition("=")
+    for text in texts:
+        link, equals, share = text.rpartition("=")
         if not equals:
-            raise ConfigError(f"--degrade {each!r}: expected a link and a share, such as 'gpu0 <-> gpu4=1/2'")
+            raise ConfigError(f"--degrade {text!r}: expected a link and a share, such as 'gpu0 <-> gpu4=1/2'")
         machine = machine.degrade(link.strip(), share.strip())
     return machine
 
 
-def proved(sweep: Sweep, topology: Topology, built: Sequence[Schedule] | None = None) -> list[Schedule]:
+def prove_all(sweep: Sweep, topology: Topology, built: Sequence[Schedule] | None = None) -> list[Schedule]:
     """Prove the schedules of a sweep with :func:`simcoll.planning.sweeps.sweep.prepare`, and show progress."""
     from simcoll.planning.sweeps.sweep import prepare
 
@@ -48,12 +52,15 @@ def print_sweep(
     schedules: Sequence[Schedule],
     topology: Topology,
     programs: Sequence[Choice] = (),
-) -> tuple[Table, list[str], bool]:
+    *,
+    verbose: bool = False,
+) -> tuple[SweepTable, list[str], bool]:
     """Run programs and a prepared sweep, and print each size when it is done.
 
+    ``verbose`` adds the proof of every schedule, what played the runs, and the hash of their traces.
     Returns the runs, a line per proof, and whether Ctrl-C ended the sweep early, in which case the runs cover the finished sizes.
     """
-    from simcoll.planning.sweeps.running import Table, runs
+    from simcoll.planning.sweeps.running import SweepTable, runs
     from simcoll.planning.sweeps.sweep import best_rows
     from simcoll.planning.sweeps.sweep_report import engine_lines, foot_lines, head_lines, size_line
 
@@ -62,68 +69,80 @@ def print_sweep(
     if programs:
         from simcoll.planning.sweeps.goal_programs import play_program
 
-        played += [play_program(each, name, topology, sweep.disturbed) for each in programs for name in sweep.protocols]
+        played += [
+            play_program(program, name, topology, sweep.disturbed) for program in programs for name in sweep.protocols
+        ]
     for run in played:
-        print(run)
+        say(run)
+        if verbose:
+            say(f"# trace hash {run.result.trace_hash}")
     if not sweep.choices:
-        return Table(sweep, topology.name, (), tuple(played)), [], False
-    print(f"# simcoll: {printable(title)}")
-    print(printable(f"# topology {topology.name}: {topology.nranks} ranks. {topology.description}".rstrip()))
+        return SweepTable(sweep, topology.name, (), tuple(played)), [], False
+    say(f"# simcoll: {title}")
+    say(f"# topology {topology.name}: {topology.nranks} ranks. {topology.description}".rstrip())
     if sweep.disturbed:
-        print(printable(f"# disturbed: {sweep.disturbed}"))
+        say(f"# disturbed: {sweep.disturbed}")
     proofs = [f"{printable(schedule.title)}: {verify(schedule)}" for schedule in schedules]
-    for proof in proofs:
-        print(f"# {proof}")
+    if verbose or len(proofs) <= MOST_PROOFS:
+        for proof in proofs:
+            say(f"# {proof}")
+    else:
+        say(f"# {len(proofs)} algorithms, all proved (-v: each proof)")
     for line in _left_out(sweep, schedules):
-        print(f"# {line}")
+        say(f"# {line}")
     for line in head_lines(sweep):
-        print(line, flush=True)
-    rows: list[Row] = []
+        say(line, flush=True)
+    rows: list[SweepRow] = []
     stopped = False
     with Progress() as progress:
         try:
             for of_size in runs(sweep, schedules, topology, progress):
                 progress.clear()
-                print(size_line(sweep, of_size), flush=True)
+                say(size_line(sweep, of_size), flush=True)
                 rows += of_size
         except KeyboardInterrupt:
             stopped = True
     if stopped and not rows:
-        print(f"# stopped before the first of {len(sweep.sizes)} sizes was done; nothing is kept", flush=True)
-        return Table(sweep, topology.name, (), tuple(played)), proofs, stopped
+        say(f"# stopped before the first of {len(sweep.sizes)} sizes was done; nothing is kept", flush=True)
+        return SweepTable(sweep, topology.name, (), tuple(played)), proofs, stopped
     checks = {row.choice: row.checked.wrong for row in rows if row.checked and row.checked.wrong is not None}
     moved = [row.result.wrong for row in rows if row.result.wrong is not None]
     wrong = sum(moved) + sum(checks.values())
-    for line in (*foot_lines(rows), *engine_lines(rows), _summary(rows, len(checks), len(moved), wrong)):
-        print(line)
+    for line in (*foot_lines(rows), *(engine_lines(rows) if verbose else ())):
+        say(line)
+    say(f"{_summary(rows, len(checks), len(moved), wrong)}{_hash_text(rows) if verbose else ''}")
     if stopped:
-        print(f"# stopped after {len(best_rows(rows))} of {len(sweep.sizes)} sizes; these are kept", flush=True)
+        say(f"# stopped after {len(best_rows(rows))} of {len(sweep.sizes)} sizes; these are kept", flush=True)
     if wrong:
         raise InternalError(f"{wrong} wrong elements in a proved schedule")
-    return Table(sweep, topology.name, tuple(rows), tuple(played)), proofs, stopped
+    return SweepTable(sweep, topology.name, tuple(rows), tuple(played)), proofs, stopped
 
 
 def _left_out(sweep: Sweep, schedules: Sequence[Schedule]) -> Iterator[str]:
     """Protocols that cannot carry some of the schedules."""
-    switched = [each for each in schedules if sweep.protocols_of(each) != sweep.protocols]
+    switched = [schedule for schedule in schedules if sweep.protocols_of(schedule) != sweep.protocols]
     if switched:
-        left = [name for name in sweep.protocols if name not in sweep.protocols_of(switched[0])]
-        names = ", ".join(dict.fromkeys(each.name for each in switched))
-        yield f"{names}: not under {' and '.join(left)}, since a reducing switch would reduce their flags too"
+        protocols = [name for name in sweep.protocols if name not in sweep.protocols_of(switched[0])]
+        names = ", ".join(dict.fromkeys(schedule.name for schedule in switched))
+        yield f"{names}: not under {' and '.join(protocols)}, since a reducing switch would reduce their flags too"
 
 
-def _summary(rows: Sequence[Row], checked: int, moved: int, wrong: int) -> str:
-    from simcoll.planning.sweeps.sweep_report import sweep_hash
-
-    found = sweep_hash(rows)
+def _summary(rows: Sequence[SweepRow], checked: int, moved: int, wrong: int) -> str:
     cut = "".join(
-        f", {many} {kind}" for kind, many in Counter(row.result.cut.kind for row in rows if row.result.cut).items()
+        f", {count} {kind}" for kind, count in Counter(row.result.cut.kind for row in rows if row.result.cut).items()
     )
     every = f" and in {moved} runs" if moved else ""
     return (
         f"# {len(rows)} run{'s' * (len(rows) != 1)}{cut}, data checked in {checked} schedule{'s' * (checked != 1)}{every}: "
-        f"{wrong} wrong. {f'trace hash {found}' if found else 'no trace hash'}"
+        f"{wrong} wrong"
     )
+
+
+def _hash_text(rows: Sequence[SweepRow]) -> str:
+    from simcoll.planning.sweeps.sweep_report import sweep_hash
+
+    trace_hash = sweep_hash(rows)
+    return f", trace hash {trace_hash}" if trace_hash else ", no trace hash"
 
 
 def mesh_lines(sweep: Sweep, machine: Topology, mesh: str, *, csv: Path | None, library: str = "") -> None:
@@ -135,27 +154,27 @@ def mesh_lines(sweep: Sweep, machine: Topology, mesh: str, *, csv: Path | None, 
     axes = parse_mesh(mesh, machine.nranks)
     sweep.disturbed.check(machine)
     chosen = f", as {library} would choose" if library else ""
-    print(f"# {sweep.collective} on {machine.name}, mesh {mesh}, fastest axis first{chosen}")
+    say(f"# {sweep.collective} on {machine.name}, mesh {mesh}, fastest axis first{chosen}")
     if sweep.disturbed:
-        print(printable(f"# disturbed: {sweep.disturbed}"))
+        say(f"# disturbed: {sweep.disturbed}")
     for line in titles(COLUMNS):
-        print(line, flush=True)
+        say(line, flush=True)
     rows: list[GroupRow] = []
     stopped = False
-    found = group_rows(sweep, machine, axes, library)
+    pending_rows = group_rows(sweep, machine, axes, library)
     steps = [f"{axis} {format_size(size)}" for axis, ranks in axes.axes for size in sweep.sizes if ranks > 1]
     try:
         with Progress() as progress:
             for step in steps:
                 progress(len(rows), len(steps), step)
-                rows.append(next(found))
+                rows.append(next(pending_rows))
                 progress.clear()
-                print(rows[-1], flush=True)
+                say(rows[-1], flush=True)
     except KeyboardInterrupt:
         stopped = True
-        print(f"# stopped after {len(rows)} lines", flush=True)
+        say(f"# stopped after {len(rows)} lines", flush=True)
     if csv is not None and rows:
         write_file(csv, groups_csv(sweep, rows))
-        print(f"# wrote {csv}")
+        say(f"# wrote {csv}")
     if stopped:
         raise KeyboardInterrupt

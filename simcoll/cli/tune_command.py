@@ -11,6 +11,7 @@ from cyclopts import Parameter
 
 from simcoll.command_line import WHOLE
 from simcoll.errors import ConfigError
+from simcoll.terminal import say
 
 if TYPE_CHECKING:
     from simcoll.planning.tuners.fastest_choices import Picked
@@ -61,7 +62,7 @@ def tune_library(
     from simcoll.planning.tuners.fastest_choices import nccl_choices, played_choices, rules_of
     from simcoll.planning.tuners.mpi_libraries import load_mpi_library
     from simcoll.topology import load_topology
-    from simcoll.units import counted, parse_size, printable
+    from simcoll.units import counted, parse_size
 
     chosen, of_nccl = tuner_format(format), format == "nccl-csv"
     if of_nccl and protocol is not None:
@@ -75,51 +76,49 @@ def tune_library(
     machine = load_topology(topology, nodes=nodes)
     sizes = size_ladder(parse_size(begin, what="-b"), parse_size(end, what="-e"), factor)
     of_mpi = {} if of_nccl else load_mpi_library(format).collectives
-    known = tuple(of_mpi or chosen.names)
-    wanted = [each.strip() for each in collectives.split(",")] if collectives else list(known)
-    for each in wanted:
-        if each not in known:
-            raise ConfigError(f"format {format!r} has no {each!r} known here; known: {', '.join(known)}")
-    found = (
-        nccl_choices(machine, wanted, sizes, library, overlay)
+    available = tuple(of_mpi or chosen.names)
+    kinds = [kind.strip() for kind in collectives.split(",")] if collectives else list(available)
+    for kind in kinds:
+        if kind not in available:
+            raise ConfigError(f"format {format!r} has no {kind!r} known here; known: {', '.join(available)}")
+    choices = (
+        nccl_choices(machine, kinds, sizes, library, overlay)
         if of_nccl
-        else played_choices(machine, wanted, sizes, format, protocol or "ideal")
+        else played_choices(machine, kinds, sizes, format, protocol or "ideal")
     )
     picked: list[Picked] = []
-    width = max([22, *(len(name) for each in of_mpi.values() for name in each.algorithms.values())])
+    width = max([22, *(len(name) for collective in of_mpi.values() for name in collective.algorithms.values())])
     wide = 20 if of_nccl else width
-    under = f", calibration {overlay.hash}" if overlay else ""
-    print(printable(f"# topology {machine.name}: {counted(machine.nranks, 'rank')}{under}"))
-    print(
-        f"# collective            size  {'choice':<{width}}  time (us)  {'default':<{wide}}  time (us)    gain  error"
-    )
-    for row in _told(found, wanted, sizes):
+    calibration_text = f", calibration {overlay.hash}" if overlay else ""
+    say(f"# topology {machine.name}: {counted(machine.nranks, 'rank')}{calibration_text}")
+    say(f"# collective            size  {'choice':<{width}}  time (us)  {'default':<{wide}}  time (us)    gain  error")
+    for row in _play_choices(choices, kinds, sizes):
         choice = f"{row.algorithm} {row.protocol} {row.channels if row.channels > 0 else ''}".strip()
         error = "-" if row.error is None else f"{100 * row.error:.0f} %"
-        usual = "-" if row.default_fs is None else microseconds(row.default_fs / 1e9)
+        default_time = "-" if row.default_fs is None else microseconds(row.default_fs / 1e9)
         gain = "-" if row.gain is None else f"{row.gain:.2f}x"
-        other = f"  {row.estimated}: {row.estimated_fs / row.time_fs:.2f}x" if row.estimated else ""
-        print(
+        estimate = f"  {row.estimated}: {row.estimated_fs / row.time_fs:.2f}x" if row.estimated else ""
+        say(
             f"  {row.collective:<14} {row.size_bytes:>11}  {choice:<{width}} {microseconds(row.time_fs / 1e9):>10}  "
-            f"{row.default:<{wide}} {usual:>10}  {gain:>6}  {error:>5}{' *' * row.certain}{other}",
+            f"{row.default:<{wide}} {default_time:>10}  {gain:>6}  {error:>5}{' *' * row.certain}{estimate}",
             flush=True,
         )
         picked.append(row)
-    blocks = [name for name, each in of_mpi.items() if each.rules_count_blocks]
+    blocks = [name for name, collective in of_mpi.items() if collective.rules_count_blocks]
     rules = rules_of(picked, machine, exact=of_nccl, blocks=blocks)
     write_file(output, chosen.dump(rules))
     if of_nccl:
         for remark in _remarks(picked, tuned=bool(overlay and overlay.tuning)):
-            print(f"# {remark}")
+            say(f"# {remark}")
     else:
         model = load_mpi_library(format)
-        print(
+        say(
             f"# default: of {model.name} {model.version}; '-': simcoll lacks the algorithm, so its time and the gain are unknown"
         )
-        print("# error: unknown, since simcoll ships no measured tables of MPI libraries")
+        say("# error: unknown, since simcoll ships no measured tables of MPI libraries")
         for note in model.notes:
-            print(f"# {model.name}: {note}")
-    print(f"# wrote {output}: {counted(len(rules), 'rule')}")
+            say(f"# {model.name}: {note}")
+    say(f"# wrote {output}: {counted(len(rules), 'rule')}")
 
 
 def _remarks(picked: Sequence[Picked], *, tuned: bool) -> Iterator[str]:
@@ -133,14 +132,14 @@ def _remarks(picked: Sequence[Picked], *, tuned: bool) -> Iterator[str]:
         yield "last column: what NCCL's own estimates prefer instead, and the gain over that"
 
 
-def _told(found: Iterator[Picked], collectives: Sequence[str], sizes: Sequence[int]) -> Iterator[Picked]:
+def _play_choices(choices: Iterator[Picked], collectives: Sequence[str], sizes: Sequence[int]) -> Iterator[Picked]:
     """Compute the choices, and show progress."""
     from simcoll.cli.progress import Progress
     from simcoll.units import format_size
 
     with Progress() as progress:
-        for done, (kind, size) in enumerate(product(collectives, sizes)):
-            progress(done, len(collectives) * len(sizes), f"{kind} {format_size(size)}")
-            row = next(found)
+        for finished, (kind, size) in enumerate(product(collectives, sizes)):
+            progress(finished, len(collectives) * len(sizes), f"{kind} {format_size(size)}")
+            row = next(choices)
             progress.clear()
             yield row

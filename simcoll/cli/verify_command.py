@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from simcoll.command_line import WHOLE
+from simcoll.terminal import say, say_text
 
 __all__ = ["verify_file"]
 
@@ -47,37 +48,38 @@ def verify_file(
     from simcoll.algorithms.imported import is_file_name
     from simcoll.cli.progress import Progress
     from simcoll.files.output import refuse_places
-    from simcoll.units import printable
 
     refuse_places([certificate], [file])
     with Progress() as progress:
         progress(0, 1, f"the proof of {file}")
         if is_file_name(file):
-            found, proof = _file_proof(file, exact=exact, trust_relaxed=trust_relaxed)
+            algorithm, proof = _file_proof(file, exact=exact, trust_relaxed=trust_relaxed)
         else:
             from simcoll.binding import verify
             from simcoll.cli.show_command import named_schedule
             from simcoll.topology import load_topology
 
-            found = named_schedule(file, collective, nranks, load_topology(topology) if topology else None, root)
-            proof = verify(found, exact=exact or None)
-        said = "" if certificate is None else _certified(found, proof, certificate)
-    print(f"{f'{file}: ' if is_file_name(file) else ''}{printable(str(found))}\n{proof}{said}")
+            algorithm = named_schedule(file, collective, nranks, load_topology(topology) if topology else None, root)
+            proof = verify(algorithm, exact=exact or None)
+        lines = () if certificate is None else _write_certificate(algorithm, proof, certificate)
+    say(f"{f'{file}: ' if is_file_name(file) else ''}{algorithm}")
+    say_text(proof)
+    for line in lines:
+        say(line)
 
 
-def _certified(found: Any, proof: Any, path: str) -> str:
+def _write_certificate(algorithm: Any, proof: Any, path: str) -> tuple[str, str]:
     """Write the certificate; the lines that say where it is, what it is of, and how to check it."""
     from shlex import quote
 
     from simcoll.core.device_program import DeviceProgram
     from simcoll.formats.schedules.certificate import write_certificate
-    from simcoll.units import printable
 
-    write_certificate(found, proof, path)
+    write_certificate(algorithm, proof, path)
     instead = ""
-    if isinstance(found, DeviceProgram):
+    if isinstance(algorithm, DeviceProgram):
         instead = ", of a schedule that gives every cell the same values: its signals are not in it"
-    return f"\ncertificate written to {printable(path)}{instead}\ncheck it without simcoll: {printable(f'simcoll-check {quote(path)}')}"
+    return f"certificate written to {path}{instead}", f"check it without simcoll: simcoll-check {quote(path)}"
 
 
 def _file_proof(file: str, *, exact: bool, trust_relaxed: bool) -> tuple[object, object]:
@@ -89,10 +91,12 @@ def _file_proof(file: str, *, exact: bool, trust_relaxed: bool) -> tuple[object,
     from simcoll.formats.schedules.schedule_files import load_algorithm
     from simcoll.proving import verify_device_program, verify_program
 
-    found = load_algorithm(file)
-    if isinstance(found, Goal):
-        matched = f"{found.check():,} messages match, and no operation waits for itself"
-        return found, f"unproved, data unknown: {matched}"
-    if isinstance(found, DeviceProgram):
-        return found, verify_device_program(found, trust_relaxed=trust_relaxed)
-    return found, verify(found, exact=exact or None) if isinstance(found, Schedule) else verify_program(found)
+    algorithm = load_algorithm(file)
+    if isinstance(algorithm, Goal):
+        matched = f"{algorithm.check():,} messages match, and no operation waits for itself"
+        return algorithm, f"unproved, data unknown: {matched}"
+    if isinstance(algorithm, DeviceProgram):
+        return algorithm, verify_device_program(algorithm, trust_relaxed=trust_relaxed)
+    return algorithm, verify(algorithm, exact=exact or None) if isinstance(algorithm, Schedule) else verify_program(
+        algorithm
+    )

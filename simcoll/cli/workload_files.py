@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simcoll.errors import ConfigError
+from simcoll.terminal import say
 
 if TYPE_CHECKING:
     from simcoll.formats.schedules.schedule_files import Algorithm
@@ -54,7 +55,7 @@ def read_any_workload(
     from simcoll.workload.workload import read_workload
 
     slow: Mapping[int, float] = {}
-    named: Topology | None = None
+    machine: Topology | None = None
     settings = None if system is None else load_astra_system(system)
     if gpu is not None and kind != "chakra":
         raise ConfigError(f"--gpu is for Chakra traces; this is {TITLES[kind]}", file=str(path))
@@ -62,7 +63,7 @@ def read_any_workload(
         raise ConfigError(f"--comm-groups is for Chakra traces; this is {TITLES[kind]}", file=str(path))
     if kind == "operations":
         listed = load_operations(path)
-        workload, named, slow = listed.workload, listed.topology, listed.slow
+        workload, machine, slow = listed.workload, listed.topology, listed.slow
     elif kind == "workload":
         workload = read_workload(read_file(path, MAX_FILE_BYTES), str(path))
     else:
@@ -70,14 +71,14 @@ def read_any_workload(
         groups = None if comm_groups is None else load_comm_groups(comm_groups)
         workload = load_chakra(path, gpu=roofline if gpu is None else load_gpu(gpu), groups=groups)
     if settings is not None:
-        workload = settings.applied(workload)
+        workload = settings.apply_to(workload)
         if settings.left_out:
-            print(f"# {system}: no counterpart here: {', '.join(settings.left_out)}")
+            say(f"# {system}: no counterpart here: {', '.join(settings.left_out)}")
     if topology is not None:
-        slow, named = {}, load_topology(topology, nodes=nodes)
-        if nodes is None and named.nranks < workload.nranks:
-            named = load_topology(topology, nodes=-(-workload.nranks // max(1, named.nranks)))
-    return workload, named, slow
+        slow, machine = {}, load_topology(topology, nodes=nodes)
+        if nodes is None and machine.nranks < workload.nranks:
+            machine = load_topology(topology, nodes=-(-workload.nranks // max(1, machine.nranks)))
+    return workload, machine, slow
 
 
 def convert_workload(
@@ -99,47 +100,47 @@ def convert_workload(
     path = Path(source)
     kind = workload_kind(path) if is_file(path) else "chakra" if is_file(f"{source}.0.et") else ""
     rules: Rules | None = None
-    told = ""
+    subject = ""
     if kind in WORKLOADS:
         workload, place, _ = read_any_workload(path, kind, topology)
         if name == "workload":
             content = write_workload(workload)
             write_file(target, content)
-            print(
+            say(
                 f"wrote {target}: {workload.nranks} ranks, {len(workload.operations)} operations, {len(content):,} bytes"
             )
             return
         traces, rules = _traces(workload, place, messages=name == "chakra-messages"), workload.rules
     elif name == "workload":
-        told = f"this is {TITLES[kind]}" if is_file(path) else "an algorithm is no workload"
-        told += "; simcoll step writes its workload" if kind == "design" else ""
-        raise ConfigError(f"{told}; expected a list of operations, a workload or a Chakra trace", file=source)
+        subject = f"this is {TITLES[kind]}" if is_file(path) else "an algorithm is no workload"
+        subject += "; simcoll step writes its workload" if kind == "design" else ""
+        raise ConfigError(f"{subject}; expected a list of operations, a workload or a Chakra trace", file=source)
     else:
-        found = algorithm()
-        traces, told = _messages(found, size, dtype), f"{found}, "
+        loaded = algorithm()
+        traces, subject = _messages(loaded, size, dtype), f"{loaded}, "
     stem = target.name.removesuffix(".et")
     files = {f"{stem}.{rank}.et": content for rank, content in enumerate(dump_chakra(traces, rules))}
     write_files(target.parent, files)
     steps = sum(map(len, traces))
-    print(
-        f"wrote {target.parent / stem}.0.et to {stem}.{len(files) - 1}.et: {told}{steps:,} nodes, {sum(map(len, files.values())):,} bytes"
-    )
+    nbytes = sum(map(len, files.values()))
+    names = f"{target.parent / stem}.0.et to {stem}.{len(files) - 1}.et"
+    say(f"wrote {names}: {subject}{steps:,} nodes, {nbytes:,} bytes")
 
 
 def _traces(workload: Workload, place: Topology | None, *, messages: bool) -> Traces:
     from simcoll.traces.chakra_writer import traces_of_program, traces_of_workload
-    from simcoll.workload.lower import Plans, lower
-    from simcoll.workload.workload import Compute
+    from simcoll.workload.lower import WorkloadPlans, lower
+    from simcoll.workload.workload import ComputeOperation
 
-    inside = any(isinstance(operation, Compute) and operation.inside for operation in workload.operations)
-    if not inside and not messages:
+    nested = any(isinstance(operation, ComputeOperation) and operation.inside for operation in workload.operations)
+    if not nested and not messages:
         return traces_of_workload(workload)
     if place is None:
         raise ConfigError("what its collectives become depends on where they run: give --topology")
-    return traces_of_program(lower(workload, Plans(place, rules=workload.rules))[0], lowered=messages)
+    return traces_of_program(lower(workload, WorkloadPlans(place, rules=workload.rules))[0], lowered=messages)
 
 
-def _messages(found: Algorithm, size: str | None, dtype: str | None) -> Traces:
+def _messages(algorithm: Algorithm, size: str | None, dtype: str | None) -> Traces:
     """The messages of a schedule bound to a size, or of a GOAL program, whose messages are marked unproved."""
     from simcoll.emulator.goal import goal_program
     from simcoll.emulator.programs import Call, Program
@@ -149,9 +150,11 @@ def _messages(found: Algorithm, size: str | None, dtype: str | None) -> Traces:
     from simcoll.traces.chakra_writer import traces_of_program
     from simcoll.units import parse_size
 
-    if isinstance(found, Goal):
+    if isinstance(algorithm, Goal):
         if size or dtype:
-            raise ConfigError(f"--size and --dtype are for schedules; {found} has sizes of its own")
-        return [[replace(step, name="unproved") for step in steps] for steps in traces_of_program(goal_program(found))]
-    plan = bind_bytes(schedule_of(found), parse_size(size or "1M"), dtype or "float32")
+            raise ConfigError(f"--size and --dtype are for schedules; {algorithm} has sizes of its own")
+        return [
+            [replace(step, name="unproved") for step in steps] for steps in traces_of_program(goal_program(algorithm))
+        ]
+    plan = bind_bytes(schedule_of(algorithm), parse_size(size or "1M"), dtype or "float32")
     return traces_of_program(Program(plan.nranks, [Call(plan)]), lowered=True)

@@ -5,12 +5,13 @@ have equal digests with a probability of at most 2^-66, whatever a source yields
 
 * Only values count: columns have one type and byte order (:class:`simcoll.core.step.Step`), and their lengths are part of the digest.
 * The values of up to 64 transfers go through SHA-256, and so does all of what follows. No two inputs with the same SHA-256 are known.
-* A longer column is cut into words x of 64 bits, and these into parts of 8,192 words. Of each part, SHA-256 gets two sums of f x modulo
-  2^64, each with its own random words f; and if a word exceeds 32 bits, also two sums of f (x >> 32).
+* The values of more transfers are words x of 64 bits: those of all columns in a row, or in a very long step of each column by itself. They
+  are cut into parts of 8,192 words. Of each part, SHA-256 gets two sums of f x modulo 2^64, each with its own random words f; and if a word
+  of the row exceeds 32 bits, also two sums of f (x >> 32).
 * Let a part differ. If some lower halves differ, let 2^v be the largest power of two that divides all differences of words; then v <= 31.
   A sum of f times the differences is 0 modulo 2^64 with probability 2^-(64 - v), at most 2^-33: divided by 2^v, one of the differences
   is odd, so whatever the other factors are, its factor must have one certain residue modulo 2^(64 - v). Two independent sums: 2^-66.
-* If all lower halves agree, upper halves differ. Then either only one of the two columns has sums of upper halves, which its first letters
+* If all lower halves agree, upper halves differ. Then either only one of the two rows has sums of upper halves, which its first letters
   tell, or the same argument holds for these sums, whose words are below 2^32.
 
 Hashing all values would take ten times as long, and every pass over a schedule computes digests.
@@ -33,6 +34,8 @@ FEW = 64
 """Up to this many transfers, hashing the values themselves is faster."""
 PART = 1 << 13
 """Words to a part: two such parts and their factors fit into a cache of 256 KB."""
+JOINED = 1 << 17
+"""Up to this many words, joining the columns is faster than handling each; beyond, columns of one value count."""
 WORD = np.dtype(np.int64)
 
 
@@ -64,7 +67,7 @@ def _of_step(step: Step) -> list[bytes]:
     if size <= FEW or [*map(len, columns)].count(size) < len(columns):
         return [b"%d,%d,%d,%d,%d,%d,%d:" % tuple(map(len, columns)), *[column.tobytes() for column in columns]]
     lengths = b"%d:" % size
-    if len(columns) * size <= PART:
+    if len(columns) * size <= JOINED:
         return [lengths, _sums(np.concatenate(columns))]
     return [lengths, *map(_of_column, columns)]
 
@@ -100,9 +103,9 @@ def _sums(words: Ints) -> bytes:
 
 def _products(words: Ints) -> bytes:
     factors = _factors()
-    whole = len(words) - len(words) % PART
-    rest: Ints = np.einsum("i,ji->j", words[whole:], factors[:, : len(words) - whole])
-    if not whole:
-        return rest.tobytes()
-    sums: Ints = np.einsum("pi,ji->pj", words[:whole].reshape(-1, PART), factors)
-    return sums.tobytes() + rest.tobytes()
+    cut = len(words) - len(words) % PART
+    tail_sums: Ints = np.einsum("i,ji->j", words[cut:], factors[:, : len(words) - cut])
+    if not cut:
+        return tail_sums.tobytes()
+    sums: Ints = np.einsum("pi,ji->pj", words[:cut].reshape(-1, PART), factors)
+    return sums.tobytes() + tail_sums.tobytes()

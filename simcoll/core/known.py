@@ -63,3 +63,6 @@ class Known:
 
     def __reduce__(self) -> tuple[type[Known], tuple[()]]:
         return Known, ()
+
+    def __dask_tokenize__(self) -> str:
+        return "derived facts"

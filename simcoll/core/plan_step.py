@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simcoll.arrays import Ints
-from simcoll.core.frozen import freeze, rebuilt
+from simcoll.core.immutable import by_constructor, freeze
 
 __all__ = ["PlanStep"]
 
@@ -58,7 +58,7 @@ class PlanStep:
     def __post_init__(self) -> None:
         freeze(self)
 
-    __reduce__ = rebuilt
+    __reduce__ = by_constructor
 
     def __len__(self) -> int:
         return len(self.src_rank)

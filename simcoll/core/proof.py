@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from simcoll.core.immutable import without_subclasses
+
 __all__ = ["LEVELS", "Proof"]
 
 LEVELS = ("any", "rank-consistent", "run-consistent", "position-independent")
@@ -11,6 +13,7 @@ LEVELS = ("any", "rank-consistent", "run-consistent", "position-independent")
 every run. ``position-independent``: also the same order for every chunk."""
 
 
+@without_subclasses
 @dataclass(frozen=True, slots=True)
 class Proof:
     """Facts proved about a schedule, for every size, dtype and reduction.

@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simcoll.arrays import Ints
-from simcoll.core.carried import travelling
+from simcoll.arrays import Ints, Whole
 from simcoll.core.collective import Collective
 from simcoll.core.digests import digest
-from simcoll.core.frozen import rebuilt, sealed
+from simcoll.core.folds import in_fold_order
+from simcoll.core.immutable import by_constructor, without_subclasses
 from simcoll.core.known import Known
 from simcoll.core.layout import Layout
 from simcoll.core.numbers import whole_number
+from simcoll.core.portable import portable_source
 from simcoll.core.step import (
     COPY,
     MULTICAST,
@@ -33,12 +34,12 @@ from simcoll.core.step import (
     SYNC,
     Repeat,
     Step,
-    in_fold_order,
     joined,
     moving_part,
+    private_copy,
     transfers,
 )
-from simcoll.errors import ConfigError, ScheduleError
+from simcoll.errors import ConfigError, ScheduleError, shown
 
 if TYPE_CHECKING:
     from simcoll.core.proof import Proof
@@ -68,7 +69,7 @@ HELD = 1 << 19
 """The same for a pass that another will follow at once, at some 60 bytes a transfer."""
 
 
-@sealed
+@without_subclasses
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Schedule:
     """A collective algorithm for one number of ranks: a stream of steps over a layout.
@@ -100,23 +101,41 @@ class Schedule:
     nchannels: int = 1
     params: tuple[tuple[str, Any], ...] = ()
     divisible: bool = False
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            name: str,
+            layout: Layout,
+            source: Callable[[], Iterable[Step | Repeat]],
+            nchannels: Whole = 1,
+            params: tuple[tuple[str, Any], ...] = (),
+            divisible: bool | np.bool_ = False,
+        ) -> None: ...
+
     # Not copied by dataclasses.replace: derived facts do not hold for a changed schedule.
     known: Known = field(default_factory=Known, repr=False, init=False)
 
     def __post_init__(self) -> None:
         layout: Any = self.layout  # whatever was given
         if type(layout) is not Layout:
-            raise ConfigError(f"{self.name}: expected a Layout, got {layout!r:.60}")
+            raise ConfigError(f"{self.name}: expected a Layout, got {shown(layout):.60}")
         object.__setattr__(self, "divisible", bool(self.divisible))
         object.__setattr__(self, "nchannels", whole_number(f"{self.name}: nchannels", self.nchannels, 1))
         if not callable(self.source):
-            raise ConfigError(f"{self.name}: source must be a function that yields the steps, got {self.source!r:.60}")
+            raise ConfigError(
+                f"{self.name}: source must be a function that yields the steps, got {shown(self.source):.60}"
+            )
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         if self.known.again is not None:
             return self.known.again
-        source = travelling(str(self), self.source, self.blocks())
-        return rebuilt(self if source is self.source else replace(self, source=source))
+        source = portable_source(str(self), self.source, self.blocks())
+        return by_constructor(self if source is self.source else replace(self, source=source))
+
+    def __dask_tokenize__(self) -> tuple[Any, ...]:
+        return "simcoll.Schedule", self.name, self.params, self.content_hash()
 
     def __copy__(self) -> Schedule:
         return replace(self)
@@ -137,8 +156,8 @@ class Schedule:
     @property
     def title(self) -> str:
         """Name and parameters, such as ``ring(channels=2)``."""
-        shown = ", ".join(f"{key}={value}" for key, value in self.params if value is not None)
-        return f"{self.name}({shown})" if shown else self.name
+        arguments = ", ".join(f"{key}={value}" for key, value in self.params if value is not None)
+        return f"{self.name}({arguments})" if arguments else self.name
 
     def blocks(self) -> Iterator[Step | Repeat]:
         """Steps and repeats as the source yields them, without empty steps.
@@ -152,32 +171,37 @@ class Schedule:
         ScheduleError
             When it yields different steps than the first time: the schedule that runs would not be the proved one.
         """
-        known, number = self.known, 0
-        held = known.kept  # read once: another thread may release it
-        if held is not None:
-            yield from held
+        facts, number = self.known, 0
+        stored = facts.kept  # read once: another thread may release it
+        if stored is not None:
+            yield from stored
             return
         blocks = self.source()
         if not isinstance(blocks, Iterable):
-            raise ConfigError(f"{self.title}: its source returns {blocks!r:.60}; expected steps, yielded one by one")
-        kept: list[Step | Repeat] = []
-        room = (HELD if known.held else KEPT) if known.keeps else -1
+            raise ConfigError(
+                f"{self.title}: its source returns {shown(blocks):.60}; expected steps, yielded one by one"
+            )
+        collected: list[Step | Repeat] = []
+        room = (HELD if facts.held else KEPT) if facts.keeps else -1
         for number, block in enumerate(blocks, 1):
             if type(block) is not Step and type(block) is not Repeat:
-                raise ConfigError(f"{self.title}: its source yields {block!r:.60}; expected steps, made by transfers()")
-            if not known.agrees(number, digest(block)):
-                raise self._changed(number - 1)
-            moving = moving_part(block)
+                raise ConfigError(
+                    f"{self.title}: its source yields {shown(block):.60}; expected steps, made by transfers()"
+                )
+            private = private_copy(block)
+            if not facts.agrees(number, digest(private)):
+                raise self._change_error(number - 1)
+            moving = moving_part(private)
             if moving is not None:
                 room -= _transfers(moving)
                 if room >= 0:
-                    kept.append(moving)
+                    collected.append(moving)
                 else:
-                    kept.clear()
+                    collected.clear()
                 yield moving
-        if not known.ends(number):
-            raise self._changed(number)
-        known.kept = tuple(kept) if room >= 0 else None
+        if not facts.ends(number):
+            raise self._change_error(number)
+        facts.kept = tuple(collected) if room >= 0 else None
 
     def hold(self) -> None:
         """Keep the next pass until :meth:`release`, unless it is very long."""
@@ -185,10 +209,10 @@ class Schedule:
 
     def release(self) -> None:
         """Forget a pass that was held, unless it is short."""
-        known = self.known
-        known.held, kept = False, known.kept
-        if kept is not None and sum(map(_transfers, kept)) > KEPT:
-            known.kept = known.lowered = None
+        facts = self.known
+        facts.held, blocks = False, facts.kept
+        if blocks is not None and sum(map(_transfers, blocks)) > KEPT:
+            facts.kept = facts.lowered = None
 
     def keep_passes(self, again: Callable[..., object] | None = None, *arguments: object) -> None:
         """Keep short passes, since the source is one of the registered algorithms; ``again``, with its arguments, makes it elsewhere."""
@@ -204,7 +228,7 @@ class Schedule:
         """Take steps as they are, because they have been checked, or are part of steps that have been."""
         self.known.checked = True
 
-    def _changed(self, block: int) -> ScheduleError:
+    def _change_error(self, block: int) -> ScheduleError:
         return ScheduleError(
             f"{self}: when called again, its source yields other steps, from step or repeat number {block} on; "
             "it must be a function that yields the same steps at every call"
@@ -281,8 +305,8 @@ class Schedule:
         for step in block.steps:
             for chunk in (step.src_chunk, step.dst_chunk):
                 start = block.window(chunk)[0]
-                outside = (start < 0) | (start + block.modulus > room) | (step.count != 1)
-                if (outside & (step.op != SYNC)).any():
+                escapes = (start < 0) | (start + block.modulus > room) | (step.count != 1)
+                if (escapes & (step.op != SYNC)).any():
                     return False
         return True
 
@@ -335,13 +359,13 @@ class Schedule:
             bad = data & (chunk + step.count > bases[self.layout.region(chunk) + 1])
         if bad.any():
             row = int(np.flatnonzero(bad)[0])
-            wanted = f"chunks {chunk[row]}..{int(chunk[row]) + int(step.count[row]) - 1} on rank {rank[row]}"
+            chunks = f"chunks {chunk[row]}..{int(chunk[row]) + int(step.count[row]) - 1} on rank {rank[row]}"
             buffers = f"buffers start at {bases[:-1].tolist()}, end {size}"
-            self._refuse(number, step, row, f"{end} {wanted} do not lie in one buffer ({buffers})")
+            self._refuse(number, step, row, f"{end} {chunks} do not lie in one buffer ({buffers})")
 
     def _refuse(self, number: int, step: Step, row: int, reason: str) -> None:
-        where = f"step {number}, rank {step.src_rank[row]} -> {step.dst_rank[row]}, channel {step.channel[row]}"
-        raise fault(number, step, row, f"{self.title}: {where}: {reason}")
+        location = f"step {number}, rank {step.src_rank[row]} -> {step.dst_rank[row]}, channel {step.channel[row]}"
+        raise fault(number, step, row, f"{self.title}: {location}: {reason}")
 
     def __str__(self) -> str:
         return f"{self.title} {self.collective}"
@@ -369,24 +393,24 @@ def lowered(schedule: Schedule, *, as_given: bool = False) -> Iterator[tuple[int
 
     The transfers of a fold come in the order in which they are applied, unless ``as_given``.
     """
-    known, number = schedule.known, 0
-    as_given = as_given and known.folds
-    kept, before = known.kept, known.lowered  # read once: another thread may release them
-    if before is not None and not as_given:
-        yield from enumerate(before)
+    facts, number = schedule.known, 0
+    as_given = as_given and facts.folds
+    blocks, stored = facts.kept, facts.lowered  # read once: another thread may release them
+    if stored is not None and not as_given:
+        yield from enumerate(stored)
         return
-    done: list[Step] | None = [] if kept is not None and not as_given else None
+    collected: list[Step] | None = [] if blocks is not None and not as_given else None
     for block in schedule.blocks():
-        if not known.checked:
+        if not facts.checked:
             schedule.check_block(number, block)
         for step in block.unrolled() if isinstance(block, Repeat) else (block,):
-            one = schedule.layout.one_address(step)
-            if not as_given and known.folds:
-                one = in_fold_order(one, schedule.layout.size)
-            if done is not None:
-                done.append(one)
-            yield number, one
+            resolved = schedule.layout.one_address(step)
+            if not as_given and facts.folds:
+                resolved = in_fold_order(resolved, schedule.layout.size)
+            if collected is not None:
+                collected.append(resolved)
+            yield number, resolved
             number += 1
-    known.checked = True
-    if done is not None and kept is not None and kept is known.kept and number == len(kept):
-        known.lowered = tuple(done)
+    facts.checked = True
+    if collected is not None and blocks is not None and blocks is facts.kept and number == len(blocks):
+        facts.lowered = tuple(collected)

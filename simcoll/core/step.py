@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simcoll.arrays import Array, Ints
-from simcoll.core.frozen import constant, rebuilt, sealed
+from simcoll.arrays import Array, Ints, Whole
+from simcoll.core.immutable import by_constructor, constant, without_subclasses
 from simcoll.core.numbers import LARGEST, NUMBER, whole_number, whole_numbers
 from simcoll.errors import ConfigError, nearest
 
@@ -26,11 +26,10 @@ __all__ = [
     "Repeat",
     "Step",
     "first_alike",
-    "in_fold_order",
     "joined",
     "moving_part",
-    "operands",
     "overlaps",
+    "private_copy",
     "transfers",
 ]
 
@@ -56,7 +55,7 @@ SPARSE = 16
 """Up to this multiple of the number of rows, a table of their keys is faster than sorting."""
 
 
-@sealed
+@without_subclasses
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
     """Transfers that all read the memory before the step, as parallel arrays of equal length.
@@ -65,7 +64,7 @@ class Step:
     ranks make it a local copy or reduction.
 
     Columns may be arrays of any integer type, byte order and stride. They are stored as int64 (``op`` as int8) in memory that nobody
-    can change (:mod:`simcoll.core.frozen`): what is proved is what was given.
+    can change (:mod:`simcoll.core.immutable`): what is proved is what was given.
 
     Raises
     ------
@@ -81,6 +80,19 @@ class Step:
     op: NDArray[np.int8]
     channel: Ints
 
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            src_rank: Array,
+            src_chunk: Array,
+            dst_rank: Array,
+            dst_chunk: Array,
+            count: Array,
+            op: Array,
+            channel: Array,
+        ) -> None: ...
+
     def __post_init__(self) -> None:
         for name, column, (dtype, strides) in zip(COLUMNS, self.columns, _FORMS, strict=True):
             # Columns of other steps, and new ones of the right type, decide how much a derived step costs.
@@ -95,7 +107,7 @@ class Step:
                     continue
             object.__setattr__(self, name, _column(name, column, dtype))
 
-    __reduce__ = rebuilt
+    __reduce__ = by_constructor
 
     def __copy__(self) -> Step:
         return self
@@ -154,30 +166,43 @@ def transfers(
     ConfigError
         For columns that are not whole numbers or do not broadcast, and for unknown operations.
     """
-    given: dict[str, Any] = {
-        "src_rank": src_rank, "src_chunk": src_chunk, "dst_rank": dst_rank, "dst_chunk": dst_chunk,
-        "count": count, "channel": channel, "op": op,
-    }  # fmt: skip
+    arguments: dict[str, Any] = {
+        "src_rank": src_rank,
+        "src_chunk": src_chunk,
+        "dst_rank": dst_rank,
+        "dst_chunk": dst_chunk,
+        "count": count,
+        "channel": channel,
+        "op": op,
+    }
     if isinstance(op, str):
         if op.lower() not in OP_NAMES:
             raise ConfigError(f"unknown op {op!r}; {nearest(op.lower(), OP_NAMES)}")
-        given["op"] = OP_NAMES.index(op.lower())
+        arguments["op"] = OP_NAMES.index(op.lower())
     columns: list[Any] = [  # whole numbers, or arrays of them
-        values if type(values) is int and 0 <= values < LARGEST else whole_numbers(name, values)
-        for name, values in given.items()
+        values if _is_plain(name, values) else whole_numbers(name, values) for name, values in arguments.items()
     ]
     ops = columns[-1]
-    most = ops if isinstance(ops, int) else int(ops.view(np.uint64).max(initial=0))  # negative ones are huge there
-    if most >= len(OP_NAMES):
+    highest = ops if isinstance(ops, int) else int(ops.view(np.uint64).max(initial=0))  # negative ones are huge there
+    if highest >= len(OP_NAMES):
         wrong = next(number for number in np.ravel(ops).tolist() if not 0 <= number < len(OP_NAMES))
         raise ConfigError(f"op {wrong} is unknown; use {', '.join(OP_NAMES).upper()}")
     try:
         shape = np.broadcast(*columns).shape
     except ValueError:
-        shapes = [f"{name} {np.shape(column)}" for name, column in zip(given, columns, strict=True) if np.ndim(column)]
+        shapes = [
+            f"{name} {np.shape(column)}" for name, column in zip(arguments, columns, strict=True) if np.ndim(column)
+        ]
         raise ConfigError(f"the columns of a step must broadcast together; got shapes {', '.join(shapes)}") from None
     src, src_c, dst, dst_c, cnt, ch = (_flat(column, shape) for column in columns[:-1])
     return Step(src, src_c, dst, dst_c, cnt, _flat(ops, shape, OPERATION), ch)
+
+
+def _is_plain(name: str, values: Any) -> bool:
+    """Whether values need no check: a usual number, or an array of the right type, which the step will copy."""
+    if type(values) is int:
+        return 0 <= values < LARGEST
+    return type(values) is np.ndarray and values.dtype is NUMBER and name != "op"
 
 
 def _flat(column: Array | int, shape: tuple[int, ...], dtype: np.dtype[Any] = NUMBER) -> Array:
@@ -234,18 +259,18 @@ def first_alike(*columns: Array) -> Ints:
     """
     key = np.zeros(len(columns[0]), np.int64)
     for column in columns:
-        most = int(column.max(initial=0))
-        if most == 0:
+        highest = int(column.max(initial=0))
+        if highest == 0:
             continue
-        key = key * (most + 1) + column
+        key = key * (highest + 1) + column
         if int(key.max(initial=0)) > SPARSE * len(key):
             key = np.unique(key, return_inverse=True)[1]
-    first = np.zeros(int(key.max(initial=-1)) + 1, np.int64)
-    first[key[::-1]] = np.arange(len(key))[::-1]  # of equal keys, the last one counts
-    return first[key]
+    first_row = np.zeros(int(key.max(initial=-1)) + 1, np.int64)
+    first_row[key[::-1]] = np.arange(len(key))[::-1]  # of equal keys, the last one counts
+    return first_row[key]
 
 
-def expanded(step: Step) -> Step:
+def by_chunk(step: Step) -> Step:
     """The step with one row per chunk."""
     if (step.count == 1).all():
         return step
@@ -255,7 +280,7 @@ def expanded(step: Step) -> Step:
     return Step(step.src_rank[row], src, step.dst_rank[row], dst, count, step.op[row], step.channel[row])
 
 
-@sealed
+@without_subclasses
 @dataclass(frozen=True, slots=True, eq=False)
 class Repeat:
     """A block of steps done ``count`` times, with its chunks shifted by ``stride`` each time.
@@ -271,14 +296,26 @@ class Repeat:
     modulus: int
     order: Ints | None = None
 
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            steps: Sequence[Step],
+            count: Whole,
+            stride: Whole,
+            base: Whole,
+            modulus: Whole,
+            order: ArrayLike | None = None,
+        ) -> None: ...
+
     def __post_init__(self) -> None:
         steps: Any = self.steps  # whatever was given
         inner = tuple(steps) if isinstance(steps, (tuple, list)) else (None,)
         if not all(type(step) is Step for step in inner):
             raise ConfigError(f"the steps of a Repeat are a tuple of steps, made by transfers(); got {steps!r:.60}")
         object.__setattr__(self, "steps", inner)
-        for name, least in (("count", 0), ("stride", -LARGEST), ("base", -LARGEST), ("modulus", 1)):
-            number = whole_number(f"{name} of a Repeat", getattr(self, name), least)
+        for name, minimum in (("count", 0), ("stride", -LARGEST), ("base", -LARGEST), ("modulus", 1)):
+            number = whole_number(f"{name} of a Repeat", getattr(self, name), minimum)
             object.__setattr__(self, name, number)
         if self.order is not None:
             self._check_order(whole_numbers("order of a Repeat", self.order))
@@ -286,15 +323,15 @@ class Repeat:
     def _check_order(self, order: Ints) -> None:
         """Check and convert the list of chunks."""
         if order.ndim != 1 or not len(order) or len(order) % self.modulus or self.base % self.modulus:
-            got = f"got {len(np.ravel(order))} chunks and base {self.base}"
+            actual = f"got {len(np.ravel(order))} chunks and base {self.base}"
             raise ConfigError(
-                f"order of a Repeat must list whole windows of {self.modulus} chunks, one of them at base; {got}"
+                f"order of a Repeat must list whole windows of {self.modulus} chunks, one of them at base; {actual}"
             )
         if len(np.unique(order)) < len(order) or int(order.min(initial=0)) < 0:
             raise ConfigError("order of a Repeat must list distinct chunks from 0 on")
         object.__setattr__(self, "order", order)
 
-    __reduce__ = rebuilt
+    __reduce__ = by_constructor
 
     def __copy__(self) -> Repeat:
         return self
@@ -313,8 +350,8 @@ class Repeat:
                     continue
                 # Sums below twice the modulus need no division, which would take longer than all the rest.
                 src, dst = (
-                    self.chunk_at(first + place + shift - (place >= self.modulus - shift) * self.modulus)
-                    for first, place in ends
+                    self.chunk_at(start + place + shift - (place >= self.modulus - shift) * self.modulus)
+                    for start, place in ends
                 )
                 yield Step(step.src_rank, src, step.dst_rank, dst, step.count, step.op, step.channel)
 
@@ -326,15 +363,15 @@ class Repeat:
         ConfigError
             For a chunk that is not in ``order``.
         """
-        whole = chunk.astype(np.int64)
+        position = chunk.astype(np.int64)
         if self.order is not None:
             ascending = np.argsort(self.order)
-            found = ascending[np.searchsorted(self.order, whole, sorter=ascending) % len(ascending)]
-            if (self.order[found] != whole).any():
-                raise ConfigError(f"chunk {whole[self.order[found] != whole][0]} of a Repeat is not in its order")
-            whole = found
-        place = (whole - self.base) % self.modulus
-        return whole - place, place
+            index = ascending[np.searchsorted(self.order, position, sorter=ascending) % len(ascending)]
+            if (self.order[index] != position).any():
+                raise ConfigError(f"chunk {position[self.order[index] != position][0]} of a Repeat is not in its order")
+            position = index
+        place = (position - self.base) % self.modulus
+        return position - place, place
 
     def chunk_at(self, place: Ints) -> Ints:
         """Chunk at a place counted like the starts of windows."""
@@ -350,39 +387,28 @@ def moving_part(block: Step | Repeat) -> Step | Repeat | None:
     """A step or repeat without empty steps; None if nothing is left."""
     if isinstance(block, Step):
         return block if _moves(block) else None
-    kept = tuple(step for step in block.steps if _moves(step))
-    if not kept or not block.count:
+    steps = tuple(step for step in block.steps if _moves(step))
+    if not steps or not block.count:
         return None
-    return block if len(kept) == len(block.steps) else replace(block, steps=kept)
+    return block if len(steps) == len(block.steps) else replace(block, steps=steps)
+
+
+def private_copy(block: Step | Repeat) -> Step | Repeat:
+    """The same block over arrays that nobody else holds: whoever holds an array can assign its shape, strides and type."""
+    if isinstance(block, Step):
+        return _private_step(block)
+    order = None if block.order is None else block.order[:]
+    return replace(block, steps=tuple(map(_private_step, block.steps)), order=order)
+
+
+def _private_step(step: Step) -> Step:
+    copy: Step = object.__new__(Step)  # without checks: these are the columns of a step
+    for name, column in zip(COLUMNS, step.columns, strict=True):
+        object.__setattr__(copy, name, column[:])
+    return copy
 
 
 def overlaps(start: Ints, end: Ints) -> bool:
     """Whether any two of the ranges share a chunk."""
     order = np.argsort(start)
     return bool((start[order][1:] < end[order][:-1]).any())
-
-
-def in_fold_order(step: Step, size: int) -> Step:
-    """The step with each fold's rows in the order of application.
-
-    ``size`` is the number of chunks per rank.
-    """
-    if not (step.op == REDUCE).any():
-        return step
-    rows = np.flatnonzero((step.op == REDUCE) | (step.op == COPY))
-    start = (step.dst_rank * size + step.dst_chunk)[rows]
-    if not overlaps(start, start + step.count[rows]):
-        return step
-    return step.rows(np.lexsort((step.src_rank, step.op == REDUCE)))
-
-
-def operands(dst_rank: Ints, dst_chunk: Ints, count: Ints, op: NDArray[np.int8], size: int) -> Ints:
-    """Length of the fold of each transfer of a step; ``size`` is the number of chunks per rank."""
-    result = np.ones(len(op), np.int64)
-    rows = np.flatnonzero(op == REDUCE)
-    start = (dst_rank * size + dst_chunk)[rows]
-    if overlaps(start, start + count[rows]):
-        row, offset = spread(count[rows])
-        _, which, each = np.unique(start[row] + offset, return_inverse=True, return_counts=True)
-        np.maximum.at(result, rows[row], each[which])
-    return result

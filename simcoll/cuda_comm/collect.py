@@ -19,17 +19,17 @@ from simcoll.cuda_comm.emulated_devices import (
     axis_of,
     buckets,
     content_of,
-    cut,
     device_number,
     device_of,
-    emulated,
-    received,
+    play_on_emulator,
+    required_output,
+    split_like,
 )
 
 __all__ = ["gather", "reduce_add", "reduce_add_coalesced"]
 
 
-def reduce_add(inputs: Sequence[DeviceArray], destination: Any = None, *, play: Play = emulated) -> DeviceArray:
+def reduce_add(inputs: Sequence[DeviceArray], destination: Any = None, *, play: Play = play_on_emulator) -> DeviceArray:
     """The sum of tensors of one shape on different devices.
 
     Parameters
@@ -62,19 +62,19 @@ def reduce_add(inputs: Sequence[DeviceArray], destination: Any = None, *, play: 
             root = index
         shape, expected = tensor.array.shape, inputs[0].array.shape
         if shape != expected:
-            got, wanted = ("x".join(map(str, sizes)) for sizes in (shape, expected))
-            raise ValueError(f"input {index} has invalid size: got {got}, but expected {wanted}")
+            actual_text, expected_text = ("x".join(map(str, sizes)) for sizes in (shape, expected))
+            raise ValueError(f"input {index} has invalid size: got {actual_text}, but expected {expected_text}")
         if tensor.array.dtype != inputs[0].array.dtype:
             raise ValueError(f"input {index} is of {tensor.array.dtype}, but input 0 is of {inputs[0].array.dtype}")
     if root is None:
         raise RuntimeError("reduce_add expects destination to be on the same GPU with one of the tensors")
     if len(inputs) == 1:
         return inputs[0]
-    first = inputs[0].array
-    plan = bind(schedule("reduce", "tree", nranks=len(inputs), root=root), first.size, first.dtype)
+    template = inputs[0].array
+    plan = bind(schedule("reduce", "tree", nranks=len(inputs), root=root), template.size, template.dtype)
     flat = [tensor.array.reshape(-1) for tensor in inputs]
     outputs = play(plan, flat, [tensor.device for tensor in inputs])
-    return DeviceArray(received(outputs[root]).reshape(first.shape), place)
+    return DeviceArray(required_output(outputs[root]).reshape(template.shape), place)
 
 
 def reduce_add_coalesced(
@@ -82,7 +82,7 @@ def reduce_add_coalesced(
     destination: Any = None,
     buffer_size: int = BUFFER_BYTES,
     *,
-    play: Play = emulated,
+    play: Play = play_on_emulator,
 ) -> tuple[DeviceArray, ...]:
     """Sum several tensors over devices, with small tensors coalesced in buffers.
 
@@ -99,25 +99,25 @@ def reduce_add_coalesced(
         raise ValueError("reduce_add_coalesced expects as many tensors from every device")
     place = 0 if destination is None else device_number(destination)
     contents = [[content_of(tensor) for tensor in row] for row in inputs]
-    first = contents[0] if contents else []
-    for row, other in zip(contents, inputs, strict=True):
-        for index, (part, expected) in enumerate(zip(row, first, strict=True)):
+    templates = contents[0] if contents else []
+    for row, tensors in zip(contents, inputs, strict=True):
+        for index, (part, expected) in enumerate(zip(row, templates, strict=True)):
             if (
                 part.shape != expected.shape
                 or part.dtype != expected.dtype
-                or device_of(other[index]) != device_of(other[0])
+                or device_of(tensors[index]) != device_of(tensors[0])
             ):
                 raise ValueError(f"tensor {index} differs in shape, dtype or device from the others")
-    found: list[Any] = [None] * len(first)
-    for bucket in buckets(first, buffer_size):
+    sums: list[Any] = [None] * len(templates)
+    for bucket in buckets(templates, buffer_size):
         flat = [
-            DeviceArray(np.concatenate([row[index].reshape(-1) for index in bucket]), device_of(given[0]))
-            for row, given in zip(contents, inputs, strict=True)
+            DeviceArray(np.concatenate([row[index].reshape(-1) for index in bucket]), device_of(tensors[0]))
+            for row, tensors in zip(contents, inputs, strict=True)
         ]
         total = reduce_add(flat, place, play=play)
-        for index, piece in zip(bucket, cut(total.array, [first[index] for index in bucket]), strict=True):
-            found[index] = DeviceArray(piece, place)
-    return tuple(found)
+        for index, piece in zip(bucket, split_like(total.array, [templates[index] for index in bucket]), strict=True):
+            sums[index] = DeviceArray(piece, place)
+    return tuple(sums)
 
 
 def gather(
@@ -126,7 +126,7 @@ def gather(
     destination: Any = None,
     *,
     out: Tensor | None = None,
-    play: Play = emulated,
+    play: Play = play_on_emulator,
 ) -> Tensor:
     """Concatenate tensors from devices along a dimension.
 
@@ -158,26 +158,26 @@ def gather(
             raise RuntimeError(  # noqa: TRY004 - as PyTorch
                 f"Expected all input tensors to be CUDA tensors, but tensor at index {index} has device {cpu}"
             )
-    first = tensors[0].array
-    parts = [tensor.array.astype(first.dtype, copy=False) for tensor in tensors]
-    axis = axis_of(dim, first.ndim)
+    template = tensors[0].array
+    parts = [tensor.array.astype(template.dtype, copy=False) for tensor in tensors]
+    axis = axis_of(dim, template.ndim)
     for index, part in enumerate(parts):
-        if part.ndim != first.ndim:
+        if part.ndim != template.ndim:
             raise RuntimeError(
                 f"Expected all input tensors to have the same number of dimensions, but tensor at index {index} has {part.ndim} "
-                f"dimensions, (expected {first.ndim})"
+                f"dimensions, (expected {template.ndim})"
             )
-        expected = [*first.shape[:axis], part.shape[axis], *first.shape[axis + 1 :]]
+        expected = [*template.shape[:axis], part.shape[axis], *template.shape[axis + 1 :]]
         if list(part.shape) != expected:
             raise RuntimeError(
                 f"Input tensor at index {index} has invalid shape {list(part.shape)}, but expected {expected}"
             )
     place = _place(destination) if out is None else device_of(out)
     sizes = [0, *(part.size for part in parts)]
-    plan = bind(schedule("gather", "linear", nranks=len(sizes)), sizes, first.dtype)
-    flat = [np.zeros(0, first.dtype), *(part.reshape(-1) for part in parts)]
-    whole = received(play(plan, flat, [place, *(tensor.device for tensor in tensors)])[0])
-    joined = np.concatenate(cut(whole, parts), axis)
+    plan = bind(schedule("gather", "linear", nranks=len(sizes)), sizes, template.dtype)
+    flat = [np.zeros(0, template.dtype), *(part.reshape(-1) for part in parts)]
+    gathered = required_output(play(plan, flat, [place, *(tensor.device for tensor in tensors)])[0])
+    joined = np.concatenate(split_like(gathered, parts), axis)
     if out is None:
         return joined if place == CPU else DeviceArray(joined, place)
     target = content_of(out)

@@ -23,12 +23,12 @@ __all__ = [
     "buckets",
     "check_on_devices",
     "content_of",
-    "cut",
     "device_number",
     "device_of",
-    "emulated",
     "handed_over",
-    "received",
+    "play_on_emulator",
+    "required_output",
+    "split_like",
 ]
 
 CPU = -1
@@ -59,7 +59,7 @@ class DeviceArray:
 Tensor: TypeAlias = "Array | DeviceArray"
 
 
-def emulated(plan: Plan, inputs: Sequence[Array], devices: Sequence[int]) -> Sequence[Array | None]:  # noqa: ARG001
+def play_on_emulator(plan: Plan, inputs: Sequence[Array], devices: Sequence[int]) -> Sequence[Array | None]:  # noqa: ARG001
     """Execute a plan on an emulated crossbar, and return the outputs by rank."""
     from simcoll.emulator import emulate
     from simcoll.topology import crossbar
@@ -72,8 +72,8 @@ def content_of(tensor: Tensor) -> Array:
     """The array of a tensor."""
     if isinstance(tensor, DeviceArray):
         return tensor.array
-    found = array_on(tensor)
-    return np.asarray(tensor) if found is None else found
+    array = array_on(tensor)
+    return np.asarray(tensor) if array is None else array
 
 
 def device_of(tensor: Tensor) -> int:
@@ -81,20 +81,20 @@ def device_of(tensor: Tensor) -> int:
     return tensor.device if isinstance(tensor, DeviceArray) else CPU
 
 
-def device_number(given: Any) -> int:
+def device_number(device: Any) -> int:
     """Parse a device, given as a number or as ``"cuda:1"``."""
-    if isinstance(given, str):
-        kind, colon, number = given.partition(":")
+    if isinstance(device, str):
+        kind, colon, number = device.partition(":")
         if kind == "cpu":
-            raise ValueError(f"Expected a non cpu device, but got: {given}")
+            raise ValueError(f"Expected a non cpu device, but got: {device}")
         if kind != "cuda" or not colon or not number.isdecimal():
-            raise ValueError(f"Expected a cuda device with a specified index such as 'cuda:0', but got: {given}")
+            raise ValueError(f"Expected a cuda device with a specified index such as 'cuda:0', but got: {device}")
         return int(number)
-    if isinstance(given, bool) or not isinstance(given, (int, np.integer)):
-        raise ValueError(f"Expected a device number or a text such as 'cuda:0', but got: {given!r}")  # noqa: TRY004 - as PyTorch
-    if given < 0:
-        raise RuntimeError(f"Expected non-negative device index, but got {given}")
-    return int(given)
+    if isinstance(device, bool) or not isinstance(device, (int, np.integer)):
+        raise ValueError(f"Expected a device number or a text such as 'cuda:0', but got: {device!r}")  # noqa: TRY004 - as PyTorch
+    if device < 0:
+        raise RuntimeError(f"Expected non-negative device index, but got {device}")
+    return int(device)
 
 
 def axis_of(dim: int, dims: int) -> int:
@@ -115,7 +115,7 @@ def check_on_devices(out: Sequence[Tensor]) -> None:
             )
 
 
-def received(output: Array | None) -> Array:
+def required_output(output: Array | None) -> Array:
     """The output of a rank that must have one."""
     if output is None:
         from simcoll.errors import InternalError
@@ -125,12 +125,12 @@ def received(output: Array | None) -> Array:
 
 
 def handed_over(
-    found: Sequence[Array], devices: Sequence[int], out: Sequence[DeviceArray] | None
+    results: Sequence[Array], devices: Sequence[int], out: Sequence[DeviceArray] | None
 ) -> tuple[DeviceArray, ...]:
     """Place results on their devices, or copy them to the caller's tensors."""
     if out is None:
-        return tuple(map(DeviceArray, found, devices))
-    for target, result in zip(out, found, strict=True):
+        return tuple(map(DeviceArray, results, devices))
+    for target, result in zip(out, results, strict=True):
         target.array[...] = result
     return tuple(out)
 
@@ -155,7 +155,7 @@ def buckets(tensors: Sequence[Array], buffer_size: int) -> list[list[int]]:
     return result
 
 
-def cut(flat: Array, like: Sequence[Array]) -> list[Array]:
+def split_like(flat: Array, like: Sequence[Array]) -> list[Array]:
     """Split a buffer into tensors shaped like others."""
     ends = np.cumsum([part.size for part in like])[:-1]
     return [piece.reshape(part.shape) for piece, part in zip(np.split(flat, ends), like, strict=True)]

@@ -20,12 +20,12 @@ from simcoll.cuda_comm.emulated_devices import (
     buckets,
     check_on_devices,
     content_of,
-    cut,
     device_number,
     device_of,
-    emulated,
     handed_over,
-    received,
+    play_on_emulator,
+    required_output,
+    split_like,
 )
 
 __all__ = ["broadcast", "broadcast_coalesced", "scatter"]
@@ -39,7 +39,7 @@ def scatter(
     streams: Iterable[Any] | None = None,
     *,
     out: Sequence[DeviceArray] | None = None,
-    play: Play = emulated,
+    play: Play = play_on_emulator,
 ) -> tuple[DeviceArray, ...]:
     """Split a tensor along a dimension, and put each chunk on a device.
 
@@ -80,10 +80,10 @@ def scatter(
     if out is None:
         if devices is None:
             raise TypeError("scatter needs 'devices' or 'out'; got neither")
-        where = [device_number(device) for device in devices]
-        chunks = _chunks(content, where, None if chunk_sizes is None else list(chunk_sizes), dim)
-        where = where[: len(chunks)]
-        _check_streams(streams, where, device_of(tensor))
+        targets = [device_number(device) for device in devices]
+        chunks = _chunks(content, targets, None if chunk_sizes is None else list(chunk_sizes), dim)
+        targets = targets[: len(chunks)]
+        _check_streams(streams, targets, device_of(tensor))
     else:
         if devices is not None:
             raise RuntimeError(f"'devices' must not be specified when 'out' is specified, but got devices={devices}")
@@ -92,9 +92,9 @@ def scatter(
                 f"'chunk_sizes' must not be specified when 'out' is specified, but got chunk_sizes={chunk_sizes}"
             )
         chunks = _chunks_for(content, out, axis_of(dim, content.ndim))
-        where = [target.device for target in out]
-        _check_streams(streams, where)
-    return handed_over(_scattered(chunks, where, device_of(tensor), play), where, out)
+        targets = [target.device for target in out]
+        _check_streams(streams, targets)
+    return handed_over(_scatter_chunks(chunks, targets, device_of(tensor), play), targets, out)
 
 
 def _chunks(content: Array, devices: Sequence[int], sizes: Sequence[int] | None, dim: int) -> list[Array]:
@@ -105,8 +105,8 @@ def _chunks(content: Array, devices: Sequence[int], sizes: Sequence[int] | None,
     axis = axis_of(dim, content.ndim)
     length = content.shape[axis]
     if sizes is None:
-        each = max(1, -(-length // len(devices)))
-        sizes = [min(each, length - first) for first in range(0, length, each)] or [0] * len(devices)
+        chunk_size = max(1, -(-length // len(devices)))
+        sizes = [min(chunk_size, length - begin) for begin in range(0, length, chunk_size)] or [0] * len(devices)
     elif len(sizes) != len(devices):
         raise RuntimeError(
             "Expected devices and chunk_sizes to be of same length, but got "
@@ -149,15 +149,15 @@ def _chunks_for(content: Array, out: Sequence[DeviceArray], axis: int) -> list[A
 
 def _check_streams(streams: Iterable[Any] | None, devices: Sequence[int], home: int = CPU) -> None:
     for index, (stream, device) in enumerate(zip(streams or (), devices, strict=False)):
-        own = getattr(stream, "device", None)
-        if own is not None and device != home and device_number(own) != device:
+        stream_device = getattr(stream, "device", None)
+        if stream_device is not None and device != home and device_number(stream_device) != device:
             raise RuntimeError(
-                f"Expected the device associated with the stream at index {index} (was {device_number(own)}) to match the device supplied "
-                f"at that index (expected {device})"
+                f"Expected the device associated with the stream at index {index} (was {device_number(stream_device)}) "
+                f"to match the device supplied at that index (expected {device})"
             )
 
 
-def _scattered(chunks: Sequence[Array], devices: Sequence[int], home: int, play: Play) -> list[Array]:
+def _scatter_chunks(chunks: Sequence[Array], devices: Sequence[int], home: int, play: Play) -> list[Array]:
     """The chunks on their devices; those for other devices go through a scatter whose source is rank 0."""
     away = [index for index, device in enumerate(devices) if device != home]
     if not away:
@@ -169,7 +169,7 @@ def _scattered(chunks: Sequence[Array], devices: Sequence[int], home: int, play:
     outputs = play(plan, [source, *(nothing for _ in away)], [home, *(devices[index] for index in away)])
     result = list(chunks)
     for rank, index in enumerate(away, 1):
-        result[index] = received(outputs[rank]).reshape(chunks[index].shape)
+        result[index] = required_output(outputs[rank]).reshape(chunks[index].shape)
     return result
 
 
@@ -178,7 +178,7 @@ def broadcast(
     devices: Iterable[Any] | None = None,
     *,
     out: Sequence[DeviceArray] | None = None,
-    play: Play = emulated,
+    play: Play = play_on_emulator,
 ) -> tuple[DeviceArray, ...]:
     """Copy a tensor to devices, or to the tensors ``out``; on its own device it is not copied.
 
@@ -198,7 +198,7 @@ def broadcast(
         )
     content, home = content_of(tensor), device_of(tensor)
     if out is None:
-        where = [device_number(device) for device in devices or ()]
+        targets = [device_number(device) for device in devices or ()]
     else:
         check_on_devices(out)
         for index, target in enumerate(out):
@@ -207,20 +207,24 @@ def broadcast(
                     "Expected all output tensors to have same shape as the source tensor "
                     f"{list(content.shape)}, but output tensor at index {index} has shape {list(target.array.shape)}"
                 )
-        where = [target.device for target in out]
-    away = [device for device in where if device != home]
+        targets = [target.device for target in out]
+    away = [device for device in targets if device != home]
     copies: Iterator[Array] = iter(())
     if away:
         plan = bind(schedule("broadcast", "tree", nranks=len(away) + 1), content.size, content.dtype)
         nothing = np.zeros(0, content.dtype)
         outputs = play(plan, [content.reshape(-1), *(nothing for _ in away)], [home, *away])
-        copies = iter([received(output).reshape(content.shape) for output in outputs[1:]])
-    found = [content if device == home else next(copies) for device in where]
-    return handed_over(found, where, out)
+        copies = iter([required_output(output).reshape(content.shape) for output in outputs[1:]])
+    copies_by_target = [content if device == home else next(copies) for device in targets]
+    return handed_over(copies_by_target, targets, out)
 
 
 def broadcast_coalesced(
-    tensors: Sequence[DeviceArray], devices: Iterable[Any], buffer_size: int = BUFFER_BYTES, *, play: Play = emulated
+    tensors: Sequence[DeviceArray],
+    devices: Iterable[Any],
+    buffer_size: int = BUFFER_BYTES,
+    *,
+    play: Play = play_on_emulator,
 ) -> tuple[tuple[DeviceArray, ...], ...]:
     """Copy several tensors to devices, with small tensors coalesced in buffers.
 
@@ -238,18 +242,18 @@ def broadcast_coalesced(
     tuple
         For every device, the tensors on it.
     """
-    where = [device_number(device) for device in devices]
-    if not where:
+    targets = [device_number(device) for device in devices]
+    if not targets:
         raise RuntimeError("Expected at least one device to broadcast to")
-    if any(device_of(tensor) != where[0] for tensor in tensors):
-        raise RuntimeError(f"All tensors must be on devices[0]: {where[0]}")
+    if any(device_of(tensor) != targets[0] for tensor in tensors):
+        raise RuntimeError(f"All tensors must be on devices[0]: {targets[0]}")
     contents = [content_of(tensor) for tensor in tensors]
-    found: list[list[Any]] = [list(tensors) if device == where[0] else [None] * len(contents) for device in where]
+    rows: list[list[Any]] = [list(tensors) if device == targets[0] else [None] * len(contents) for device in targets]
     for bucket in buckets(contents, buffer_size):
         parts = [contents[index] for index in bucket]
-        flat = DeviceArray(np.concatenate([part.reshape(-1) for part in parts]), where[0])
-        for position, copy in enumerate(broadcast(flat, where, play=play)):
-            if copy.device != where[0]:
-                for index, piece in zip(bucket, cut(copy.array, parts), strict=True):
-                    found[position][index] = DeviceArray(piece, copy.device)
-    return tuple(tuple(row) for row in found)
+        flat = DeviceArray(np.concatenate([part.reshape(-1) for part in parts]), targets[0])
+        for position, copy in enumerate(broadcast(flat, targets, play=play)):
+            if copy.device != targets[0]:
+                for index, piece in zip(bucket, split_like(copy.array, parts), strict=True):
+                    rows[position][index] = DeviceArray(piece, copy.device)
+    return tuple(tuple(row) for row in rows)

@@ -79,21 +79,34 @@ if TYPE_CHECKING:
 
 else:
     _SOME = {
-        "distributed_c10d": ("_coalescing_manager",), "runtime.work": ("Future", "Work"), "stores": ("FileStore", "Store", "TCPStore"),
-    }  # fmt: skip
+        "distributed_c10d": ("_coalescing_manager",),
+        "runtime.work": ("Future", "Work"),
+        "stores": ("FileStore", "Store", "TCPStore"),
+    }
     _ALL = (
-        "api.backends", "api.collectives", "api.debug", "api.device_mesh", "api.groups", "api.making_groups", "api.object_collectives",
-        "api.point_to_point", "api.reductions", "api.subgroups", "start.spawning", "stores.store_errors", "stores.hash_store",
-    )  # fmt: skip
+        "api.backends",
+        "api.collectives",
+        "api.debug",
+        "api.device_mesh",
+        "api.groups",
+        "api.making_groups",
+        "api.object_collectives",
+        "api.point_to_point",
+        "api.reductions",
+        "api.subgroups",
+        "start.spawning",
+        "stores.store_errors",
+        "stores.hash_store",
+    )
 
     def __getattr__(name: str) -> object:
         if "__all__" not in globals() and (name == "__all__" or name[:2] != "__"):
-            found = {}
+            names = {}
             for home in (*_SOME, *_ALL):
                 module = importlib.import_module(f"simcoll.distributed.{home}")
-                found |= {each: getattr(module, each) for each in _SOME.get(home) or module.__all__}
-            found["__all__"] = ["distributed_c10d", *(each for each in found if each[0] != "_")]
-            globals().update(found | globals())  # what somebody has set stays
+                names |= {entry: getattr(module, entry) for entry in _SOME.get(home) or module.__all__}
+            names["__all__"] = ["distributed_c10d", *(entry for entry in names if entry[0] != "_")]
+            globals().update(names | globals())  # what somebody has set stays
         if name == "reduce_op":
             text = "`torch.distributed.reduce_op` is deprecated, please use `torch.distributed.ReduceOp` instead"
             warnings.warn(text, FutureWarning, stacklevel=2)

@@ -14,27 +14,29 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from simcoll.command_line import separated, status_of
+from simcoll.command_line import separate_program, status_of
 from simcoll.distributed.server.secret import VARIABLE, job_secret, new_secret
-from simcoll.distributed.start.processes import Job, Worker, run_workers, worker_environment
+from simcoll.distributed.start.processes import ProcessJob, Worker, run_workers, worker_environment
 from simcoll.errors import ConfigError
+from simcoll.stopping import run_program
 
-__all__ = ["Job", "launch", "main"]
+__all__ = ["ProcessJob", "launch", "main"]
 
 app = App(
     name="python -m simcoll.distributed.launch",
     help="Start a program as several processes, with the environment torchrun gives.",
     help_flags=["--help", "-h"],
     version_flags=[],
+    suppress_keyboard_interrupt=False,  # status_of says so
 )
 _FLAG = Parameter(negative=())
-_ONE = Job()
+_ONE = ProcessJob()
 
 
 def launch(
     program: Sequence[str],
     arguments: Sequence[str],
-    job: Job,
+    job: ProcessJob,
     *,
     environment: Mapping[str, str] | None = None,
     local_rank_argument: bool = False,
@@ -84,7 +86,7 @@ def _launch(
     program: str,
     /,
     *arguments: Annotated[str, Parameter(allow_leading_hyphen=True)],
-    job: Annotated[Job, Parameter(name="*")] = _ONE,
+    job: Annotated[ProcessJob, Parameter(name="*")] = _ONE,
     standalone: Annotated[bool, _FLAG] = False,
     use_env: Annotated[bool, _FLAG] = False,
     module: Annotated[bool, Parameter(name=["--module", "-m"], negative=())] = False,
@@ -112,15 +114,16 @@ def _launch(
     if standalone and job.nnodes != 1:
         raise ConfigError("--standalone is for one machine")
     python = [] if no_python else [sys.executable, "-u", *(["-m"] if module else [])]
-    placed = replace(job, master_port=0) if standalone else job
-    return launch([*python, program], arguments, placed, local_rank_argument=not (use_env or no_python))
+    if standalone:
+        job = replace(job, master_port=0)
+    return launch([*python, program], arguments, job, local_rank_argument=not (use_env or no_python))
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """The command line; the exit status is that of `launch`, or 2 for invalid arguments."""
-    valued = {f"--{form}" for field in fields(Job) for form in (field.name, field.name.replace("_", "-"))}
-    return status_of(app, separated(sys.argv[1:] if words is None else words, valued))
+    valued = {f"--{form}" for field in fields(ProcessJob) for form in (field.name, field.name.replace("_", "-"))}
+    return status_of(app, separate_program(sys.argv[1:] if words is None else words, valued))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

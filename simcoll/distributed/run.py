@@ -21,13 +21,15 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
-from simcoll.command_line import separated, status_of
-from simcoll.distributed.linked.process_links import BACKEND_VARIABLE, EMULATOR, HOMES, connected
+from simcoll.command_line import separate_program, status_of
+from simcoll.distributed.linked.process_links import BACKEND_VARIABLE, EMULATOR, HOMES, connect_processes
 from simcoll.distributed.runtime.objects import ObjectEncodingError, encode
-from simcoll.distributed.start.results import RunResult, collected, memory_of, table_of
+from simcoll.distributed.start.results import RunResult, collect_results, memory_of, table_of
 from simcoll.distributed.start.spawning import spawn
 from simcoll.errors import ConfigError, nearest
 from simcoll.files.paths import is_file
+from simcoll.stopping import run_program
+from simcoll.terminal import printable, printable_lines
 from simcoll.topology import load_topology
 from simcoll.units import counted, format_time
 
@@ -42,11 +44,12 @@ app = App(
     help="Run a file of rank programs on the emulator, or for real.",
     help_flags=["--help", "-h"],
     version_flags=[],
+    suppress_keyboard_interrupt=False,  # status_of says so
 )
 
 
 @dataclass(frozen=True, slots=True)
-class _Options:
+class _RunOptions:
     """How to run the file.
 
     Attributes
@@ -101,25 +104,25 @@ class _Options:
     @property
     def guides(self) -> dict[str, Any]:
         """The given options that are arguments of spawn; ``fault`` is its ``events``."""
-        given = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in _OWN}
-        return {name: value for name, value in given.items() if value != _DEFAULTS[name]}
+        values = {option.name: getattr(self, option.name) for option in fields(self) if option.name not in _OWN}
+        return {name: value for name, value in values.items() if value != _DEFAULTS[name]}
 
 
 _OWN = ("backend", "nproc", "script")
-_DEFAULTS = {each.name: each.default for each in fields(_Options)}
+_DEFAULTS = {option.name: option.default for option in fields(_RunOptions)}
 
 
-def _start_processes(program: str, arguments: Sequence[str], options: _Options) -> None:
+def _start_processes(program: str, arguments: Sequence[str], options: _RunOptions) -> None:
     """Become mpiexec, which starts this command again in every process."""
-    found = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
-    if found is None:
+    mpiexec = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    if mpiexec is None:
         raise ConfigError("there is no mpiexec: pip install 'simcoll[mpi]', or install an MPI library")
     sys.stdout.flush()
     words = [f"--{name}={value}" for name, value in options.guides.items() if name != "fault"]
     words += [f"--fault={event}" for event in options.fault]
     words += [f"--backend={options.where}", *(["--script"] if options.script else []), program, *arguments]
-    command = [found, "-n", str(options.nproc), sys.executable, "-m", "simcoll.distributed.run", *words]
-    os.execv(found, command)  # noqa: S606  # no shell
+    command = [mpiexec, "-n", str(options.nproc), sys.executable, "-m", "simcoll.distributed.run", *words]
+    os.execv(mpiexec, command)  # noqa: S606  # no shell
 
 
 def _every_rank(path: str) -> Callable[[int, int], None]:
@@ -132,12 +135,12 @@ def _every_rank(path: str) -> Callable[[int, int], None]:
     return program
 
 
-def _ranks(options: _Options) -> int:
+def _ranks(options: _RunOptions) -> int:
     """The number of ranks requested, or present."""
     if options.nproc is not None:
         return options.nproc
     if options.where != EMULATOR:
-        return connected(options.where).link.world_size
+        return connect_processes(options.where).link.world_size
     if options.topology is None:
         raise ConfigError("how many ranks? Give --nproc, or a --topology to fill")
     return load_topology(options.topology).nranks
@@ -146,24 +149,24 @@ def _ranks(options: _Options) -> int:
 @contextlib.contextmanager
 def _as_script(program: str, arguments: Sequence[str], backend: str) -> Iterator[None]:
     """Set ``sys.argv``, ``sys.path`` and the backend as for a script."""
-    before, path, chosen = sys.argv, sys.path, os.environ.get(BACKEND_VARIABLE)
+    argv, path, chosen = sys.argv, sys.path, os.environ.get(BACKEND_VARIABLE)
     sys.argv = [program, *arguments]
     sys.path = [str(Path(program).resolve().parent), *path]
     os.environ[BACKEND_VARIABLE] = backend
     try:
         yield
     finally:
-        sys.argv, sys.path = before, path
+        sys.argv, sys.path = argv, path
         if chosen is None:
             del os.environ[BACKEND_VARIABLE]
         else:
             os.environ[BACKEND_VARIABLE] = chosen
 
 
-def _run(path: str, arguments: Sequence[str], options: _Options) -> None:
+def _run(path: str, arguments: Sequence[str], options: _RunOptions) -> None:
     """Run the file as a script; if it has not called spawn itself, spawn its function ``program``."""
-    where = options.where
-    with _as_script(path, arguments, where), collected() as results:
+    backend = options.where
+    with _as_script(path, arguments, backend), collect_results() as results:
         program = _every_rank(path) if options.script else runpy.run_path(path, run_name="__main__").get("program")
         if not results:
             if not callable(program):
@@ -174,9 +177,9 @@ def _run(path: str, arguments: Sequence[str], options: _Options) -> None:
             guides = {"events" if name == "fault" else name: value for name, value in options.guides.items()}
             spawn(program, _ranks(options), **guides)
         elif options.guides:
-            _say(f"simcoll: {path} calls spawn itself, without --{', --'.join(options.guides)}\n")
+            _say(f"simcoll: {printable(path)} calls spawn itself, without --{', --'.join(options.guides)}\n")
         for result in results:
-            _tell(result, where)
+            _tell(result, backend)
 
 
 def _tell(result: RunResult, backend: str) -> None:
@@ -187,10 +190,10 @@ def _tell(result: RunResult, backend: str) -> None:
         digest = hashlib.sha256(encode(list(result.returns))).hexdigest()[:16]
     except ObjectEncodingError:
         digest = "-"
-    where = result.topology if backend == EMULATOR else f"{len(result.returns)} processes"
+    platform = result.topology if backend == EMULATOR else f"{len(result.returns)} processes"
     sys.stdout.write(
-        f"# {counted(len(result.returns), 'rank')}, {backend} ({where}): {counted(result.operations, 'operation')}, "
-        f"{format_time(result.time_fs)}{memory_of(result)}, returns {digest}\n{table_of(result)}"
+        f"# {counted(len(result.returns), 'rank')}, {backend} ({printable(platform)}): {counted(result.operations, 'operation')}, "
+        f"{format_time(result.time_fs)}{memory_of(result)}, returns {digest}\n{printable_lines(table_of(result))}"
     )
 
 
@@ -205,7 +208,7 @@ def _command(
     program: str,
     /,
     *arguments: Annotated[str, Parameter(allow_leading_hyphen=True)],
-    options: Annotated[_Options, Parameter(name="*")] = _Options(),  # it cannot change
+    options: Annotated[_RunOptions, Parameter(name="*")] = _RunOptions(),  # it cannot change
 ) -> None:
     """Run a file of rank programs on the emulator, or for real.
 
@@ -233,9 +236,15 @@ def _command(
 
 def main(words: Sequence[str] | None = None) -> int:
     """The command line; exit status 0, or 2 for bad input. Exceptions of the program pass through."""
-    valued = {"-n", "-t", "-p", "-a", *(f"--{each.name}" for each in fields(_Options) if each.name != "script")}
-    return status_of(app, separated(sys.argv[1:] if words is None else words, valued), _say)
+    valued = {
+        "-n",
+        "-t",
+        "-p",
+        "-a",
+        *(f"--{option.name}" for option in fields(_RunOptions) if option.name != "script"),
+    }
+    return status_of(app, separate_program(sys.argv[1:] if words is None else words, valued), _say)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

@@ -12,7 +12,7 @@ from simcoll.core.facts import Facts
 from simcoll.emulator.engine_choice import PACED, WATCHED, deep_fifo, few, is_little
 from simcoll.emulator.fast.compiled import COMPILED, UNCOMPILED
 from simcoll.emulator.folding.remembered import memory_of, run_of_all
-from simcoll.emulator.interrupted import changes_of, machine_cut
+from simcoll.emulator.interrupted import changes_of, cut_of_machine
 from simcoll.emulator.request import Request
 from simcoll.emulator.result import Result, compiled_result
 from simcoll.emulator.steps.plan_placement import placement_of
@@ -112,7 +112,7 @@ def _together(request: Request) -> Result | None:
 
 def play_every(request: Request, timer: StepTimer | None = None) -> Result:
     """Play every message in the loops with a calendar; ``timer`` may have made the steps already."""
-    from simcoll.emulator.fast.driver import Machine  # imports numba
+    from simcoll.emulator.fast.driver import StepMachine  # imports numba
 
     plan, topology, seen, timeline = request.plan, request.topology, request.summary, request.timeline
     if seen.switched:
@@ -124,19 +124,19 @@ def play_every(request: Request, timer: StepTimer | None = None) -> Result:
         if done is not None:
             done[first : first + len(done_fs)] = done_fs
 
-    machine = Machine(
+    machine = StepMachine(
         capacity,
         seen.lane_steps,
         timed_steps(plan, topology, placement, seen.groups, timer),
         launch_fs=plan.protocol.launch_fs,
         fifo=plan.protocol.fifo_depth > 0,
         waits=plan.wait_pairs,
-        over=over if request.keep else None,
+        on_step=over if request.keep else None,
         changes=None if timeline is None else changes_of(timeline, capacity, plan.ranks, plan.nchannels),
     )
     machine.play(name)
     if timeline is not None and not machine.through:
-        left, cut = machine_cut(timeline, machine, name, plan.nchannels, sum(seen.bytes_by_op))
+        left, cut = cut_of_machine(timeline, machine, name, plan.nchannels, sum(seen.bytes_by_op))
         if done is not None:
             done[left.numbers] = left.done_fs
         result = compiled_result(plan, topology.name, seen, cut.time_fs, left.trace_hash, done)

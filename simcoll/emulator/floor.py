@@ -28,12 +28,12 @@ def latency_floor_fs(plan: Plan, topology: Topology) -> int:
     """
     if plan.nranks == 1 or _may_be_empty(plan):
         return 0
-    known, key = topology.known.floors, (plan.collective, plan.protocol, plan.ranks.tobytes())
-    if key not in known:
-        if len(known) == REMEMBERED:
-            known.pop(next(iter(known)))
-        known[key] = _floor_fs(plan, topology)
-    return known[key]
+    floors, key = topology.derived.floors, (plan.collective, plan.protocol, plan.ranks.tobytes())
+    if key not in floors:
+        if len(floors) == REMEMBERED:
+            floors.pop(next(iter(floors)))
+        floors[key] = _floor_fs(plan, topology)
+    return floors[key]
 
 
 def _floor_fs(plan: Plan, topology: Topology) -> int:

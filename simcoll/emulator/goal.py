@@ -48,32 +48,38 @@ def goal_program(goal: Goal, *, protocol: Protocol = IDEAL, unit_fs: int = FS_PE
     """
     goal.check()
     if goal.at_start.any():
-        at = int(np.flatnonzero(goal.at_start)[0])
+        dependency = int(np.flatnonzero(goal.at_start)[0])
         raise ConfigError(
-            f"{goal.where(int(goal.later[at]))} irequires {goal.where(int(goal.earlier[at]))}: operations of a program "
+            f"{goal.where(int(goal.later[dependency]))} irequires {goal.where(int(goal.earlier[dependency]))}: operations of a program "
             "begin when others are done, not when they have begun"
         )
     sends, recvs = goal.messages()
     # A send and its receive become one operation, with the number of the send.
-    known = np.arange(len(goal.kind))
-    known[recvs] = sends
-    before: dict[int, set[int]] = {int(each): set() for each in np.flatnonzero(known == np.arange(len(known)))}
-    for later, earlier in zip(known[goal.later].tolist(), known[goal.earlier].tolist(), strict=True):
-        before[later].add(earlier)
+    operation_of = np.arange(len(goal.kind))
+    operation_of[recvs] = sends
+    predecessors: dict[int, set[int]] = {
+        int(vertex): set() for vertex in np.flatnonzero(operation_of == np.arange(len(operation_of)))
+    }
+    for later, earlier in zip(operation_of[goal.later].tolist(), operation_of[goal.earlier].tolist(), strict=True):
+        predecessors[later].add(earlier)
     target = dict(zip(sends.tolist(), recvs.tolist(), strict=True))
     number: dict[int, int] = {}
-    made: list[Compute | Send] = []
+    operations: list[Compute | Send] = []
     rank = goal.rank.tolist()
-    for each in lowest_first(before):
-        number[each] = len(made)
-        after = tuple(sorted(number[other] for other in before[each]))
-        if goal.kind[each] == CALC:
-            duration = int(goal.size[each]) * unit_fs
-            made.append(Compute([rank[each]], duration, stream=f"cpu {goal.cpu[each]}", after=after))
+    for vertex in lowest_first(predecessors):
+        number[vertex] = len(operations)
+        earlier_operations = tuple(sorted(number[predecessor] for predecessor in predecessors[vertex]))
+        if goal.kind[vertex] == CALC:
+            duration = int(goal.size[vertex]) * unit_fs
+            operations.append(
+                Compute([rank[vertex]], duration, stream=f"cpu {goal.cpu[vertex]}", after=earlier_operations)
+            )
         else:
-            pair = (rank[each], rank[target[each]])
+            pair = (rank[vertex], rank[target[vertex]])
             if pair[0] == pair[1]:
-                raise ConfigError(f"{goal.where(each)} sends to its own rank, which no link carries")
-            stream = f"from {pair[0]} nic {goal.nic[each]}"
-            made.append(Send([pair], int(goal.size[each]), stream=stream, after=after, protocol=protocol))
-    return Program(goal.nranks, made)
+                raise ConfigError(f"{goal.where(vertex)} sends to its own rank, which no link carries")
+            stream = f"from {pair[0]} nic {goal.nic[vertex]}"
+            operations.append(
+                Send([pair], int(goal.size[vertex]), stream=stream, after=earlier_operations, protocol=protocol)
+            )
+    return Program(goal.nranks, operations)

@@ -17,10 +17,10 @@ from simcoll.errors import InternalError
 if TYPE_CHECKING:
     from simcoll.emulator.fast.changing import Changes
     from simcoll.emulator.fast.cutting import Remains
-    from simcoll.emulator.fast.driver import Machine
+    from simcoll.emulator.fast.driver import StepMachine
 
 
-__all__ = ["changes_of", "machine_cut"]
+__all__ = ["changes_of", "cut_of_machine"]
 
 
 def changes_of(
@@ -34,14 +34,14 @@ def changes_of(
 
     ``companions`` as in a CapacityTimeline.
     """
-    from simcoll.emulator.fast.changing import Changes, Ways
+    from simcoll.emulator.fast.changing import BlockRoutes, Changes
 
-    ways = Ways(Detours(timeline.topology), endpoints) if timeline.detours else None
+    ways = BlockRoutes(Detours(timeline.topology), endpoints) if timeline.detours else None
     return Changes(CapacityTimeline(timeline, capacity.tolist(), companions), len(endpoints), stride, ways)
 
 
-def machine_cut(
-    timeline: Timeline, machine: Machine, link_name: Callable[[int], str], stride: int, planned_bytes: int
+def cut_of_machine(
+    timeline: Timeline, machine: StepMachine, link_name: Callable[[int], str], stride: int, planned_bytes: int
 ) -> tuple[Remains, Cut]:
     """The record of a compiled run that ended early.
 
@@ -52,10 +52,13 @@ def machine_cut(
     """
     from simcoll.emulator.fast.cutting import remains
 
-    left, s = remains(machine), machine.state
-    payload = left.delivered_bytes, left.dropped_bytes
+    record, s = remains(machine), machine.state
+    payload = record.delivered_bytes, record.dropped_bytes
     if sum(payload) != planned_bytes:
         raise InternalError(f"delivered {payload[0]} bytes and dropped {payload[1]}; the plan has {planned_bytes}")
     waiting = np.unique(np.flatnonzero((s.lane_left > 0) | (s.lane_pending > 0)) // stride).tolist()
-    messages = [CutMessage(m, src, dst, tuple(sorted(map(link_name, links)))) for m, src, dst, links in left.waiting]
-    return left, cut_at(timeline, left.time_fs, messages, waiting, payload, aborted=left.aborted)
+    messages = [
+        CutMessage(message.number, message.src, message.dst, tuple(sorted(map(link_name, message.links))))
+        for message in record.waiting
+    ]
+    return record, cut_at(timeline, record.time_fs, messages, waiting, payload, aborted=record.aborted)

@@ -38,13 +38,13 @@ import numpy as np
 from simcoll.arrays import Ints
 from simcoll.core.hashing import mix
 from simcoll.core.plan import Plan
-from simcoll.emulator.fast.compiled import announced
+from simcoll.emulator.fast.compiled import announce_compiling
 from simcoll.emulator.fast.recurrence import BY_RECEIVER, BY_SENDER, CROWDED, advance, claim
 from simcoll.emulator.model import FS_PER_SECOND_UBPS, JITTER, ROUNDING
 from simcoll.emulator.steps.plan_placement import Placement
 from simcoll.emulator.steps.pruning import never_bind
 from simcoll.emulator.steps.step_columns import Group, Spinning, spinning
-from simcoll.emulator.steps.timed import Shape, StepTimer, Timed, batches
+from simcoll.emulator.steps.timed import StepShape, StepTimer, Timed, batches
 from simcoll.topology import Topology
 
 __all__ = ["LockStep", "lockstep"]
@@ -79,7 +79,7 @@ class _Owners:
         self.capacity, self.fifo = capacity, fifo
         self.of = np.full((4, len(capacity)), -1)
         self.of[CROWDED] = 0
-        self.shapes: dict[Shape, None] = {}
+        self.shapes: dict[StepShape, None] = {}
         self.next_look = 1
 
     def add(self, step: Timed) -> bool:
@@ -179,7 +179,7 @@ class LockStep:
     def play(self) -> Outcome | None:
         """Play all steps; ``None`` if that may exceed the range of the clock."""
         first, latest = 0, self.protocol.launch_fs
-        with announced(advance):
+        with announce_compiling(advance):
             for turn in self.turns:
                 fixed, varying, begins, costs = self._packed(turn)
                 latest += turn.times * costs

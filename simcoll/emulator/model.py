@@ -37,7 +37,7 @@ share, and so on. Updates in any order therefore end, and end in the same intege
 could take a micro-byte per second from some flow. It therefore gets ``SLACK`` more, which has no other effect.
 
 **Rounding.** All events of a timestamp, with their zero-delay consequences, come first; then rates are settled, once. A flow's
-remaining bytes are updated only when its integer rate changes (:func:`bytes_left`); its end is then ``now`` plus
+remaining bytes are updated only when its integer rate changes (:func:`remaining_bytes`); its end is then ``now`` plus
 :func:`flow_delay_fs`. A flow that ends in no time does so at the same timestamp, after which rates are settled again.
 
 **Events.** At the time of an event, before rates are settled, a link's capacity is multiplied by the event's share and rounded down.
@@ -80,13 +80,13 @@ __all__ = [
     "SLACK",
     "UNLIMITED",
     "Costs",
-    "bytes_left",
     "checked_time",
     "effective_capacities",
     "flow_delay_fs",
     "jitter_fs",
     "latency_fs",
     "message_costs",
+    "remaining_bytes",
     "send_busy_fs",
     "shared_capacities",
     "water_level",
@@ -135,29 +135,29 @@ def water_level(capacity_uBps: int, limits_uBps: Sequence[int]) -> int:
     (40, 9223372036854775807)
     """
     limits = list(limits_uBps)
-    left = capacity_uBps
+    spare = capacity_uBps
     while limits:
-        level = left // len(limits)
-        kept = [limit for limit in limits if limit >= level]
-        if len(kept) == len(limits):
+        level = spare // len(limits)
+        higher = [limit for limit in limits if limit >= level]
+        if len(higher) == len(limits):
             return level
-        left -= sum(limits) - sum(kept)
-        limits = kept
+        spare -= sum(limits) - sum(higher)
+        limits = higher
     return UNLIMITED
 
 
-def bytes_left(left: float, rate_uBps: int, elapsed_fs: int) -> float:
+def remaining_bytes(size_bytes: float, rate_uBps: int, elapsed_fs: int) -> float:
     """Remaining bytes of a flow after some time at one rate; used only when the rate changes."""
-    return left - float(rate_uBps) * float(elapsed_fs) / FS_PER_SECOND_UBPS
+    return size_bytes - float(rate_uBps) * float(elapsed_fs) / FS_PER_SECOND_UBPS
 
 
-def flow_delay_fs(left: float, rate_uBps: int) -> int:
-    """Time that ``left`` bytes take at a rate.
+def flow_delay_fs(size_bytes: float, rate_uBps: int) -> int:
+    """Time that ``size_bytes`` bytes take at a rate.
 
     >>> flow_delay_fs(65536.0, 12_500_000_000 * 10**6)
     5242880000
     """
-    return max(0, floor(left * FS_PER_SECOND_UBPS / float(rate_uBps) + ROUNDING))
+    return max(0, floor(size_bytes * FS_PER_SECOND_UBPS / float(rate_uBps) + ROUNDING))
 
 
 def checked_time(time_fs: int) -> int:
@@ -189,7 +189,7 @@ def wire_bytes(size_bytes: Ints, protocol: Protocol) -> Ints:
     return (size_bytes if up == down else -(-size_bytes * up // down)) + protocol.header_bytes
 
 
-def _known(kind: str, kinds: tuple[str, ...]) -> int:
+def _kind_number(kind: str, kinds: tuple[str, ...]) -> int:
     """The number of a kind of link.
 
     Raises
@@ -205,7 +205,7 @@ def _known(kind: str, kinds: tuple[str, ...]) -> int:
 def _by_kind(values: tuple[tuple[str, int], ...], routes: Routes, otherwise: Ints) -> Ints:
     """For each route, a value by the slowest kind of link on it."""
     for kind, value in values:
-        otherwise = np.where(routes.kind == _known(kind, routes.kinds), value, otherwise)
+        otherwise = np.where(routes.kind == _kind_number(kind, routes.kinds), value, otherwise)
     return otherwise
 
 
@@ -214,9 +214,9 @@ def latency_fs(routes: Routes, protocol: Protocol) -> Ints:
     path = routes.latency_fs.astype(np.int64)
     if not protocol.add_path_latency:
         return _by_kind(protocol.hop_latency_fs, routes, path)
-    more = _by_kind(protocol.hop_latency_fs, routes, np.zeros_like(path))
-    checked_time(int(path.max(initial=0)) + int(more.max(initial=0)))
-    return path + more
+    by_kind = _by_kind(protocol.hop_latency_fs, routes, np.zeros_like(path))
+    checked_time(int(path.max(initial=0)) + int(by_kind.max(initial=0)))
+    return path + by_kind
 
 
 def send_busy_fs(routes: Routes, protocol: Protocol) -> Ints:
@@ -272,8 +272,8 @@ def message_costs(
     checked_time(int(delay.max(initial=0)) + int(busy.max(initial=0)) + protocol.jitter_fs)
     if protocol.jitter_fs:
         delay = delay + jitter_fs(first_message, len(size_bytes), protocol)
-    before = op > SYNC if protocol.fifo_depth else True  # switch operations use rendezvous
-    delay, busy = np.where(local, 0, delay + np.where(before, busy, 0)), np.where(local, 0, busy)
+    precedes = op > SYNC if protocol.fifo_depth else True  # switch operations use rendezvous
+    delay, busy = np.where(local, 0, delay + np.where(precedes, busy, 0)), np.where(local, 0, busy)
     linked = routes.links[:, 0] >= 0 if routes.links.shape[1] else np.zeros(len(size_bytes), np.bool_)
     return Costs(delay, busy, np.where(linked, wire_bytes(size_bytes, protocol), 0), post)
 
@@ -286,13 +286,13 @@ def shared_capacities(topology: Topology, protocol: Protocol) -> Ints:
     if not shares:
         return capacity
     for kind in shares:
-        _known(kind, LINK_KINDS)
+        _kind_number(kind, LINK_KINDS)
     result = capacity.copy()
     for number, kind in enumerate(LINK_KINDS):
-        here = topology.link_kind == number
-        if kind in shares and here.any():
-            raw, place = np.unique(capacity[here], return_inverse=True)
-            result[here] = np.array([int(each * shares[kind]) for each in raw.tolist()], np.int64)[place]
+        of_kind = topology.link_kind == number
+        if kind in shares and of_kind.any():
+            raw, place = np.unique(capacity[of_kind], return_inverse=True)
+            result[of_kind] = np.array([int(raw_uBps * shares[kind]) for raw_uBps in raw.tolist()], np.int64)[place]
     return result
 
 
@@ -307,20 +307,20 @@ def with_slack(topology: Topology, capacity: Ints) -> Ints:
     ranks = np.zeros(nodes, np.bool_)
     ranks[topology.rank_nodes] = True
     pairs, place = np.unique(src * nodes + dst, return_inverse=True)
-    back = np.searchsorted(pairs, dst * nodes + src)
-    back = np.where(np.append(pairs, -1)[back] == dst * nodes + src, back, len(pairs))
+    reverse = np.searchsorted(pairs, dst * nodes + src)
+    reverse = np.where(np.append(pairs, -1)[reverse] == dst * nodes + src, reverse, len(pairs))
     sums = []  # per link end: high and low words of the sum of capacities, which may exceed 63 bits, and the number of links
     for part in (capacity >> 32, capacity & LOW, (capacity > 0).astype(np.int64)):
         into, out, joined = (np.zeros(size, np.int64) for size in (nodes, nodes, len(pairs) + 1))
         for total, owner in ((into, dst), (out, src), (joined, place)):
             np.add.at(total, owner, part)
-        sums.append((into[src] - joined[back], out[dst] - joined[back]))
+        sums.append((into[src] - joined[reverse], out[dst] - joined[reverse]))
     wide = np.zeros(len(capacity), np.bool_)
-    for at, high, low, links in zip((src, dst), *sums, strict=True):
-        top, rest = high + (low >> 32), low & LOW
-        same = (top == capacity >> 32) & (rest == capacity & LOW)
-        less = (top < capacity >> 32) | ((top == capacity >> 32) & (rest < capacity & LOW))
-        wide |= (less | (same & (links > 1))) & ~ranks[at]
+    for end, high, low, links in zip((src, dst), *sums, strict=True):
+        top, low_word = high + (low >> 32), low & LOW
+        equal = (top == capacity >> 32) & (low_word == capacity & LOW)
+        less = (top < capacity >> 32) | ((top == capacity >> 32) & (low_word < capacity & LOW))
+        wide |= (less | (equal & (links > 1))) & ~ranks[end]
     return np.where(wide & (capacity <= UNLIMITED - SLACK), capacity + SLACK, capacity)
 
 

@@ -163,7 +163,7 @@ def _loaded(request: Request) -> AbstractContextManager[LoadedRun | None]:
 
 def _streamed(request: Request) -> tuple[Outcome, Ints | None]:
     """Play one message of every class, loading its steps when they are needed."""
-    from simcoll.emulator.fast.driver import Machine  # imports numba
+    from simcoll.emulator.fast.driver import StepMachine  # imports numba
 
     plan, seen, classes = request.plan, request.summary, _classes_of(request)
     if isinstance(classes, str):
@@ -172,14 +172,14 @@ def _streamed(request: Request) -> tuple[Outcome, Ints | None]:
     quotient = classes.timed(plan, cache_key(plan)[1], capacity)
     expanded = request.keep or seen.messages <= MOST_HASHED
     expansion = Expansion(quotient, seen.messages, keep=request.keep) if expanded else None
-    machine = Machine(
+    machine = StepMachine(
         quotient.capacity,
         quotient.lane_steps,
         quotient.stream(),
         launch_fs=plan.protocol.launch_fs,
         fifo=plan.protocol.fifo_depth > 0,
         hashed=False,
-        over=expansion,
+        on_step=expansion,
     )
     machine.play(lambda link: f"class {link}, for example {name(int(quotient.links[link]))}")
     if machine.messages != quotient.messages:

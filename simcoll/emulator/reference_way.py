@@ -15,7 +15,7 @@ from simcoll.emulator.model import effective_capacities
 from simcoll.emulator.reference.fabric import Calendar, Fabric
 from simcoll.emulator.reference.link_changes import LinkChanges
 from simcoll.emulator.reference.player import Player, links_now
-from simcoll.emulator.reference.player_cut import player_cut, until_end
+from simcoll.emulator.reference.player_cut import cut_of_player, until_end
 from simcoll.emulator.request import Request
 from simcoll.emulator.result import Result
 
@@ -39,9 +39,17 @@ class Reference:
         fabric = Fabric(Calendar(simpy.Environment()), capacity, topology.link_name, patience_fs=patience)
         detours = Detours(topology) if timeline is not None and timeline.detours else None
         pace = None if timeline is None else timeline.pace
-        seen = request.summary
         buffers = request.storage, request.observer
-        player = Player(plan, topology, fabric, *buffers, keep=request.keep, seen=seen, pace=pace, detours=detours)
+        player = Player(
+            plan,
+            topology,
+            fabric,
+            *buffers,
+            keep=request.keep,
+            plan_summary=request.summary,
+            pace=pace,
+            detours=detours,
+        )
         ledger, cut = player.ledger, None
         if timeline is not None:
             changes = CapacityTimeline(timeline, capacity), fabric, lambda: ledger.complete
@@ -50,7 +58,7 @@ class Reference:
         with _collector_paused():
             late = until_end(fabric)
         if timeline is not None and not ledger.complete:
-            cut = player_cut(timeline, player, detours, late)
+            cut = cut_of_player(timeline, player, detours, late)
         else:
             player.check()
             player.check_fabric()

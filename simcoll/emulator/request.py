@@ -9,7 +9,7 @@ from simcoll.core.plan import Plan
 from simcoll.emulator.data.dataplane import Storage
 from simcoll.emulator.events.timeline import Timeline
 from simcoll.emulator.reference.ledger import Observer
-from simcoll.emulator.steps.step_columns import EVEN, Summary, cache_key, summary
+from simcoll.emulator.steps.step_columns import EVEN, PlanSummary, cache_key, summary
 from simcoll.topology import Topology
 
 __all__ = ["Request"]
@@ -60,6 +60,6 @@ class Request:
         return self.sizes == EVEN
 
     @cached_property
-    def summary(self) -> Summary:
+    def summary(self) -> PlanSummary:
         """Counts of the plan's steps and messages, from one pass over the plan."""
         return summary(self.plan)

@@ -9,8 +9,9 @@ from simcoll.arrays import Array, Ints, MaybeNone
 from simcoll.core.collective import bus_factor
 from simcoll.core.plan import Plan
 from simcoll.emulator.events.cut import Cut
-from simcoll.emulator.steps.step_columns import Summary
-from simcoll.units import format_rate, format_size, format_time, printable
+from simcoll.emulator.steps.step_columns import PlanSummary
+from simcoll.terminal import printable
+from simcoll.units import format_rate, format_size, format_time
 
 if TYPE_CHECKING:
     from simcoll.bounds import Bound
@@ -22,6 +23,9 @@ __all__ = ["Result", "compiled_result"]
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Result:
     """The record of a run.
+
+    Its arrays (``done_fs``, ``outputs``) belong to the caller, who may change them: nothing reads them again. All others that it leads to,
+    such as those of the plan, cannot be changed.
 
     Attributes
     ----------
@@ -186,7 +190,7 @@ class Result:
 def compiled_result(
     plan: Plan,
     topology: str,
-    seen: Summary,
+    seen: PlanSummary,
     time_fs: int,
     trace_hash: str,
     done: Ints | None = None,

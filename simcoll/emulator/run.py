@@ -197,7 +197,7 @@ def _check_placement(plan: Plan, topology: Topology) -> None:
 def _inputs(plan: Plan, data: str | Sequence[Array | None], seed: int) -> tuple[Sequence[Array | None] | None, str]:
     """The data to move, or the reason for moving none; memory is checked before anything is allocated."""
     if not isinstance(data, str):
-        check_exact(exact_bytes(plan, given=True))
+        check_exact(exact_bytes(plan, inputs_exist=True))
         return data, ""
     if data not in DATA:
         raise ConfigError(f"data {data!r} is not known; {nearest(data, DATA)}, or one array per rank")

@@ -1,8 +1,9 @@
 """Predictions cached on disk, so that a planner does not recompute them in another process.
 
 A key is a hash of everything that a prediction depends on: the request, the library's numbers, the calibration, the environment, the
-topology with its routes, and the code. A file that is damaged, unreadable or of another form counts as absent, and an unwritable folder
-is not used.
+topology with its routes, and the code. A file counts as absent if it is damaged (each has a checksum), unreadable or of another form, or
+if its time is not positive or below its own bound. An unwritable folder is not used. This is a defence against accidents: who can write
+the folder can also write a checksum, and is trusted.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ MAX_BYTES = 4096
 
 def cache_folder() -> Path | None:
     """Folder of the cached predictions; None if the cache is off."""
-    named = os.environ.get(VARIABLE)
-    if named is not None:
-        return Path(named) / "predictions" if named else None
+    variable = os.environ.get(VARIABLE)
+    if variable is not None:
+        return Path(variable) / "predictions" if variable else None
     home = os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(home) if home else Path.home() / ".cache") / "simcoll" / "predictions"
@@ -54,20 +55,24 @@ def _code() -> str:
 @lru_cache(maxsize=64)
 def topology_digest(topology: Topology) -> str:
     """Hash of a topology: links, ranks, traits, and routes between pairs of ranks."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for array in (
-        topology.rank_nodes, topology.link_src, topology.link_dst, topology.link_capacity_uBps, topology.link_latency_fs,
+        topology.rank_nodes,
+        topology.link_src,
+        topology.link_dst,
+        topology.link_capacity_uBps,
+        topology.link_latency_fs,
         topology.link_kind,
-    ):  # fmt: skip
-        found.update(np.ascontiguousarray(array).tobytes())
+    ):
+        digest.update(np.ascontiguousarray(array).tobytes())
     groups = sorted((name, ids.tolist()) for name, ids in topology.groups.items())
     efficiency, traits = sorted(topology.efficiency.items()), sorted(topology.traits.items())
-    found.update(repr((topology.node_kinds, groups, efficiency, traits)).encode())
+    digest.update(repr((topology.node_kinds, groups, efficiency, traits)).encode())
     n = topology.nranks
     ranks = np.arange(n)
     starts = ranks if n <= 64 else np.unique(np.linspace(0, n - 1, 64).astype(np.int64))
-    found.update(topology.route(np.repeat(starts, n), np.tile(ranks, len(starts))).links.tobytes())
-    return found.hexdigest()
+    digest.update(topology.route(np.repeat(starts, n), np.tile(ranks, len(starts))).links.tobytes())
+    return digest.hexdigest()
 
 
 def key_of(*parts: object) -> str:
@@ -76,7 +81,7 @@ def key_of(*parts: object) -> str:
 
 
 def recall(key: str, form: Mapping[str, type]) -> dict[str, object] | None:
-    """The fields cached under a key, if they exist and have the right types."""
+    """The fields cached under a key, if they exist, are undamaged and have the right types and possible times."""
     folder = cache_folder()
     if folder is None:
         return None
@@ -85,12 +90,26 @@ def recall(key: str, form: Mapping[str, type]) -> dict[str, object] | None:
         if not path.is_file():
             return None  # reading a pipe would block
         with path.open("rb") as stream:
-            found = json.loads(stream.read(MAX_BYTES))
+            record = json.loads(stream.read(MAX_BYTES))
     except (OSError, ValueError, RecursionError):
         return None
-    if not isinstance(found, dict) or found.pop("key", None) != key or found.keys() != form.keys():
+    if not isinstance(record, dict):
         return None
-    return found if all(type(found[name]) is kind for name, kind in form.items()) else None
+    checksum = record.pop("checksum", None)
+    if record.keys() != form.keys() or any(type(record[name]) is not kind for name, kind in form.items()):
+        return None
+    return record if checksum == _checksum(key, record) and _possible(record) else None
+
+
+def _checksum(key: str, fields: Mapping[str, object]) -> str:
+    """A hash of a key and its fields, so that neither a changed file nor a renamed one is believed."""
+    return hashlib.sha256(json.dumps([key, fields], sort_keys=True).encode()).hexdigest()
+
+
+def _possible(fields: Mapping[str, object]) -> bool:
+    """Whether a time is positive, and not below its bound."""
+    time_fs, bound_fs = fields.get("time_fs"), fields.get("bound_fs", 0)
+    return isinstance(time_fs, int) and isinstance(bound_fs, int) and 0 <= bound_fs <= time_fs and time_fs > 0
 
 
 def remember(key: str, fields: Mapping[str, object]) -> None:
@@ -104,7 +123,7 @@ def remember(key: str, fields: Mapping[str, object]) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             # Not synced, which would take longer than most predictions: a file that a crash damages counts as absent.
-            part.write_bytes(json.dumps({"key": key, **fields}).encode())
+            part.write_bytes(json.dumps({"checksum": _checksum(key, fields), **fields}).encode())
             part.replace(target)
         finally:
             part.unlink(missing_ok=True)

@@ -25,11 +25,23 @@ def option_names() -> dict[str, tuple[str, ...]]:
     ('ideal', 'LL', 'LL128', 'Simple')
     """
     topologies = tuple(shipped_topologies())
-    algorithms = tuple(dict.fromkeys(found.name for found in ALGORITHMS))
+    algorithms = tuple(dict.fromkeys(algorithm.name for algorithm in ALGORITHMS))
     return {
-        "topology": topologies, "predict": topologies, "algorithm": algorithms, "file": algorithms, "source": algorithms,
-        "collective": tuple(KINDS), "protocol": PROTOCOL_NAMES, "dtype": DTYPES, "op": (*REDUCTIONS, "avg"),
-        "library": ("nccl", "rccl"), "gpu": tuple(shipped_gpus()), "scenario": tuple(shipped_scenarios()), "shell": SHELLS,
-        "plan": tuple(shipped_files("scenarios/plans")), "given": tuple(shipped_files("scenarios/sweeps")),
-        "job": tuple(shipped_files("scenarios/goodput")), "format": tuple(TUNER_FORMATS),
-    }  # fmt: skip
+        "topology": topologies,
+        "predict": topologies,
+        "algorithm": algorithms,
+        "file": algorithms,
+        "source": algorithms,
+        "collective": tuple(KINDS),
+        "protocol": PROTOCOL_NAMES,
+        "dtype": DTYPES,
+        "op": (*REDUCTIONS, "avg"),
+        "library": ("nccl", "rccl"),
+        "gpu": tuple(shipped_gpus()),
+        "scenario": tuple(shipped_scenarios()),
+        "shell": SHELLS,
+        "plan": tuple(shipped_files("scenarios/plans")),
+        "given": tuple(shipped_files("scenarios/sweeps")),
+        "job": tuple(shipped_files("scenarios/goodput")),
+        "format": tuple(TUNER_FORMATS),
+    }

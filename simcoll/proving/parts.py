@@ -18,7 +18,7 @@ __all__ = ["parts"]
 
 CELLS = 2**22
 """Number of chunks, over all ranks, followed at a time: 64 MiB, plus half as much for a step."""
-MOST_PARTS = 1 << 10
+MOST_PARTS = 1 << 8
 """A schedule in more parts is refused for its memory: every part takes another pass over the steps."""
 
 
@@ -40,16 +40,16 @@ def parts(schedule: Schedule) -> tuple[list[Schedule], int, int]:
     return [_part(schedule, *ends) for ends in pairwise(edges.tolist())], steps, transfers
 
 
-def _part(schedule: Schedule, first: int, last: int) -> Schedule:
-    """The schedule restricted to the chunks ``first .. last - 1`` of each vector."""
-    chunks, width = schedule.layout.chunks, last - first
+def _part(schedule: Schedule, low: int, high: int) -> Schedule:
+    """The schedule restricted to the chunks ``low .. high - 1`` of each vector."""
+    chunks, width = schedule.layout.chunks, high - low
 
     def steps() -> Iterator[Step]:
         for _, step in lowered(schedule, as_given=True):
             place = step.dst_chunk % chunks
-            begin, end = np.maximum(place, first), np.minimum(place + step.count, last)
+            begin, end = np.maximum(place, low), np.minimum(place + step.count, high)
             rows = np.flatnonzero(begin < end)
-            src, dst = (chunk[rows] // chunks * width + begin[rows] - first for _, chunk in step.ends)
+            src, dst = (chunk[rows] // chunks * width + begin[rows] - low for _, chunk in step.ends)
             count = (end - begin)[rows]
             yield Step(step.src_rank[rows], src, step.dst_rank[rows], dst, count, step.op[rows], step.channel[rows])
 

@@ -40,10 +40,10 @@ def checked_run(plan: Plan, topology: Topology | None, seed: int = 0) -> Result:
     InternalError
         When the run beats its lower bound.
     """
-    where = _machine(plan) if topology is None else topology
-    result = emulate(plan, where, seed=seed)
+    machine = _machine(plan) if topology is None else topology
+    result = emulate(plan, machine, seed=seed)
     if result.wrong:
-        raise AssertionError(f"{plan} on {where.name}: {result.wrong} wrong output elements (seed={seed})")
+        raise AssertionError(f"{plan} on {machine.name}: {result.wrong} wrong output elements (seed={seed})")
     return result
 
 
@@ -102,7 +102,7 @@ def assert_implements(
         verify(schedule)
     except SimcollError as error:
         replay = "simcoll.verify(schedule)"
-        raise AssertionError(f"{error}\nreplay: {replay}  # schedule: {_named(schedule)}") from None
+        raise AssertionError(f"{error}\nreplay: {replay}  # schedule: {_describe(schedule)}") from None
     for count in sizes:
         for dtype in kinds:
             replay = _bound(count, dtype, op)
@@ -110,21 +110,23 @@ def assert_implements(
                 plan = bind(schedule, count, dtype, op)
                 replay = f"from simcoll.proving import check_lowering; check_lowering({replay})"
                 check_lowering(plan)
-                replay = _repeated(count, dtype, op, topology)
+                replay = _replay_source(count, dtype, op, topology)
                 checked_run(plan, topology)
             except (SimcollError, AssertionError) as error:
                 on = "" if topology is None else f"; topology: {topology.name!r}"
-                raise AssertionError(f"{error}\nreplay: {replay}  # schedule: {_named(schedule)}{on}") from None
+                raise AssertionError(f"{error}\nreplay: {replay}  # schedule: {_describe(schedule)}{on}") from None
 
 
-def several(name: str, given: Any, example: str) -> list[Any]:
+def several(name: str, choices: Any, example: str) -> list[Any]:
     """The given choices as a list, because they are iterated more than once."""
-    if not isinstance(given, Iterable) or isinstance(given, str):
-        raise ConfigError(f"{name} must be a list such as {example}, got {given!r:.60}; did you mean [{given!r:.60}]?")
-    found = list(given)
-    if not found:
+    if not isinstance(choices, Iterable) or isinstance(choices, str):
+        raise ConfigError(
+            f"{name} must be a list such as {example}, got {choices!r:.60}; did you mean [{choices!r:.60}]?"
+        )
+    values = list(choices)
+    if not values:
         raise ConfigError(f"{name} is empty, so nothing would be checked; expected one or more, such as {example}")
-    return found
+    return values
 
 
 def _bound(count: Any, dtype: Any, op: str | Reduction) -> str:
@@ -132,12 +134,12 @@ def _bound(count: Any, dtype: Any, op: str | Reduction) -> str:
     return f"simcoll.bind(schedule, {_plain(count)}, {_kind(dtype)}, {_operation(op)})"
 
 
-def _repeated(count: Any, dtype: Any, op: str | Reduction, topology: Topology | None) -> str:
+def _replay_source(count: Any, dtype: Any, op: str | Reduction, topology: Topology | None) -> str:
     """Python source that checks one case of ``schedule`` (on ``topology``) again."""
-    where = "" if topology is None else ", topology=topology"
+    argument = "" if topology is None else ", topology=topology"
     return (
         "from simcoll.testing import assert_implements; "
-        f"assert_implements(schedule, counts=[{_plain(count)}], dtypes=[{_kind(dtype)}], op={_operation(op)}{where})"
+        f"assert_implements(schedule, counts=[{_plain(count)}], dtypes=[{_kind(dtype)}], op={_operation(op)}{argument})"
     )
 
 
@@ -161,5 +163,5 @@ def _operation(op: Any) -> str:
     return f"simcoll.types.{op!r}" if isinstance(op, Reduction) else repr(op)
 
 
-def _named(schedule: Schedule) -> str:
+def _describe(schedule: Schedule) -> str:
     return f"{schedule.title} for {schedule.collective!r}, hash {schedule.content_hash()[:16]}"

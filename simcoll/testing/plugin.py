@@ -24,10 +24,10 @@ def emulator() -> Callable[..., Result]:
 
     ``emulator(schedule, count, dtype=, op=, topology=, ranks=, protocol=, seed=)``; the default topology is a crossbar.
     """
-    return _emulated
+    return _emulate
 
 
-def _emulated(
+def _emulate(
     schedule: Schedule,
     count: int | Sequence[int] | Sequence[Sequence[int]],
     *,

@@ -10,20 +10,20 @@ import numpy as np
 from simcoll.arrays import Ints
 from simcoll.core.collective import Collective
 from simcoll.core.schedule import COPY, REDUCE, SWITCH_REDUCE, SYNC, Layout, Schedule, Step, joined, lowered, transfers
-from simcoll.core.step import expanded
+from simcoll.core.step import by_chunk
 
-__all__ = ["detoured", "merged", "rechannelled", "relabelled", "split", "tree_schedule"]
+__all__ = ["detour", "merge", "relabel_channels", "relabel_ranks", "split", "tree_schedule"]
 
 
 def _steps(schedule: Schedule) -> list[Step]:
     """All steps, with one row for each chunk, at canonical addresses."""
-    return [expanded(step) for _, step in lowered(schedule)]
+    return [by_chunk(step) for _, step in lowered(schedule)]
 
 
 def _like(schedule: Schedule, steps: list[Step], layout: Layout | None = None) -> Schedule:
-    kept = tuple(steps)
+    frozen = tuple(steps)
     return Schedule(
-        schedule.name, layout or schedule.layout, lambda: kept, schedule.nchannels, divisible=schedule.divisible
+        schedule.name, layout or schedule.layout, lambda: frozen, schedule.nchannels, divisible=schedule.divisible
     )
 
 
@@ -40,36 +40,47 @@ def _writes(layout: Layout, step: Step) -> Ints:
     return writes
 
 
-def relabelled(schedule: Schedule, permutation: Sequence[int]) -> Schedule:
+def relabel_ranks(schedule: Schedule, permutation: Sequence[int]) -> Schedule:
     """Rename rank r to ``permutation[r]``, also in the collective (root, blocks, pairs)."""
-    old, new = schedule.collective, np.asarray(permutation, np.int64)
-    n, chunks = old.nranks, schedule.layout.chunks
+    old = schedule.collective
+    new = np.asarray(permutation, np.int64)
+    n = old.nranks
+    chunks = schedule.layout.chunks
     collective = replace(
         old,
         root=None if old.root is None else int(new[old.root]),
         pairs=tuple((int(new[src]), int(new[dst])) for src, dst in old.pairs),
     )
-    scratch, pieces = _relabelled_blocks(old, schedule.layout.scratch, new), schedule.layout.scratch_pieces
+    scratch = _relabelled_blocks(old, schedule.layout.scratch, new)
+    pieces = schedule.layout.scratch_pieces
     if scratch.ndim == 2:
-        before = np.argsort(new)
-        scratch, pieces = scratch[before], None if pieces is None else pieces[before]
+        inverse = np.argsort(new)
+        scratch = scratch[inverse]
+        if pieces is not None:
+            pieces = pieces[inverse]
     layout = Layout(collective, chunks, scratch, pieces)
 
-    def moved(chunk: Ints) -> Ints:
+    def move(chunk: Ints) -> Ints:
         region = layout.region(chunk)
-        slot, piece = (chunk - layout.bases()[region]) // chunks, chunk % chunks
+        base = layout.bases()[region]
+        slot = (chunk - base) // chunks
+        piece = chunk % chunks
         slots = np.array([old.input_slots, old.output_slots, 0])[region]
         # A buffer with a slot per rank is ordered by rank.
-        renamed = layout.bases()[region] + new[np.minimum(slot, n - 1)] * chunks + piece
+        renamed = base + new[np.minimum(slot, n - 1)] * chunks + piece
         return np.where((slots == n) & (n > 1), renamed, chunk)
 
     steps = [
         transfers(
-            new[step.src_rank], moved(step.src_chunk), new[step.dst_rank], moved(step.dst_chunk),
-            op=step.op, channel=step.channel,
+            new[step.src_rank],
+            move(step.src_chunk),
+            new[step.dst_rank],
+            move(step.dst_chunk),
+            op=step.op,
+            channel=step.channel,
         )
         for step in _steps(schedule)
-    ]  # fmt: skip
+    ]
     return _like(schedule, steps, layout)
 
 
@@ -84,61 +95,68 @@ def _relabelled_blocks(collective: Collective, blocks: Ints, new: Ints) -> Ints:
     return renamed
 
 
-def rechannelled(schedule: Schedule, permutation: Sequence[int]) -> Schedule:
+def relabel_channels(schedule: Schedule, permutation: Sequence[int]) -> Schedule:
     """Rename channel c to ``permutation[c]``."""
     new = np.asarray(permutation, np.int64)
     return _like(schedule, [replace(step, channel=new[step.channel]) for step in _steps(schedule)])
 
 
-def split(schedule: Schedule, at: int, first: Sequence[bool]) -> Schedule:
-    """Split step ``at`` in two: the transfers marked in ``first``, then the others.
+def split(schedule: Schedule, index: int, mask: Sequence[bool]) -> Schedule:
+    """Split step ``index`` in two: the transfers marked in ``mask``, then the others.
 
-    ``first`` repeats if it is too short. A step stays whole if it has switch operations, or if its later part would read a chunk that the
+    ``mask`` repeats if it is too short. A step stays whole if it has switch operations, or if its later part would read a chunk that the
     first part writes.
     """
     steps = _steps(schedule)
-    which = np.resize(np.asarray(first, np.bool_), len(steps[at]))
-    now, later = steps[at].rows(which), steps[at].rows(~which)
-    conflict = np.isin(_writes(schedule.layout, now), _reads(schedule.layout, later)).any()
-    if conflict or (steps[at].op > SYNC).any():
+    selection = np.resize(np.asarray(mask, np.bool_), len(steps[index]))
+    early = steps[index].rows(selection)
+    later = steps[index].rows(~selection)
+    conflict = np.isin(_writes(schedule.layout, early), _reads(schedule.layout, later)).any()
+    if conflict or (steps[index].op > SYNC).any():
         return _like(schedule, steps)
-    return _like(schedule, [*steps[:at], now, later, *steps[at + 1 :]])
+    return _like(schedule, [*steps[:index], early, later, *steps[index + 1 :]])
 
 
-def merged(schedule: Schedule, at: int) -> Schedule:
-    """Merge steps ``at`` and ``at + 1``, unless the second depends on the first."""
-    steps, layout = _steps(schedule), schedule.layout
-    if at + 1 >= len(steps):
+def merge(schedule: Schedule, index: int) -> Schedule:
+    """Merge steps ``index`` and ``index + 1``, unless the second depends on the first."""
+    steps = _steps(schedule)
+    layout = schedule.layout
+    if index + 1 >= len(steps):
         return _like(schedule, steps)
-    now, later = steps[at], steps[at + 1]
+    early = steps[index]
+    later = steps[index + 1]
     needed = np.concatenate([_reads(layout, later), _writes(layout, later)])
-    dependent = np.isin(_writes(layout, now), needed).any()
+    dependent = np.isin(_writes(layout, early), needed).any()
     # The meaning of a barrier is the order of its messages; a switch joins operations that share a step.
-    if dependent or (now.op >= SYNC).any() or (later.op >= SYNC).any():
+    if dependent or (early.op >= SYNC).any() or (later.op >= SYNC).any():
         return _like(schedule, steps)
-    return _like(schedule, [*steps[:at], joined([now, later]), *steps[at + 2 :]])
+    return _like(schedule, [*steps[:index], joined([early, later]), *steps[index + 2 :]])
 
 
-def detoured(schedule: Schedule, at: int, row: int) -> Schedule:
-    """Send a transfer of step ``at`` through a new scratch slot at its destination, one step earlier.
+def detour(schedule: Schedule, index: int, row: int) -> Schedule:
+    """Send a transfer of step ``index`` through a new scratch slot at its destination, one step earlier.
 
     ``row`` selects the transfer, modulo the number of transfers: in place, some transfers of the step may have been dropped.
     """
-    steps, old = _steps(schedule), schedule.layout
-    step = steps[at]
+    steps = _steps(schedule)
+    old = schedule.layout
+    step = steps[index]
     if len(step) == 0:
         return _like(schedule, steps)
     row %= len(step)
     if step.op[row] in (SYNC, SWITCH_REDUCE):
         return _like(schedule, steps)
-    src, src_chunk, dst, dst_chunk = (
-        int(column[row]) for column in (step.src_rank, step.src_chunk, step.dst_rank, step.dst_chunk)
-    )
-    same = (step.op == REDUCE) & (step.dst_rank == dst) & (step.dst_chunk == dst_chunk) & (np.arange(len(step)) != row)
-    if step.op[row] == REDUCE and (step.src_rank[same] == dst).any():  # a fold takes one operand of each rank
+    src = int(step.src_rank[row])
+    src_chunk = int(step.src_chunk[row])
+    dst = int(step.dst_rank[row])
+    dst_chunk = int(step.dst_chunk[row])
+    remaining = np.arange(len(step)) != row
+    same_target = (step.op == REDUCE) & (step.dst_rank == dst) & (step.dst_chunk == dst_chunk) & remaining
+    if step.op[row] == REDUCE and (step.src_rank[same_target] == dst).any():  # a fold takes one operand of each rank
         return _like(schedule, steps)
     cell = np.array([dst]), np.array([dst_chunk])
-    block, piece = int(old.block(*cell)[0]), int(old.piece(*cell)[0])
+    block = int(old.block(*cell)[0])
+    piece = int(old.piece(*cell)[0])
 
     def longer(values: Ints, last: int) -> Ints:
         return np.concatenate([values, np.full((*values.shape[:-1], 1), last)], axis=-1)
@@ -146,12 +164,12 @@ def detoured(schedule: Schedule, at: int, row: int) -> Schedule:
     pieces = None if old.scratch_pieces is None else longer(old.scratch_pieces, piece)
     layout = Layout(schedule.collective, old.chunks, longer(old.scratch, block), pieces)
     stop = int(layout.scratch_at(old.scratch_slots, piece if pieces is None else 0))
-    channel, op = int(step.channel[row]), int(step.op[row])
-    others = np.arange(len(step)) != row
+    channel = int(step.channel[row])
+    op = int(step.op[row])
     arrive = transfers(dst, stop, dst, dst_chunk, op=REDUCE if op == REDUCE else COPY, channel=channel)
-    steps[at : at + 1] = [
+    steps[index : index + 1] = [
         transfers(src, src_chunk, dst, stop, channel=channel),
-        joined([step.rows(others), arrive]),
+        joined([step.rows(remaining), arrive]),
     ]
     return _like(schedule, steps, layout)
 
@@ -169,10 +187,10 @@ def tree_schedule(collective: Collective, parents: Sequence[int], order: Sequenc
     layout = Layout(collective)
     rank = np.array([order[0]]) if collective.kind == "broadcast" else np.arange(collective.nranks)
     edges = [(order[parent], order[child]) for child, parent in enumerate(parents, start=1)]
-    own = layout.output()
-    steps = [transfers(rank, layout.input(), rank, own)]
+    result = layout.output()
+    steps = [transfers(rank, layout.input(), rank, result)]
     if collective.kind != "broadcast":
-        steps += [transfers(child, own, parent, own, op=REDUCE) for parent, child in reversed(edges)]
+        steps += [transfers(child, result, parent, result, op=REDUCE) for parent, child in reversed(edges)]
     if collective.kind != "reduce":
-        steps += [transfers(parent, own, child, own) for parent, child in edges]
+        steps += [transfers(parent, result, child, result) for parent, child in edges]
     return Schedule("random tree", layout, lambda: iter(steps))

@@ -52,13 +52,13 @@ def collectives(
     return _collectives(chosen, ranks, _strategy("in_place", in_place, st.booleans()))
 
 
-def _strategy(name: str, given: Any, default: SearchStrategy[Any]) -> SearchStrategy[Any]:
+def _strategy(name: str, choice: Any, default: SearchStrategy[Any]) -> SearchStrategy[Any]:
     """The given strategy, or the default."""
-    if given is not None and not isinstance(given, SearchStrategy):
+    if choice is not None and not isinstance(choice, SearchStrategy):
         raise ConfigError(
-            f"{name} must be a strategy of Hypothesis, got {given!r:.60}; did you mean hypothesis.strategies.just({given!r:.60})?"
+            f"{name} must be a strategy of Hypothesis, got {choice!r:.60}; did you mean hypothesis.strategies.just({choice!r:.60})?"
         )
-    return default if given is None else given
+    return default if choice is None else choice
 
 
 @st.composite
@@ -88,12 +88,12 @@ def sizes(draw: DrawFn, collective: Collective, most: int = 40) -> int | list[in
     """
     n = collective.nranks
     awkward = sorted({size for size in (0, 1, n - 1, n, n + 1, 2 * n + 1) if size <= most})
-    one = st.one_of(st.sampled_from(awkward), st.integers(0, most))
+    size_strategy = st.one_of(st.sampled_from(awkward), st.integers(0, most))
     if collective.nblocks <= 1 or draw(st.booleans()):
-        return draw(one)
+        return draw(size_strategy)
     if collective.kind != "all_to_all":
-        return draw(st.lists(one, min_size=n, max_size=n))
-    matrix = draw(st.lists(st.lists(one, min_size=n, max_size=n), min_size=n, max_size=n))
+        return draw(st.lists(size_strategy, min_size=n, max_size=n))
+    matrix = draw(st.lists(st.lists(size_strategy, min_size=n, max_size=n), min_size=n, max_size=n))
     empty = draw(st.sets(st.integers(0, n - 1), max_size=n))
     column = draw(st.none() | st.integers(0, n - 1))
     return [
@@ -155,10 +155,14 @@ def schedules(
 
 
 @st.composite
-def _schedules(draw: DrawFn, wanted: SearchStrategy[Collective], rewritten: SearchStrategy[int]) -> Schedule:
-    collective = draw(wanted)
-    schedule = draw(_random_trees(collective) if _tree(collective) and draw(st.booleans()) else _shipped(collective))
-    for _ in range(draw(rewritten)):
+def _schedules(
+    draw: DrawFn, kinds_of_collective: SearchStrategy[Collective], rewrite_count: SearchStrategy[int]
+) -> Schedule:
+    collective = draw(kinds_of_collective)
+    schedule = draw(
+        _random_trees(collective) if _tree(collective) and draw(st.booleans()) else _library_schedules(collective)
+    )
+    for _ in range(draw(rewrite_count)):
         schedule = draw(_rewrites(schedule))
     return schedule
 
@@ -170,13 +174,13 @@ def _tree(collective: Collective) -> bool:
 @st.composite
 def _random_trees(draw: DrawFn, collective: Collective) -> Schedule:
     n, root = collective.nranks, collective.root or 0
-    others = draw(st.permutations([rank for rank in range(n) if rank != root]))
+    leaves = draw(st.permutations([rank for rank in range(n) if rank != root]))
     parents = [draw(st.integers(0, child - 1)) for child in range(1, n)]
-    return rewrites.tree_schedule(collective, parents, [root, *others])
+    return rewrites.tree_schedule(collective, parents, [root, *leaves])
 
 
 @st.composite
-def _shipped(draw: DrawFn, collective: Collective) -> Schedule:
+def _library_schedules(draw: DrawFn, collective: Collective) -> Schedule:
     served = [
         (algorithm.name, [name for name in ("channels", "pieces") if name in algorithm.params])
         for algorithm in ALGORITHMS
@@ -196,12 +200,12 @@ def _rewrites(draw: DrawFn, schedule: Schedule) -> Schedule:
     lengths = [len(step) for step in schedule.steps()]
     kind = draw(st.sampled_from(["ranks", "channels", "split", "merge", "detour"]))
     if kind == "ranks":
-        return rewrites.relabelled(schedule, draw(st.permutations(range(schedule.nranks))))
+        return rewrites.relabel_ranks(schedule, draw(st.permutations(range(schedule.nranks))))
     if kind == "channels" or not lengths:
-        return rewrites.rechannelled(schedule, draw(st.permutations(range(schedule.nchannels))))
-    at = draw(st.integers(0, len(lengths) - 1))
+        return rewrites.relabel_channels(schedule, draw(st.permutations(range(schedule.nchannels))))
+    index = draw(st.integers(0, len(lengths) - 1))
     if kind == "split":
-        return rewrites.split(schedule, at, draw(st.lists(st.booleans(), min_size=1, max_size=6)))
+        return rewrites.split(schedule, index, draw(st.lists(st.booleans(), min_size=1, max_size=6)))
     if kind == "merge":
-        return rewrites.merged(schedule, at)
-    return rewrites.detoured(schedule, at, draw(st.integers(0, max(0, lengths[at] - 1))))
+        return rewrites.merge(schedule, index)
+    return rewrites.detour(schedule, index, draw(st.integers(0, max(0, lengths[index] - 1))))

@@ -14,10 +14,11 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
-from simcoll.command_line import separated, status_of
+from simcoll.command_line import separate_program, status_of
 from simcoll.errors import ConfigError
+from simcoll.stopping import run_program
 from simcoll.topology import load_topology
-from simcoll.torch.scripts import Script, run_script
+from simcoll.torch.scripts import RankScript, run_script
 
 __all__ = ["main"]
 
@@ -26,11 +27,12 @@ app = App(
     help="Run a PyTorch script on every rank of a simulated cluster, as torchrun runs it on a real one.",
     help_flags=["--help", "-h"],
     version_flags=[],
+    suppress_keyboard_interrupt=False,  # status_of says so
 )
 
 
 @dataclass(frozen=True, slots=True)
-class _Options:
+class _ScriptOptions:
     """How to run the script.
 
     Attributes
@@ -92,7 +94,7 @@ def _command(
     script: str,
     /,
     *arguments: Annotated[str, Parameter(allow_leading_hyphen=True)],
-    options: Annotated[_Options, Parameter(name="*")] = _Options(),  # it cannot change
+    options: Annotated[_ScriptOptions, Parameter(name="*")] = _ScriptOptions(),  # it cannot change
 ) -> int:
     """Run a PyTorch script on every rank of a simulated cluster, as torchrun runs it on a real one.
 
@@ -113,7 +115,7 @@ def _command(
     if not options.module and not Path(script).is_file():
         raise ConfigError("there is no such file", file=script)
     return run_script(
-        Script(script, arguments, options.module),
+        RankScript(script, arguments, options.module),
         ranks,
         shared=options.shared,
         topology=options.topology if grows else place,
@@ -149,9 +151,9 @@ def main(words: Sequence[str] | None = None) -> int:
         "--library",
         "--alike",
     )
-    return status_of(app, separated(sys.argv[1:] if words is None else words, valued))
+    return status_of(app, separate_program(sys.argv[1:] if words is None else words, valued))
 
 
 if __name__ == "__main__":
     faulthandler.enable()  # what ends the process at once says at least where
-    sys.exit(main())
+    run_program(main)

@@ -30,13 +30,27 @@ __all__ = ["accelerator_replacements", "current_device", "device_number"]
 _TORCH = str(Path(torch.__file__).parent)
 _TESTS = str(Path(torch.__file__).parent / "testing")
 _REFUSED = (
-    "ExternalStream", "CUDAGraph", "graph", "graph_pool_handle", "make_graphed_callables", "cudart", "caching_allocator_alloc", "MemPool",
-    "_compile_kernel", "_compile_kernel_from_file",
-)  # fmt: skip
+    "ExternalStream",
+    "CUDAGraph",
+    "graph",
+    "graph_pool_handle",
+    "make_graphed_callables",
+    "cudart",
+    "caching_allocator_alloc",
+    "MemPool",
+    "_compile_kernel",
+    "_compile_kernel_from_file",
+)
 _NOTHING = (
-    "empty_cache", "init", "ipc_collect",
-    "reset_accumulated_memory_stats", "set_per_process_memory_fraction", "set_sync_debug_mode", "seed", "seed_all",
-)  # fmt: skip
+    "empty_cache",
+    "init",
+    "ipc_collect",
+    "reset_accumulated_memory_stats",
+    "set_per_process_memory_fraction",
+    "set_sync_debug_mode",
+    "seed",
+    "seed_all",
+)
 _RESETS = ("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached")
 _NVTX = ("range_push", "range_pop", "range_start", "range_end", "mark")
 _CAPABILITY = {
@@ -45,13 +59,13 @@ _CAPABILITY = {
 _TENSOR_TYPES = ("Float", "Double", "Half", "BFloat16", "Byte", "Char", "Short", "Int", "Long", "Bool")
 
 
-def _in_programs(standard: Callable[..., Any], other: Callable[..., Any]) -> Callable[..., Any]:
+def _in_programs(standard: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
     """A function that is another one for callers outside PyTorch, which itself computes on the CPU; its tests are programs."""
 
     def function(*args: Any, **kwargs: Any) -> Any:
         caller = sys._getframe(1).f_code.co_filename
-        inside = caller.startswith(_TORCH) and not caller.startswith(_TESTS)
-        return (standard if inside or current_thread_or_none() is None else other)(*args, **kwargs)
+        internal = caller.startswith(_TORCH) and not caller.startswith(_TESTS)
+        return (standard if internal or current_thread_or_none() is None else replacement)(*args, **kwargs)
 
     function.__doc__ = standard.__doc__
     return function
@@ -95,20 +109,20 @@ def _set_device(device: Any) -> None:
 
 @contextlib.contextmanager
 def _selected_device(device: Any = None) -> Iterator[None]:
-    before = current_device()
+    previous = current_device()
     if device is not None:
         _set_device(device)
     try:
         yield
     finally:
-        current_thread().process.cuda_device = before
+        current_thread().process.cuda_device = previous
 
 
 def _nothing(*_: Any, **__: Any) -> None:
     """Do nothing."""
 
 
-def _refused(name: str) -> Callable[..., Any]:
+def _refusal(name: str) -> Callable[..., Any]:
     def refuse(*_: Any, **__: Any) -> Any:
         raise ConfigError(
             f"torch.cuda.{name} has no meaning in a simulated run: its ranks compute on the CPU, one operator after another; "
@@ -136,19 +150,19 @@ class Event:
         self._event.record(stream)
         point = self._event.point
 
-        def reached() -> None:
+        def note_time() -> None:
             self._seconds = thread.now_fs() / 1e15
 
-        point.when_done(reached)
+        point.when_done(note_time)
 
-    def elapsed_time(self, other: Event) -> float:
+    def elapsed_time(self, end_event: Event) -> float:
         """Milliseconds until another event; a ValueError unless both have been recorded."""
-        for event in (self, other):
+        for event in (self, end_event):
             if event._event is not None:
                 event.synchronize()
-        if self._seconds is None or other._seconds is None:
+        if self._seconds is None or end_event._seconds is None:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
-        return (other._seconds - self._seconds) * 1e3
+        return (end_event._seconds - self._seconds) * 1e3
 
     def synchronize(self) -> None:
         """Wait until the stream has reached the event."""
@@ -185,14 +199,14 @@ def _synchronize(device: Any = None) -> None:
 
 def _default_stream(device: Any = None) -> Any:
     del device
-    own = current_thread().process.device
-    return torch.cpu.current_stream() if own is None else torch.cpu.Stream(own=own.default)
+    simulated = current_thread().process.device
+    return torch.cpu.current_stream() if simulated is None else torch.cpu.Stream(device_stream=simulated.default)
 
 
 def _set_stream(stream: Any) -> None:
     device = current_thread().process.device
-    if device is not None and stream is not None and stream.own is not None:
-        device.current = stream.own
+    if device is not None and stream is not None and stream.device_stream is not None:
+        device.current = stream.device_stream
 
 
 def _properties(gpu: str) -> Callable[..., Any]:
@@ -200,11 +214,11 @@ def _properties(gpu: str) -> Callable[..., Any]:
 
     def properties(device: Any = None) -> Any:
         device_number(current_device() if device is None else device)
-        found, (major, minor) = load_gpu(gpu), _CAPABILITY.get(gpu.partition("-")[0], (9, 0))
-        count = round(found.values.get("units.count", 1))
+        description, (major, minor) = load_gpu(gpu), _CAPABILITY.get(gpu.partition("-")[0], (9, 0))
+        count = round(description.values.get("units.count", 1))
         return SimpleNamespace(
             name=_name(gpu),
-            total_memory=found.memory_bytes,
+            total_memory=description.memory_bytes,
             major=major,
             minor=minor,
             multi_processor_count=count,
@@ -236,8 +250,8 @@ def _statistics(_device: Any = None) -> dict[str, int]:
     """``memory_stats`` without cache and allocation failures, which do not exist here."""
     sizes = {"current": _held_bytes(), "peak": _peak_bytes()}
     kinds = ("allocated", "active", "reserved", "requested")
-    counted = {f"{kind}_bytes.all.{key}": size for kind in kinds for key, size in sizes.items()}
-    return counted | {"num_alloc_retries": 0, "num_ooms": 0}
+    byte_counters = {f"{kind}_bytes.all.{key}": size for kind in kinds for key, size in sizes.items()}
+    return byte_counters | {"num_alloc_retries": 0, "num_ooms": 0}
 
 
 def _summary(*_: Any, **__: Any) -> str:
@@ -245,8 +259,8 @@ def _summary(*_: Any, **__: Any) -> str:
 
 
 _MEMORY = {
-    **{f"memory_{what}": _held_bytes for what in ("allocated", "reserved")},
-    **{f"max_memory_{what}": _peak_bytes for what in ("allocated", "reserved")},
+    **{f"memory_{kind}": _held_bytes for kind in ("allocated", "reserved")},
+    **{f"max_memory_{kind}": _peak_bytes for kind in ("allocated", "reserved")},
     "memory_stats": _statistics,
     "memory_summary": _summary,
 }
@@ -262,7 +276,7 @@ def accelerator_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
     """
     cuda, accelerator, properties = torch.cuda, torch.accelerator, _properties(gpu)
     load_gpu(gpu)
-    asked: list[tuple[Any, str, Callable[..., Any]]] = [
+    queries: list[tuple[Any, str, Callable[..., Any]]] = [
         (cuda, "is_available", lambda: True),
         (cuda, "is_initialized", lambda: True),
         (accelerator, "is_available", lambda: True),
@@ -270,15 +284,15 @@ def accelerator_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
         (accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda")),  # noqa: ARG005
         (distributed, "is_nccl_available", lambda: True),
     ]
-    everywhere: list[tuple[Any, str, Any]] = [
+    in_rank_threads: list[tuple[Any, str, Any]] = [
         *((cuda, name, _nothing) for name in _NOTHING),
-        *((cuda, name, _refused(name)) for name in _REFUSED),
+        *((cuda, name, _refusal(name)) for name in _REFUSED),
         *((cuda.nvtx, name, _nothing) for name in _NVTX),
         *((cuda, f"{name}Tensor", getattr(torch, f"{name}Tensor")) for name in _TENSOR_TYPES),
         (cuda.nvtx, "range", _range),
         *((cuda.profiler, name, _nothing) for name in ("start", "stop")),
         (cuda.memory, "_record_memory_history", _nothing),
-        *((cuda.memory, name, _refused(f"memory.{name}")) for name in ("_snapshot", "_dump_snapshot")),
+        *((cuda.memory, name, _refusal(f"memory.{name}")) for name in ("_snapshot", "_dump_snapshot")),
         (cuda, "can_device_access_peer", lambda *_: True),
         (cuda, "is_current_stream_capturing", lambda: False),
         (cuda, "device_count", _count),
@@ -318,10 +332,10 @@ def accelerator_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
         (accelerator, "reset_peak_memory_stats", _reset_peak),
     ]
     return [
-        *((owner, key, _in_programs(getattr(owner, key), value)) for owner, key, value in asked),
+        *((owner, key, _in_programs(getattr(owner, key), value)) for owner, key, value in queries),
         *(
             (owner, key, in_ranks(getattr(owner, key), value))
-            for owner, key, value in everywhere
+            for owner, key, value in in_rank_threads
             if hasattr(owner, key)
         ),
     ]

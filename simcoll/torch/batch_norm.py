@@ -39,10 +39,16 @@ def _stats(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
     return mean, (_sums((x - _along(mean, x)).square()) / count + eps).rsqrt()
 
 
-def _gathered(
-    _x: torch.Tensor, means: torch.Tensor, inverses: torch.Tensor, running_mean: torch.Tensor | None,
-    running_variance: torch.Tensor | None, momentum: float, eps: float, counts: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+def _gather_statistics(
+    _x: torch.Tensor,
+    means: torch.Tensor,
+    inverses: torch.Tensor,
+    running_mean: torch.Tensor | None,
+    running_variance: torch.Tensor | None,
+    momentum: float,
+    eps: float,
+    counts: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
     weights, total = counts.to(means.dtype)[:, None], counts.sum()
     mean = (weights * means).sum(0) / total
     squares = weights * (inverses.square().reciprocal() - eps + (means - mean).square())
@@ -53,7 +59,7 @@ def _gathered(
     return mean, (squares.sum(0) / total + eps).rsqrt()
 
 
-def _normalized(
+def _normalize(
     x: torch.Tensor,
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
@@ -81,9 +87,15 @@ def _backward_sums(
 
 
 def _backward(
-    gradient: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, inverse: torch.Tensor, weight: torch.Tensor | None,
-    total: torch.Tensor, product: torch.Tensor, counts: torch.Tensor,
-) -> torch.Tensor:  # fmt: skip
+    gradient: torch.Tensor,
+    x: torch.Tensor,
+    mean: torch.Tensor,
+    inverse: torch.Tensor,
+    weight: torch.Tensor | None,
+    total: torch.Tensor,
+    product: torch.Tensor,
+    counts: torch.Tensor,
+) -> torch.Tensor:
     count = counts.sum()
     slope = (_wide(x) - _along(mean, x)) * _along(inverse.square() * product / count, x)
     factor = inverse if weight is None else inverse * weight
@@ -92,8 +104,8 @@ def _backward(
 
 _KERNELS = {
     "batch_norm_stats": _stats,
-    "batch_norm_gather_stats_with_counts": _gathered,
-    "batch_norm_elemt": _normalized,
+    "batch_norm_gather_stats_with_counts": _gather_statistics,
+    "batch_norm_elemt": _normalize,
     "batch_norm_backward_reduce": _backward_sums,
     "batch_norm_backward_elemt": _backward,
 }
@@ -126,12 +138,12 @@ def _forward(_thread: Any, _standard: Any, self: Any, x: torch.Tensor) -> Any:
 
 def batch_norm_replacements() -> list[tuple[Any, str, Any]]:
     """Owner, name and replacement of what refuses the CPU."""
-    own, parallel, name = (
+    batch_norm, parallel, name = (
         batchnorm.SyncBatchNorm,
         torch.nn.parallel.DistributedDataParallel,
         "_passing_sync_batchnorm_handle",
     )
     return [
-        (own, "forward", _forward(own.forward)),
+        (batch_norm, "forward", _forward(batch_norm.forward)),
         (parallel, name, in_ranks(getattr(parallel, name), lambda *_: None)),
     ]

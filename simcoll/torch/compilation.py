@@ -19,7 +19,7 @@ __all__ = ["compile_replacements"]
 _FINDING = "torch.compile has no effect: the ranks' operators run one by one, as the program writes them"
 
 
-def _noted() -> None:
+def _note_finding() -> None:
     findings = current_rank().world.history.findings
     if _FINDING not in findings:
         findings.append(_FINDING)
@@ -27,13 +27,13 @@ def _noted() -> None:
 
 @for_ranks
 def _compile(thread: RankThread, _: Any, model: Any = None, **_options: Any) -> Any:
-    thread.call(_noted)
+    thread.call(_note_finding)
     return model if model is not None else lambda function: function
 
 
 @for_ranks
 def _compile_module(thread: RankThread, *_: Any, **_options: Any) -> None:
-    thread.call(_noted)
+    thread.call(_note_finding)
 
 
 def compile_replacements() -> list[tuple[Any, str, Any]]:

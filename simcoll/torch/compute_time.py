@@ -20,15 +20,15 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from simcoll.distributed.runtime.device import Device, DeviceStream
+from simcoll.distributed.runtime.device import DeviceStream, SimulatedDevice
 from simcoll.distributed.runtime.tasks import wait_until
 from simcoll.distributed.start.spawning import compute
 from simcoll.torch.module_time import ModuleTimes
 from simcoll.torch.rank_threads import current_thread_or_none
-from simcoll.torch.roofline import Costs, operator_name
+from simcoll.torch.roofline import OperatorCosts, operator_name
 from simcoll.torch.tensor_memory import TensorMemory, resizing
 
-__all__ = ["Watched", "compute_replacements", "modules_watched", "watched_program"]
+__all__ = ["Watched", "compute_replacements", "watch_modules", "watched_program"]
 
 _TORCH = str(Path(torch.__file__).parent)
 _PLAIN = (torch.Tensor, FakeTensor, torch.nn.Parameter)
@@ -39,7 +39,9 @@ class Watched(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, device: Device | None, costs: Costs | None, root: Watched | None = None) -> None:
+    def __init__(
+        self, device: SimulatedDevice | None, costs: OperatorCosts | None, root: Watched | None = None
+    ) -> None:
         super().__init__()
         self.device = device
         self.costs = costs
@@ -56,7 +58,10 @@ class Watched(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, count its memory, and enqueue its time."""
-        if any(not issubclass(each, _PLAIN) or each.__module__.startswith("torch.distributed") for each in types):
+        if any(
+            not issubclass(tensor_type, _PLAIN) or tensor_type.__module__.startswith("torch.distributed")
+            for tensor_type in types
+        ):
             return NotImplemented  # a tensor made of others, whose operators come here next
         if self.root.inside:
             return func(*args, **(kwargs or {}))
@@ -70,7 +75,7 @@ class Watched(TorchDispatchMode):
             self._add(self.costs, func, args, kwargs or {}, result)
         return result
 
-    def _add(self, costs: Costs, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def _add(self, costs: OperatorCosts, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         device, modules, name = self.root.device, self.root.modules, operator_name(func)
         time_fs, ruled = costs.time_fs(func, args, kwargs, result)
         if time_fs and modules is not None and func.namespace != "fsdp":
@@ -79,7 +84,7 @@ class Watched(TorchDispatchMode):
         if not ruled:
             costs.unknown[name] += 1
         if time_fs:
-            fake = any(isinstance(each, FakeTensor) for each in tree_leaves((args, kwargs, result)))
+            fake = any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, kwargs, result)))
             self.add(name, time_fs, fake=fake)
 
     def add(self, name: str, time_fs: int, *, fake: bool) -> None:
@@ -91,7 +96,7 @@ class Watched(TorchDispatchMode):
             thread.call(compute, time_fs / 1e15, name)
 
 
-class _Event:
+class _StreamEvent:
     """An event on a stream, with the methods of ``torch.cpu.Event``."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
@@ -101,13 +106,13 @@ class _Event:
         """Record the current tail of a stream (default: the current stream)."""
         device = _device()
         if device is not None:
-            self.point = (device.current if stream is None else stream.own).tail
+            self.point = (device.current if stream is None else stream.device_stream).tail
 
     def wait(self, stream: Any = None) -> None:
         """Make a stream wait for the event."""
         device = _device()
         if device is not None and self.point is not None:
-            (device.current if stream is None else stream.own).wait(self.point)
+            (device.current if stream is None else stream.device_stream).wait(self.point)
 
     def query(self) -> bool:
         """Whether the stream has reached the event."""
@@ -123,24 +128,24 @@ class _Event:
 class _Stream:
     """A stream, with the methods of ``torch.cpu.Stream``."""
 
-    def __init__(self, priority: int = -1, own: DeviceStream | None = None) -> None:  # noqa: ARG002  # torch's signature
+    def __init__(self, priority: int = -1, device_stream: DeviceStream | None = None) -> None:  # noqa: ARG002  # torch's signature
         device = _device()
-        self.own: Any = own if own is not None or device is None else device.stream()
+        self.device_stream: Any = device_stream if device_stream is not None or device is None else device.stream()
 
     def wait_stream(self, stream: _Stream) -> None:
         """Wait for all work enqueued so far on another stream."""
-        if self.own is not None and stream.own is not None:
-            self.own.wait(stream.own.tail)
+        if self.device_stream is not None and stream.device_stream is not None:
+            self.device_stream.wait(stream.device_stream.tail)
 
-    def record_event(self, event: _Event | None = None) -> _Event:
+    def record_event(self, event: _StreamEvent | None = None) -> _StreamEvent:
         """Record an event at the current tail."""
-        event = _Event() if event is None else event
+        event = _StreamEvent() if event is None else event
         event.record(self)
         return event
 
-    def wait_event(self, event: _Event | None) -> None:
+    def wait_event(self, event: _StreamEvent | None) -> None:
         """Wait for an event."""
-        if event is not None and self.own is not None:
+        if event is not None and self.device_stream is not None:
             event.wait(self)
 
     def synchronize(self) -> None:
@@ -149,38 +154,38 @@ class _Stream:
 
     def query(self) -> bool:
         """Whether the stream is idle."""
-        return self.own is None or bool(self.own.tail.done)
+        return self.device_stream is None or bool(self.device_stream.tail.done)
 
     def __enter__(self) -> Self:
         """Make it the current stream."""
         device = _device()
-        if device is not None and self.own is not None:
-            self._before, device.current = device.current, self.own
+        if device is not None and self.device_stream is not None:
+            self._before, device.current = device.current, self.device_stream
         return self
 
     def __exit__(self, *_: object) -> None:
         """Restore the previous stream."""
         device = _device()
-        if device is not None and self.own is not None:
+        if device is not None and self.device_stream is not None:
             device.current = self._before
 
 
-def _device() -> Device | None:
+def _device() -> SimulatedDevice | None:
     thread = current_thread_or_none()
     return None if thread is None else thread.process.device
 
 
 @contextmanager
-def _selected(stream: _Stream | None) -> Iterator[None]:
+def _select(stream: _Stream | None) -> Iterator[None]:
     device = _device()
-    if device is None or stream is None or stream.own is None:
+    if device is None or stream is None or stream.device_stream is None:
         yield
         return
-    before, device.current = device.current, stream.own
+    previous, device.current = device.current, stream.device_stream
     try:
         yield
     finally:
-        device.current = before
+        device.current = previous
 
 
 def _synchronize(_device_given: Any = None) -> None:
@@ -196,26 +201,26 @@ def compute_replacements() -> list[tuple[Any, str, Any]]:
     def current_stream(device: Any = None) -> Any:
         if current_thread_or_none() is None:
             return standard(device)
-        found = _device()
-        return _Stream(own=None if found is None else found.current)
+        simulated_device = _device()
+        return _Stream(device_stream=None if simulated_device is None else simulated_device.current)
 
-    def entered(mode: Any) -> Any:
+    def enter_mode(mode: Any) -> Any:
         result = enter(mode)
-        watched = _watched()
+        watched = _current_watch()
         if watched is not None:
             again = Watched(watched.device, watched.costs, watched)
             watched.pushed.append(_only_shapes(watched) if _entered_by_torch() else again)
             watched.pushed[-1].__enter__()
         return result
 
-    def left(mode: Any, *error: Any) -> Any:
-        watched = _watched()
+    def leave_mode(mode: Any, *error: Any) -> Any:
+        watched = _current_watch()
         if watched is not None:
             watched.pushed.pop().__exit__(None, None, None)
         return leave(mode, *error)
 
     def memory() -> TensorMemory | None:
-        watched = _watched()
+        watched = _current_watch()
         return None if watched is None else watched.memory
 
     return [
@@ -223,27 +228,27 @@ def compute_replacements() -> list[tuple[Any, str, Any]]:
             (torch.cpu, name, value)
             for name, value in {
                 "Stream": _Stream,
-                "Event": _Event,
+                "Event": _StreamEvent,
                 "current_stream": current_stream,
-                "stream": _selected,
-                "StreamContext": _selected,
+                "stream": _select,
+                "StreamContext": _select,
                 "synchronize": _synchronize,
             }.items()
         ),
         (torch.UntypedStorage, "resize_", resizing(torch.UntypedStorage.resize_, memory)),
-        (FakeTensorMode, "__enter__", entered),
-        (FakeTensorMode, "__exit__", left),
+        (FakeTensorMode, "__enter__", enter_mode),
+        (FakeTensorMode, "__exit__", leave_mode),
     ]
 
 
 @contextmanager
 def _only_shapes(watched: Watched) -> Iterator[None]:
     """Ignore operators inside the block, which PyTorch runs only to infer shapes."""
-    before, watched.inside = watched.inside, True
+    was_inside, watched.inside = watched.inside, True
     try:
         yield
     finally:
-        watched.inside = before
+        watched.inside = was_inside
 
 
 def _entered_by_torch() -> bool:
@@ -253,10 +258,10 @@ def _entered_by_torch() -> bool:
     return frame.f_code.co_filename.startswith(_TORCH)
 
 
-def _watched() -> Watched | None:
+def _current_watch() -> Watched | None:
     thread = current_thread_or_none()
-    found: Watched | None = None if thread is None else thread.process.watched
-    return found
+    watched: Watched | None = None if thread is None else thread.process.watched
+    return watched
 
 
 def watched_program(program: Callable[[], Any], watched: Watched) -> Any:
@@ -266,19 +271,19 @@ def watched_program(program: Callable[[], Any], watched: Watched) -> Any:
 
 
 @contextmanager
-def modules_watched() -> Iterator[None]:
+def watch_modules() -> Iterator[None]:
     """Notify ranks of module calls, if modules have measured times."""
 
     def enter(module: Any, args: Any) -> None:
-        watched = _watched()
+        watched = _current_watch()
         if watched is not None and watched.modules is not None and not watched.inside:
             watched.modules.enter(module, args, watched.device and watched.device.current)
 
     def leave(module: Any, _args: Any, result: Any) -> None:
-        watched = _watched()
-        left = None if watched is None or watched.modules is None else watched.modules.leave(module)
-        if watched is not None and left is not None and result is not None:  # None: an exception ends the call
-            watched.add(*left, fake=any(isinstance(each, FakeTensor) for each in tree_leaves(result)))
+        watched = _current_watch()
+        timed_call = None if watched is None or watched.modules is None else watched.modules.leave(module)
+        if watched is not None and timed_call is not None and result is not None:  # None: an exception ends the call
+            watched.add(*timed_call, fake=any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(result)))
 
     hooks = register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)
     try:

@@ -61,29 +61,34 @@ class DeviceTensor(torch.Tensor):
 
     def to(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Convert to another device or dtype."""
-        given = [*args, kwargs.get("device")]
-        where = next(
-            (each for each in given if isinstance(each, (str, torch.device, int)) and not isinstance(each, bool)), None
+        arguments = [*args, kwargs.get("device")]
+        device = next(
+            (
+                argument
+                for argument in arguments
+                if isinstance(argument, (str, torch.device, int)) and not isinstance(argument, bool)
+            ),
+            None,
         )
-        if where is None:
+        if device is None:
             return super().to(*args, **kwargs)
-        if str(where) == "cpu":
+        if str(device) == "cpu":
             return self.cpu()
-        return self if _number(where) == self.number else on_device(self.cpu(), where)
+        return self if _number(device) == self.number else on_device(self.cpu(), device)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call an operator and place its results on its tensors' device; a RuntimeError for tensors of two devices."""
-        found = {each.number for each in _flat((args, kwargs or {})) if isinstance(each, DeviceTensor)}
-        if len(found) > 1 and func is not torch.Tensor.copy_:
-            names = " and ".join(f"cuda:{number}" for number in sorted(found)[:2])
+        numbers = {tensor.number for tensor in _flat((args, kwargs or {})) if isinstance(tensor, DeviceTensor)}
+        if len(numbers) > 1 and func is not torch.Tensor.copy_:
+            names = " and ".join(f"cuda:{number}" for number in sorted(numbers)[:2])
             raise RuntimeError(
                 f"Expected all tensors to be on the same device, but found at least two devices, {names}!"
             )
         result = super().__torch_function__(func, types, args, kwargs or {})
-        for each in _flat(result):
-            if isinstance(each, DeviceTensor):
-                each.number = min(found)
+        for tensor in _flat(result):
+            if isinstance(tensor, DeviceTensor):
+                tensor.number = min(numbers)
         return result
 
 
@@ -92,7 +97,7 @@ def _flat(values: Any) -> list[Any]:
     if isinstance(values, dict):
         values = list(values.values())
     if isinstance(values, (list, tuple)):
-        return [each for value in values for each in _flat(value)]
+        return [leaf for value in values for leaf in _flat(value)]
     return [values]
 
 
@@ -109,9 +114,9 @@ def on_device(tensor: torch.Tensor, device: Any) -> DeviceTensor:
     device
         A number, ``"cuda:1"``, or a :class:`torch.device` with an index; errors as of ``torch.cuda.comm``.
     """
-    made: DeviceTensor = tensor.detach().as_subclass(DeviceTensor)
-    made.number = device_number(_number(device))
-    return made
+    device_tensor: DeviceTensor = tensor.detach().as_subclass(DeviceTensor)
+    device_tensor.number = device_number(_number(device))
+    return device_tensor
 
 
 class _Arrays:
@@ -126,18 +131,18 @@ class _Arrays:
         plain = tensor.as_subclass(torch.Tensor) if isinstance(tensor, DeviceTensor) else tensor
         array = array_of(plain)
         self._given[id(array)] = tensor
-        found = cuda_comm.DeviceArray(array, tensor.number) if isinstance(tensor, DeviceTensor) else array
-        self._kept.append((array, found))  # so that no other array gets its identity
-        return found
+        content = cuda_comm.DeviceArray(array, tensor.number) if isinstance(tensor, DeviceTensor) else array
+        self._kept.append((array, content))  # so that no other array gets its identity
+        return content
 
-    def back(self, found: Tensor) -> torch.Tensor:
+    def back(self, result: Tensor) -> torch.Tensor:
         """The tensor of a result."""
-        array = found.array if isinstance(found, cuda_comm.DeviceArray) else found
-        given = self._given.get(id(array))
-        if given is not None:
-            return given
-        made = tensor_of(array)
-        return on_device(made, found.device) if isinstance(found, cuda_comm.DeviceArray) else made
+        array = result.array if isinstance(result, cuda_comm.DeviceArray) else result
+        original = self._given.get(id(array))
+        if original is not None:
+            return original
+        tensor = tensor_of(array)
+        return on_device(tensor, result.device) if isinstance(result, cuda_comm.DeviceArray) else tensor
 
 
 def _devices(devices: Iterable[Any] | None) -> list[int] | None:
@@ -149,9 +154,9 @@ def broadcast(
 ) -> tuple[torch.Tensor, ...]:
     """Copy a tensor to devices, or to the tensors ``out``; on its own device it is not copied."""
     arrays = _Arrays()
-    given = None if out is None else [arrays.of(each) for each in out]
-    found = cuda_comm.broadcast(arrays.of(tensor), _devices(devices), out=given)
-    return tuple(map(arrays.back, found))
+    targets = None if out is None else [arrays.of(target) for target in out]
+    copies = cuda_comm.broadcast(arrays.of(tensor), _devices(devices), out=targets)
+    return tuple(map(arrays.back, copies))
 
 
 def broadcast_coalesced(
@@ -159,15 +164,17 @@ def broadcast_coalesced(
 ) -> tuple[tuple[torch.Tensor, ...], ...]:
     """Copy several tensors of ``devices[0]`` to devices, small ones coalesced; returns the tensors of each device."""
     arrays = _Arrays()
-    found = cuda_comm.broadcast_coalesced([arrays.of(each) for each in tensors], _devices(devices) or [], buffer_size)
-    return tuple(tuple(map(arrays.back, row)) for row in found)
+    rows = cuda_comm.broadcast_coalesced(
+        [arrays.of(tensor) for tensor in tensors], _devices(devices) or [], buffer_size
+    )
+    return tuple(tuple(map(arrays.back, row)) for row in rows)
 
 
 def reduce_add(inputs: Sequence[torch.Tensor], destination: Any = None) -> torch.Tensor:
     """Sum tensors of one shape on different devices, one of which is the destination (default 0)."""
     arrays = _Arrays()
     place = None if destination is None else _number(destination)
-    return arrays.back(cuda_comm.reduce_add([arrays.of(each) for each in inputs], place))
+    return arrays.back(cuda_comm.reduce_add([arrays.of(tensor) for tensor in inputs], place))
 
 
 def reduce_add_coalesced(
@@ -176,7 +183,7 @@ def reduce_add_coalesced(
     """Sum several tensors over devices, entry by entry, small ones coalesced."""
     arrays = _Arrays()
     place = None if destination is None else _number(destination)
-    rows = [[arrays.of(each) for each in row] for row in inputs]
+    rows = [[arrays.of(tensor) for tensor in row] for row in inputs]
     return tuple(map(arrays.back, cuda_comm.reduce_add_coalesced(rows, place, buffer_size)))
 
 
@@ -191,9 +198,9 @@ def scatter(
 ) -> tuple[torch.Tensor, ...]:
     """Split a tensor along a dimension, and put each chunk on a device; one on the tensor's own device is a view of it."""
     arrays = _Arrays()
-    given = None if out is None else [arrays.of(each) for each in out]
-    found = cuda_comm.scatter(arrays.of(tensor), _devices(devices), chunk_sizes, dim, streams, out=given)
-    return tuple(map(arrays.back, found))
+    targets = None if out is None else [arrays.of(target) for target in out]
+    chunks = cuda_comm.scatter(arrays.of(tensor), _devices(devices), chunk_sizes, dim, streams, out=targets)
+    return tuple(map(arrays.back, chunks))
 
 
 def gather(
@@ -205,5 +212,5 @@ def gather(
     if not isinstance(destination, (int, type(None))):
         number = _get_device_index(destination, allow_cpu=True)
         place = "cpu" if number == CPU else number
-    given = None if out is None else arrays.of(out)
-    return arrays.back(cuda_comm.gather([arrays.of(each) for each in tensors], dim, place, out=given))
+    target = None if out is None else arrays.of(out)
+    return arrays.back(cuda_comm.gather([arrays.of(tensor) for tensor in tensors], dim, place, out=target))

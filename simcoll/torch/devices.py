@@ -32,21 +32,21 @@ _CHECK = "_check_module_states_for_sync_module_states"
 _MOVES = (torch.Tensor.to, torch._C._nn._parse_to)
 
 
-def _is_cuda(given: object) -> bool:
-    if isinstance(given, torch.device):
-        return bool(given.type == "cuda")
-    return isinstance(given, str) and given.partition(":")[0] == "cuda"
+def _is_cuda(device: object) -> bool:
+    if isinstance(device, torch.device):
+        return bool(device.type == "cuda")
+    return isinstance(device, str) and device.partition(":")[0] == "cuda"
 
 
-def _is_number(given: object) -> bool:
-    return isinstance(given, int) and not isinstance(given, bool)
+def _is_number(device: object) -> bool:
+    return isinstance(device, int) and not isinstance(device, bool)
 
 
-def _mapped(given: Any) -> Any:
+def _to_cpu(device: Any) -> Any:
     """Map a CUDA device, or a device number, to the CPU."""
-    if not (_is_cuda(given) or _is_number(given)):
-        return given
-    device_number(given)
+    if not (_is_cuda(device) or _is_number(device)):
+        return device
+    device_number(device)
     return _CPU
 
 
@@ -63,23 +63,26 @@ class CudaIsCpu(TorchFunctionMode):
         if func is torch.Tensor.type:
             args = tuple(arg.replace("torch.cuda.", "torch.") if isinstance(arg, str) else arg for arg in args)
         if kwargs.get("device") is not None:
-            kwargs = {**kwargs, "device": _mapped(kwargs["device"])}
+            kwargs = {**kwargs, "device": _to_cpu(kwargs["device"])}
         if kwargs.get("pin_memory"):
             kwargs = {**kwargs, "pin_memory": False}
         if func in _MOVES:
-            first = 1 if func is torch.Tensor.to else 0
-            args = (*args[:first], *map(_mapped, args[first : first + 1]), *args[first + 1 :])
+            position = 1 if func is torch.Tensor.to else 0
+            args = (*args[:position], *map(_to_cpu, args[position : position + 1]), *args[position + 1 :])
         return func(*args, **kwargs)
+
+
+class _NcclOptions(SimpleNamespace):
+    """Options of a group."""
+
+    def __init__(self, is_high_priority_stream: bool = False) -> None:
+        super().__init__(is_high_priority_stream=is_high_priority_stream, config=SimpleNamespace())
 
 
 class _Nccl:
     """``torch.distributed.ProcessGroupNCCL``, which PyTorch for the CPU lacks; its options have no effect."""
 
-    class Options(SimpleNamespace):
-        """Options of a group."""
-
-        def __init__(self, is_high_priority_stream: bool = False) -> None:
-            super().__init__(is_high_priority_stream=is_high_priority_stream, config=SimpleNamespace())
+    Options = _NcclOptions
 
 
 def add_nccl_options(undo: ExitStack) -> None:
@@ -100,7 +103,7 @@ class _Generator(metaclass=_GeneratorMeta):
     """``torch.Generator``, on the CPU."""
 
     def __new__(cls, device: Any = "cpu") -> Any:
-        return torch._C.Generator(_mapped(device) if current_thread_or_none() is not None else device)
+        return torch._C.Generator(_to_cpu(device) if current_thread_or_none() is not None else device)
 
 
 def _with(standard: Callable[..., Any], *changes: Callable[[dict[str, Any]], None]) -> Any:
@@ -117,11 +120,11 @@ def _with(standard: Callable[..., Any], *changes: Callable[[dict[str, Any]], Non
     return function
 
 
-def _of_device(given: Any) -> Any:
-    return _CPU if isinstance(given, torch.device) and _is_cuda(given) else given
+def _of_device(device: Any) -> Any:
+    return _CPU if isinstance(device, torch.device) and _is_cuda(device) else device
 
 
-def _dropped(*names: str) -> Callable[[dict[str, Any]], None]:
+def _drop(*names: str) -> Callable[[dict[str, Any]], None]:
     def change(kwargs: dict[str, Any]) -> None:
         for name in names:
             kwargs.pop(name, None)
@@ -129,7 +132,7 @@ def _dropped(*names: str) -> Callable[[dict[str, Any]], None]:
     return change
 
 
-def _named(*names: str) -> Callable[[dict[str, Any]], None]:
+def _use_cpu(*names: str) -> Callable[[dict[str, Any]], None]:
     def change(kwargs: dict[str, Any]) -> None:
         for name in names:
             if isinstance(kwargs.get(name), str) and _is_cuda(kwargs[name]):
@@ -164,11 +167,11 @@ def _data_parallel(
 def _checked_hook(_thread: Any, standard: Any, self: Any, hook: Any) -> None:
     """DDP's check of a communication hook, without its requirement of CUDA and NCCL for some hooks."""
 
-    def unnamed(*_: Any) -> None: ...
+    def nameless_hook(*_: Any) -> None: ...
 
     if callable(hook):
-        unnamed.__signature__ = inspect.signature(hook)  # type: ignore[attr-defined]
-    standard(self, unnamed if callable(hook) else hook)
+        nameless_hook.__signature__ = inspect.signature(hook)  # type: ignore[attr-defined]
+    standard(self, nameless_hook if callable(hook) else hook)
 
 
 @for_ranks
@@ -194,7 +197,7 @@ def _split(
     mine = next((sorted(ranks) for ranks in split_ranks if parent.rank() in ranks), None)
     if mine is None:
         return None
-    members = [distributed.get_global_rank(parent, each) for each in mine]
+    members = [distributed.get_global_rank(parent, rank) for rank in mine]
     return distributed.new_group(members, timeout, use_local_synchronization=True, group_desc=options.get("group_desc"))
 
 
@@ -241,16 +244,16 @@ def device_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
     amp, c10d, data_parallel = torch.amp, distributed_c10d, torch.nn.parallel.DistributedDataParallel
     changed: list[tuple[Any, str, tuple[Callable[[dict[str, Any]], None], ...]]] = [
         (fsdp.FullyShardedDataParallel, "__init__", (_on_cpu,)),
-        (torch.utils.data.DataLoader, "__init__", (_dropped("pin_memory", "pin_memory_device"),)),
-        *((owner, "init_device_mesh", (_named("device_type"),)) for owner in (device_mesh, distributed)),
-        (device_mesh.DeviceMesh, "__init__", (_named("device_type"),)),
-        (torch, "set_default_device", (_named("device"),)),
-        *((owner, "init_process_group", (_dropped("device_id"),)) for owner in (distributed, c10d)),
-        *((owner, "new_group", (_dropped("device_id"),)) for owner in (distributed, c10d)),
-        *((owner, "barrier", (_dropped("device_ids"),)) for owner in (distributed, c10d)),
-        (amp.grad_scaler.GradScaler, "__init__", (_named("device"),)),
+        (torch.utils.data.DataLoader, "__init__", (_drop("pin_memory", "pin_memory_device"),)),
+        *((owner, "init_device_mesh", (_use_cpu("device_type"),)) for owner in (device_mesh, distributed)),
+        (device_mesh.DeviceMesh, "__init__", (_use_cpu("device_type"),)),
+        (torch, "set_default_device", (_use_cpu("device"),)),
+        *((owner, "init_process_group", (_drop("device_id"),)) for owner in (distributed, c10d)),
+        *((owner, "new_group", (_drop("device_id"),)) for owner in (distributed, c10d)),
+        *((owner, "barrier", (_drop("device_ids"),)) for owner in (distributed, c10d)),
+        (amp.grad_scaler.GradScaler, "__init__", (_use_cpu("device"),)),
         *(
-            (owner, name, (_named("device_type"),))
+            (owner, name, (_use_cpu("device_type"),))
             for owner in (amp, amp.autocast_mode)
             for name in ("custom_fwd", "custom_bwd")
         ),

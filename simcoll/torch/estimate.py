@@ -47,9 +47,16 @@ def estimating(handle: ProcessGroup) -> tuple[ProcessGroup, Estimator]:
     run = group.world
     plans = Plans(run.plans.topology, run.plans.protocol, run.plans.algorithm)
     world = EmulatedWorld(len(run.ranks), plans, debug=False, history=History(0))
-    apart = Communicator(
-        world, group.name, group.key, group.desc, group.members, group.timeout_fs, group.explicit, group.backend,
+    twin = Communicator(
+        world,
+        group.name,
+        group.key,
+        group.desc,
+        group.members,
+        group.timeout_fs,
+        group.explicit,
+        group.backend,
         group.algorithm,
-    )  # fmt: skip
+    )
     estimator = Estimator(world)
-    return ProcessGroup(apart, handle.global_rank, handle.timeout, estimator), estimator
+    return ProcessGroup(twin, handle.global_rank, handle.timeout, estimator), estimator

@@ -57,11 +57,11 @@ class _WhenImported(MetaPathFinder):
             return None
         load = spec.loader.exec_module
 
-        def loaded(module: Any) -> None:
+        def load_and_change(module: Any) -> None:
             load(module)
             self.change(module)
 
-        spec.loader.exec_module = loaded  # type: ignore[method-assign]
+        spec.loader.exec_module = load_and_change  # type: ignore[method-assign]
         return spec
 
 
@@ -79,20 +79,20 @@ def change_fake_tensors(undo: ExitStack, replace: Callable[[ExitStack, Any, str,
 
     check_shapes, rebuild = dist._verify_params_across_processes, c10d.Reducer._rebuild_buckets
 
-    def rebuilt(reducer: Any) -> bool:
+    def keep_buckets(reducer: Any) -> bool:
         """Keep the initial buckets, in reverse order of parameters."""
         return False if _faking() else bool(rebuild(reducer))
 
     make_mesh = DeviceMesh.__init__
 
-    def made(mesh: Any, *args: Any, **kwargs: Any) -> None:
+    def make_rank_mesh(mesh: Any, *args: Any, **kwargs: Any) -> None:
         if not _faking():
             make_mesh(mesh, *args, **kwargs)
             return
         with _disable_current_modes():  # its ranks are the values of a tensor
-            given = kwargs.get("_rank_map")
-            if isinstance(given, FakeTensor):  # init_device_mesh numbers all ranks in order
-                kwargs["_rank_map"] = torch.arange(given.numel(), dtype=given.dtype)
+            rank_map = kwargs.get("_rank_map")
+            if isinstance(rank_map, FakeTensor):  # init_device_mesh numbers all ranks in order
+                kwargs["_rank_map"] = torch.arange(rank_map.numel(), dtype=rank_map.dtype)
             make_mesh(mesh, *args, **kwargs)
 
     for name in _OF_OBJECTS:  # their sizes are the values of tensors
@@ -107,11 +107,11 @@ def change_fake_tensors(undo: ExitStack, replace: Callable[[ExitStack, Any, str,
         pipelines(sys.modules[_PIPELINES])
     else:
         replace(undo, sys, "meta_path", [_WhenImported(_PIPELINES, pipelines), *sys.meta_path])
-    replace(undo, DeviceMesh, "__init__", made)
+    replace(undo, DeviceMesh, "__init__", make_rank_mesh)
     replace(
         undo, dist, "_verify_params_across_processes", _on_real_tensors(check_shapes)
     )  # it compares them in tensors
-    replace(undo, c10d.Reducer, "_rebuild_buckets", rebuilt)
+    replace(undo, c10d.Reducer, "_rebuild_buckets", keep_buckets)
 
 
 def _faking() -> bool:
@@ -153,8 +153,8 @@ def _wait(_mode: Any, _func: Any, tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _group(given: Any) -> Any:
-    return c10d._resolve_process_group(given) if isinstance(given, str) else dist.ProcessGroup.unbox(given)
+def _group(group: Any) -> Any:
+    return c10d._resolve_process_group(group) if isinstance(group, str) else dist.ProcessGroup.unbox(group)
 
 
 def _in_flight(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -199,28 +199,32 @@ def _with_rows(like: torch.Tensor, rows: int) -> torch.Tensor:
     return like.new_empty([rows, *like.shape[1:]])
 
 
-def _gathered(inputs: list[torch.Tensor], size: int) -> list[torch.Tensor]:
-    return [_with_rows(each, each.shape[0] * size) for each in inputs]
+def _gather_shapes(inputs: list[torch.Tensor], size: int) -> list[torch.Tensor]:
+    return [_with_rows(tensor, tensor.shape[0] * size) for tensor in inputs]
 
 
-def _scattered(inputs: list[torch.Tensor], size: int) -> list[torch.Tensor]:
-    return [_with_rows(each, each.shape[0] // size) for each in inputs]
+def _scatter_shapes(inputs: list[torch.Tensor], size: int) -> list[torch.Tensor]:
+    return [_with_rows(tensor, tensor.shape[0] // size) for tensor in inputs]
 
 
 _STARTS: dict[str, Callable[..., Started]] = {
-    "all_reduce": lambda each, op, group: _all_reduce([torch.empty_like(each)], op, group),
-    "all_reduce_": lambda each, op, group: _all_reduce([each], op, group),
+    "all_reduce": lambda tensor, op, group: _all_reduce([torch.empty_like(tensor)], op, group),
+    "all_reduce_": lambda tensor, op, group: _all_reduce([tensor], op, group),
     "all_reduce_coalesced": lambda inputs, op, group: _all_reduce(list(map(torch.empty_like, inputs)), op, group),
     "all_reduce_coalesced_": _all_reduce,
-    "all_gather_into_tensor": lambda each, size, group: _all_gather([each], _gathered([each], size), group),
-    "all_gather_into_tensor_out": lambda each, _, group, *, out: _all_gather([each], [out], group),
-    "all_gather_into_tensor_coalesced": lambda inputs, size, group: _all_gather(inputs, _gathered(inputs, size), group),
-    "reduce_scatter_tensor": lambda each, op, size, group: _reduce_scatter([each], _scattered([each], size), op, group),
-    "reduce_scatter_tensor_out": lambda each, op, _, group, *, out: _reduce_scatter([each], [out], op, group),
+    "all_gather_into_tensor": lambda tensor, size, group: _all_gather([tensor], _gather_shapes([tensor], size), group),
+    "all_gather_into_tensor_out": lambda tensor, _, group, *, out: _all_gather([tensor], [out], group),
+    "all_gather_into_tensor_coalesced": lambda inputs, size, group: _all_gather(
+        inputs, _gather_shapes(inputs, size), group
+    ),
+    "reduce_scatter_tensor": lambda tensor, op, size, group: _reduce_scatter(
+        [tensor], _scatter_shapes([tensor], size), op, group
+    ),
+    "reduce_scatter_tensor_out": lambda tensor, op, _, group, *, out: _reduce_scatter([tensor], [out], op, group),
     "reduce_scatter_tensor_coalesced": lambda inputs, op, size, group: _reduce_scatter(
-        inputs, _scattered(inputs, size), op, group
+        inputs, _scatter_shapes(inputs, size), op, group
     ),
     "all_to_all_single": _all_to_all,
-    "broadcast": lambda each, root, group: _broadcast(torch.empty_like(each), root, group),
+    "broadcast": lambda tensor, root, group: _broadcast(torch.empty_like(tensor), root, group),
     "broadcast_": _broadcast,
 }

@@ -28,14 +28,14 @@ _WRAPPERS = ("module.", "_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrap
 
 
 @dataclass(slots=True, eq=False)
-class _Call:
+class _ModuleCall:
     """A call of a module with a measured time: its range of graph nodes, and the times still to be enqueued."""
 
     name: str
-    left: list[int | None]
-    first: int
+    pending: list[int | None]
+    first_node: int
     stream: Any
-    last: int = -1
+    last_node: int = -1
 
 
 class ModuleTimes:
@@ -53,20 +53,20 @@ class ModuleTimes:
         self._patterns = [key for key in measured if "*" in key]
         self._names: WeakKeyDictionary[Module, str] = WeakKeyDictionary()
         self._depth = 0
-        self._open: _Call | None = None
+        self._open: _ModuleCall | None = None
         self._opened_by: Module | None = None
-        self._calls: list[_Call] = []
+        self._calls: list[_ModuleCall] = []
 
     def enter(self, module: Module, args: Any, stream: Any) -> None:
         """Record the call of a module on the current ``stream``."""
         if self._open is not None:
             return
         if module not in self._names:
-            self._names.update((each, _plain(name)) for name, each in module.named_modules())
-        found = self._time(module, args)
-        if found is not None:
-            name, times = found
-            self._open, self._opened_by = _Call(name, list(times), _get_sequence_nr(), stream), module
+            self._names.update((submodule, _plain(name)) for name, submodule in module.named_modules())
+        timed = self._time(module, args)
+        if timed is not None:
+            name, times = timed
+            self._open, self._opened_by = _ModuleCall(name, list(times), _get_sequence_nr(), stream), module
 
     def leave(self, module: Module) -> tuple[str, int] | None:
         """End a call; returns its time if no operator has started it."""
@@ -74,41 +74,41 @@ class ModuleTimes:
         if call is None or module is not self._opened_by:
             return None
         self._open = self._opened_by = None
-        call.last = _get_sequence_nr()
-        if call.last > call.first and call.left[BACKWARD] is not None:
+        call.last_node = _get_sequence_nr()
+        if call.last_node > call.first_node and call.pending[BACKWARD] is not None:
             del self._calls[: len(self._calls) - KEPT_CALLS]
             self._calls.append(call)
-        return _first(call, FORWARD)
+        return _take_time(call, FORWARD)
 
     def of_operator(self, stream: Any) -> tuple[str, int] | None:
         """The name and time that a call's first operator adds (later ones add nothing); None for an operator outside any call."""
         call = self._open
         if call is not None:
-            return (_first(call, FORWARD) if stream is call.stream else None) or ("", 0)
+            return (_take_time(call, FORWARD) if stream is call.stream else None) or ("", 0)
         node = torch._C._current_autograd_node()
         if node is None:
             return None
         number = node._sequence_nr()
-        place = bisect_right(self._calls, number, key=lambda each: each.first) - 1
-        if place < 0 or number >= self._calls[place].last:
+        place = bisect_right(self._calls, number, key=lambda candidate: candidate.first_node) - 1
+        if place < 0 or number >= self._calls[place].last_node:
             return None
-        return _first(self._calls[place], BACKWARD) or ("", 0)
+        return _take_time(self._calls[place], BACKWARD) or ("", 0)
 
     def _time(self, module: Module, args: Any) -> tuple[str, Times] | None:
-        shapes = " ".join(str(list(each.shape)) for each in tree_leaves(args) if isinstance(each, torch.Tensor))
+        shapes = " ".join(str(list(leaf.shape)) for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor))
         name = self._names.get(module, "")
-        for known in (name, *(kind.__name__ for kind in type(module).__mro__[:-2])):
-            for key in (f"{known} {shapes}", known):
+        for alias in (name, *(kind.__name__ for kind in type(module).__mro__[:-2])):
+            for key in (f"{alias} {shapes}", alias):
                 if key in self.measured:
-                    return known, self.measured[key]
-        found = next((key for key in self._patterns if fnmatchcase(name, key)), None)
-        return None if found is None else (name, self.measured[found])
+                    return alias, self.measured[key]
+        pattern = next((key for key in self._patterns if fnmatchcase(name, key)), None)
+        return None if pattern is None else (name, self.measured[pattern])
 
 
-def _first(call: _Call, way: int) -> tuple[str, int] | None:
+def _take_time(call: _ModuleCall, direction: int) -> tuple[str, int] | None:
     """The time of a call in one direction, once."""
-    time_fs, call.left[way] = call.left[way], None
-    return None if time_fs is None else ((call.name, f"backward of {call.name}")[way], time_fs)
+    time_fs, call.pending[direction] = call.pending[direction], None
+    return None if time_fs is None else ((call.name, f"backward of {call.name}")[direction], time_fs)
 
 
 def _plain(name: str) -> str:

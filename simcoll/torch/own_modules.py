@@ -67,7 +67,7 @@ class OwnModules:
         self._chosen = None if names is None else set(names)
         self._own: set[str] = set(names or ())
         self._known = {name.partition(".")[0] for name in sys.modules} - self._own
-        self._required = set(_FOUNDATION) | {each for name in _FOUNDATION for each in _requirements(name)}
+        self._required = set(_FOUNDATION) | {package for name in _FOUNDATION for package in _requirements(name)}
 
     def replacements(self) -> list[tuple[Any, str, Any]]:
         """Owner, name and replacement of functions of the import system."""
@@ -75,12 +75,12 @@ class OwnModules:
         standard: Callable[[str], Any] = system._get_module_lock
 
         def module_lock(name: str) -> Any:
-            own = current_thread_or_none() is not None and self._is_own(name.partition(".")[0])
-            return _NoLock() if own else standard(name)
+            is_own = current_thread_or_none() is not None and self._is_own(name.partition(".")[0])
+            return _NoLock() if is_own else standard(name)
 
         return [(system, "_get_module_lock", module_lock), (sys, "meta_path", [self, *sys.meta_path])]
 
-    def hidden(self) -> dict[str, Any]:
+    def hide(self) -> dict[str, Any]:
         """Hide chosen packages that are already loaded from ``sys.modules`` during the run."""
         names = [name for name in sys.modules if self._chosen and name.partition(".")[0] in self._chosen]
         return {name: sys.modules.pop(name) for name in names}
@@ -119,7 +119,9 @@ class OwnModules:
         if package in sys.stdlib_module_names or package in self._required:
             return False
         importer = _importer()
-        if any(importer in each for each in (self.shared, self.following, self._required, sys.stdlib_module_names)):
+        if any(
+            importer in packages for packages in (self.shared, self.following, self._required, sys.stdlib_module_names)
+        ):
             if importlib.machinery.PathFinder.find_spec(package) is not None:  # else only looked for
                 self.following[package] = importer
             return False
@@ -162,8 +164,8 @@ def _importer() -> str:
 def _requirements(name: str) -> list[str]:
     """The packages that a distribution requires, by their usual module names."""
     try:
-        listed = importlib.metadata.requires(name) or []
+        specifiers = importlib.metadata.requires(name) or []
     except importlib.metadata.PackageNotFoundError:
         return []
-    found = [re.match(r"[A-Za-z0-9_.-]+", text) for text in listed if "extra ==" not in text]
-    return [match.group().lower().replace("-", "_") for match in found if match]
+    matches = [re.match(r"[A-Za-z0-9_.-]+", text) for text in specifiers if "extra ==" not in text]
+    return [match.group().lower().replace("-", "_") for match in matches if match]

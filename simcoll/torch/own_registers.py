@@ -40,7 +40,7 @@ class _Operators:
 
     def of_rank(self, key: tuple[str, ...], rank: int, function: Callable[..., Any]) -> Callable[..., Any] | None:
         """Store a rank's function; the first time, returns a dispatcher to the running rank's function."""
-        first = key not in self.functions
+        is_new = key not in self.functions
         functions = self.functions.setdefault(key, {})
         functions[rank] = function
 
@@ -49,13 +49,14 @@ class _Operators:
             chosen = functions.get(-1 if thread is None else thread.number, function)
             return chosen(*args, **kwargs)
 
-        return call if first else None
+        return call if is_new else None
 
 
 def register_replacements(undo: ExitStack, modules: OwnModules) -> list[tuple[Any, str, Any]]:
     """Owner, name and replacement of functions that register operators and classes; ``undo`` removes ranks' registrations."""
     operators, library = _Operators(modules), torch.library.Library
-    start, define, implement, fake = library.__init__, library.define, library.impl, library._register_fake
+    start, define = library.__init__, library.define
+    implement, fake = library.impl, library._register_fake
     one_library, add_class = custom_ops.get_library_allowing_overwrite, _pytree.register_pytree_node
 
     def initialize(self: Any, ns: str, kind: str, dispatch_key: str = "") -> None:
@@ -93,13 +94,13 @@ def register_replacements(undo: ExitStack, modules: OwnModules) -> list[tuple[An
 
     def register_class(cls: Any, *args: Any, **kwargs: Any) -> None:
         rank = operators.rank()
-        if rank >= 0 and cls not in before:
+        if rank >= 0 and cls not in standard_classes:
             if cls in operators.classes:
                 return
             operators.classes.add(cls)
         add_class(cls, *args, **kwargs)
 
-    before, names = set(_pytree.SUPPORTED_NODES), set(_pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE)
+    standard_classes, names = set(_pytree.SUPPORTED_NODES), set(_pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE)
     undo.callback(_forget, operators, names)
     return [
         (library, "__init__", initialize),
@@ -120,6 +121,6 @@ def _forget(operators: _Operators, names: Collection[str]) -> None:
     for cls in operators.classes:
         _pytree.SUPPORTED_NODES.pop(cls, None)
         _pytree.SUPPORTED_SERIALIZED_TYPES.pop(cls, None)
-    kept = _pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE
-    for name in [name for name, cls in kept.items() if cls in operators.classes and name not in names]:
-        del kept[name]
+    serialized_types = _pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE
+    for name in [name for name, cls in serialized_types.items() if cls in operators.classes and name not in names]:
+        del serialized_types[name]

@@ -25,7 +25,7 @@ from simcoll.distributed.api.coalesced import (
 )
 from simcoll.distributed.api.groups import default_group
 from simcoll.distributed.api.making_groups import shared_group
-from simcoll.distributed.runtime.device import Device, after
+from simcoll.distributed.runtime.device import SimulatedDevice, after
 from simcoll.distributed.runtime.work import timeout_fs
 from simcoll.distributed.runtime.world import ProcessGroup, current_rank
 from simcoll.libraries.choices import Choice
@@ -55,12 +55,12 @@ class Options:
     algorithm: Choice = None
 
 
-def create(options: Any, given: Any) -> SimcollGroup:
+def create(options: Any, pg_options: Any) -> SimcollGroup:
     """Create a rank's handle of a group, for ``torch.distributed.Backend.register_backend(extended_api=True)``."""
-    return SimcollGroup(options, given)
+    return SimcollGroup(options, pg_options)
 
 
-def _joined(options: Any, algorithm: Choice, backend: str) -> ProcessGroup:
+def _join(options: Any, algorithm: Choice, backend: str) -> ProcessGroup:
     """Join the group that PyTorch creates; runs in the rank's task. ``backend`` is the name whose errors it raises."""
     timeout = None if options.timeout in _STANDARD_TIMEOUTS else options.timeout
     me = current_rank()
@@ -72,12 +72,12 @@ def _joined(options: Any, algorithm: Choice, backend: str) -> ProcessGroup:
         return default_group()
     limit = (timeout_fs(options.timeout), timeout is not None)
     communicator = shared_group(me, options.group_id, members, limit, backend, algorithm)
-    made = ProcessGroup(communicator, me.number, options.timeout)
-    me.groups.append(made)
-    return made
+    handle = ProcessGroup(communicator, me.number, options.timeout)
+    me.groups.append(handle)
+    return handle
 
 
-def _left(handle: ProcessGroup) -> None:
+def _leave(handle: ProcessGroup) -> None:
     if handle.global_rank not in handle.communicator.destroyed:
         ours.destroy_process_group(handle)
 
@@ -93,7 +93,7 @@ def _single(tensors: Tensors | torch.Tensor, function: str) -> torch.Tensor:
 class SimcollGroup(dist.ProcessGroup):
     """One rank's handle of a group. Names and arguments are those of ``torch.distributed.ProcessGroup``."""
 
-    def __init__(self, options: Any, given: Any) -> None:
+    def __init__(self, options: Any, pg_options: Any) -> None:
         thread, rank, size = current_thread(), options.group_rank, options.group_size
         if rank < 0:  # called mpi, which would know them
             rank, size = thread.number, int(thread.process.environment["WORLD_SIZE"])
@@ -101,12 +101,12 @@ class SimcollGroup(dist.ProcessGroup):
         self._thread = thread
         self._store = options.store
         algorithm = (
-            given.algorithm if isinstance(given, Options) else None
+            pg_options.algorithm if isinstance(pg_options, Options) else None
         )  # options of other backends mean nothing here
-        self._handle: ProcessGroup = self._thread.call(_joined, options, algorithm, self._thread.process.backend)
+        self._handle: ProcessGroup = self._thread.call(_join, options, algorithm, self._thread.process.backend)
         self._name: str = options.group_id
         self._coalescing: list[RankWork] | None = None
-        self._own = self._handle  # while times are estimated, calls go to another
+        self._run_handle = self._handle  # while times are estimated, calls go to another
         self._estimator: Estimator | None = None
 
     def _run(
@@ -116,20 +116,25 @@ class SimcollGroup(dist.ProcessGroup):
         waits = opts is not None and not opts.asyncOp and self._coalescing is None
         device = self._device(results)
         if device is not None:
-            work = self._enqueued(device, function, *args, results=results, async_op=True, **kwargs)
+            work = self._enqueue(device, function, *args, results=results, async_op=True, **kwargs)
             if waits:
                 work.wait()
-            return self._noted(work)
+            return self._note(work)
         part = self._thread.call(function, *args, group=self._handle, async_op=not waits, **kwargs)
-        return self._noted(RankWork(self._thread, () if part is None else (part,), results))
+        return self._note(RankWork(self._thread, () if part is None else (part,), results))
 
-    def _device(self, tensors: list[torch.Tensor]) -> Device | None:
+    def _device(self, tensors: list[torch.Tensor]) -> SimulatedDevice | None:
         """The device of fake tensors, with a time model."""
         fake = any(isinstance(tensor, FakeTensor) for tensor in tensors)
         return self._thread.process.device if fake else None
 
-    def _enqueued(
-        self, device: Device, function: Callable[..., Any], *args: Any, results: list[torch.Tensor], **kwargs: Any
+    def _enqueue(
+        self,
+        device: SimulatedDevice,
+        function: Callable[..., Any],
+        *args: Any,
+        results: list[torch.Tensor],
+        **kwargs: Any,
     ) -> RankWork:
         """Call an operation that starts when the current stream reaches it."""
 
@@ -140,7 +145,7 @@ class SimcollGroup(dist.ProcessGroup):
         part = self._thread.call(call)
         return RankWork(self._thread, () if part is None else (part,), results, device)
 
-    def _noted(self, work: RankWork) -> RankWork:
+    def _note(self, work: RankWork) -> RankWork:
         if self._coalescing is not None:
             self._coalescing.append(work)
         return work
@@ -171,7 +176,7 @@ class SimcollGroup(dist.ProcessGroup):
             parts.append(torch.cat(listed))
         with torch.no_grad():
             tensor.copy_(torch.sparse_coo_tensor(parts[0].t(), parts[1], tensor.shape).coalesce())
-        return self._noted(RankWork(self._thread, (), [tensor]))
+        return self._note(RankWork(self._thread, (), [tensor]))
 
     def broadcast(self, tensors: Tensors, opts: Any) -> RankWork:
         """Copy the root's tensor to the others."""
@@ -246,8 +251,8 @@ class SimcollGroup(dist.ProcessGroup):
         """All-reduce several tensors."""
         op = reduce_op_of(opts.reduceOp)
         works = [
-            self._run(all_reduce_coalesced, arrays_of(same), op, opts=opts, results=same)
-            for same in _of_one_dtype(tensors, lambda tensor: tensor)
+            self._run(all_reduce_coalesced, arrays_of(batch), op, opts=opts, results=batch)
+            for batch in _of_one_dtype(tensors, lambda tensor: tensor)
         ]
         return self._together(works, list(tensors))
 
@@ -262,8 +267,8 @@ class SimcollGroup(dist.ProcessGroup):
 
     def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> RankWork:
         """Collect lists of tensors: entry r of ``outputs`` is the list of rank r."""
-        targets = [arrays_of(each) for each in outputs]
-        flat = [tensor for each in outputs for tensor in each]
+        targets = [arrays_of(rank_outputs) for rank_outputs in outputs]
+        flat = [tensor for rank_outputs in outputs for tensor in rank_outputs]
         return self._run(all_gather_coalesced, targets, arrays_of(inputs), opts=opts, results=flat)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> RankWork:
@@ -308,9 +313,9 @@ class SimcollGroup(dist.ProcessGroup):
             raise RuntimeError("the time estimator supports collectives only, not send and recv")
         device = self._device([tensor])
         if device is not None:
-            return self._noted(self._enqueued(device, function, array_of(tensor), results=[tensor], tag=tag, **peer))
+            return self._note(self._enqueue(device, function, array_of(tensor), results=[tensor], tag=tag, **peer))
         part = self._thread.call(function, array_of(tensor), group=self._handle, tag=tag, **peer)
-        return self._noted(RankWork(self._thread, (part,), [tensor]))
+        return self._note(RankWork(self._thread, (part,), [tensor]))
 
     # Names of these before and after torch 2.13
 
@@ -357,7 +362,7 @@ class SimcollGroup(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """Leave the group."""
-        self._thread.call(_left, self._handle)
+        self._thread.call(_leave, self._handle)
 
     abort = shutdown
 
@@ -372,10 +377,10 @@ class SimcollGroup(dist.ProcessGroup):
     def _start_time_estimate(self) -> None:
         if self._estimator is not None:
             raise RuntimeError("the time estimator is already active for this group")
-        self._handle, self._estimator = self._thread.call(estimating, self._own)
+        self._handle, self._estimator = self._thread.call(estimating, self._run_handle)
 
     def _end_time_estimate(self) -> float:
-        estimator, self._estimator, self._handle = self._estimator, None, self._own
+        estimator, self._estimator, self._handle = self._estimator, None, self._run_handle
         return 0.0 if estimator is None else estimator.time_fs / 1e9  # microseconds, as NCCL's
 
     def _equal_splits(self) -> None:
@@ -383,9 +388,9 @@ class SimcollGroup(dist.ProcessGroup):
             self._estimator.equal_splits = True
 
 
-def _of_one_dtype(things: Sequence[Any], tensor_of: Callable[[Any], torch.Tensor]) -> list[list[Any]]:
+def _of_one_dtype(entries: Sequence[Any], tensor_of: Callable[[Any], torch.Tensor]) -> list[list[Any]]:
     """Split into lists of equal dtype, in order of first appearance."""
-    found: dict[torch.dtype, list[Any]] = {}
-    for thing in things:
-        found.setdefault(tensor_of(thing).dtype, []).append(thing)
-    return list(found.values())
+    batches: dict[torch.dtype, list[Any]] = {}
+    for entry in entries:
+        batches.setdefault(tensor_of(entry).dtype, []).append(entry)
+    return list(batches.values())

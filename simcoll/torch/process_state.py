@@ -43,19 +43,19 @@ class OwnState:
 
     def of_rank(self, variables: Mapping[str, str]) -> OwnState:
         """The same state with a rank's environment variables."""
-        made = copy.copy(self)
+        state = copy.copy(self)
         encoded = {os.environ.encodekey(name): os.environ.encodevalue(value) for name, value in variables.items()}
-        made._variables = self._variables | encoded
-        made._loggers = dict(self._loggers)
-        made._root = self._root | {
+        state._variables = self._variables | encoded
+        state._loggers = dict(self._loggers)
+        state._root = self._root | {
             "handlers": self._root["handlers"][:],
             "filters": self._root["filters"][:],
             "_cache": {},
         }
-        made._handlers = dict(self._handlers)
-        made._filters = self._filters[:]
-        made.changed_folder = False
-        return made
+        state._handlers = dict(self._handlers)
+        state._filters = self._filters[:]
+        state.changed_folder = False
+        return state
 
     def leave(self) -> None:
         """Save the current state before another rank runs."""
@@ -83,16 +83,16 @@ class OwnState:
             setattr(logging.root, name, value)
 
 
-def _put_variables(wanted: Mapping[Any, Any]) -> None:
+def _put_variables(variables: Mapping[Any, Any]) -> None:
     """Change environment variables where they differ."""
     present: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
-    if present == wanted:
+    if present == variables:
         return
     # As os.environ does it, without decoding and encoding on every turn.
-    for name in [name for name in present if name not in wanted]:
+    for name in [name for name in present if name not in variables]:
         os.unsetenv(name)
         del present[name]
-    for name, text in wanted.items():
+    for name, text in variables.items():
         if present.get(name) != text:
             os.putenv(name, text)
             present[name] = text
@@ -113,7 +113,7 @@ def _register(thread: RankThread, _: Any, function: Any, /, *args: Any, **kwargs
 
 @for_ranks
 def _unregister(thread: RankThread, _: Any, function: Any) -> None:
-    thread.process.at_exit[:] = [each for each in thread.process.at_exit if each[0] != function]
+    thread.process.at_exit[:] = [entry for entry in thread.process.at_exit if entry[0] != function]
 
 
 @for_ranks
@@ -129,10 +129,10 @@ def _own_generator(make: Callable[[], Any], key: str, standard: Callable[..., An
         thread = rank_thread_of()  # also in processes that it has forked
         if thread is None:
             return standard(*args, **kwargs)
-        own = thread.process.generators
-        if key not in own:
-            own[key] = make()
-        return getattr(own[key], name)(*args, **kwargs)
+        generators = thread.process.generators
+        if key not in generators:
+            generators[key] = make()
+        return getattr(generators[key], name)(*args, **kwargs)
 
     function.__name__, function.__doc__ = name, standard.__doc__
     return function
@@ -149,14 +149,14 @@ def state_replacements() -> list[tuple[Any, str, Any]]:
     python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
 
     def python_generator() -> random.Random:
-        made = random.Random()  # noqa: S311  # it stands for Python's own
-        made.setstate(python_state)
-        return made
+        generator = random.Random()  # noqa: S311  # it stands for Python's own
+        generator.setstate(python_state)
+        return generator
 
     def numpy_generator() -> np.random.RandomState:
-        made = np.random.RandomState(0)
-        made.set_state(numpy_state)
-        return made
+        generator = np.random.RandomState(0)
+        generator.set_state(numpy_state)
+        return generator
 
     python_names = [name for name in random.__all__ if getattr(getattr(random, name), "__self__", None) is random._inst]
     numpy_names = [

@@ -41,7 +41,7 @@ class _Session:
 
     Attributes
     ----------
-    first
+    first_number
         Number of the rank's first operation in the profile.
     begin_fs
         When it began.
@@ -49,7 +49,7 @@ class _Session:
 
     thread: RankThread
     shapes: bool
-    first: int = 0
+    first_number: int = 0
     begin_fs: int = 0
 
     def mark(self) -> None:
@@ -58,18 +58,18 @@ class _Session:
             pass
 
     def open(self) -> None:
-        self.first, self.begin_fs = self.thread.call(_keep_all)
+        self.first_number, self.begin_fs = self.thread.call(_keep_all)
         torch.autograd._enable_profiler_legacy(profiler_legacy.profile(record_shapes=self.shapes).config())
         self.thread.awake = self.mark
         self.mark()
 
-    def close(self) -> _Trace:
+    def close(self) -> _ProfilerTrace:
         self.thread.awake = None
         records = torch.autograd._disable_profiler_legacy()
-        entries = self.thread.call(_kept_since, self.first)
+        entries = self.thread.call(_kept_since, self.first_number)
         groups = self.thread.process.groups
         backends = {name: groups.pg_map[group][0] for group, name in groups.pg_names.items()}
-        trace = _Trace(self.thread.number, self.begin_fs)
+        trace = _ProfilerTrace(self.thread.number, self.begin_fs)
         for number, listed in enumerate(records):
             trace.add_records(number, listed)
         for entry in entries:
@@ -85,16 +85,16 @@ def _keep_all() -> tuple[int, int]:
     return (me.flight[-1].number + 1 if me.flight else 0), me.world.now
 
 
-def _kept_since(first: int) -> list[Entry]:
+def _kept_since(first_number: int) -> list[Entry]:
     """The rank's operations from a number on, finished or in flight."""
     me = current_rank()
-    found = [entry for entry in me.flight if entry.number >= first]
+    entries = [entry for entry in me.flight if entry.number >= first_number]
     me.flight = deque(me.flight, maxlen=KEPT)
-    return found
+    return entries
 
 
 @dataclass(slots=True, eq=False)
-class _Trace:
+class _ProfilerTrace:
     """The events of a closed profile, in place of PyTorch's ``kineto_results``."""
 
     rank: int
@@ -170,19 +170,24 @@ class _Trace:
     def _event(self, event: Any, kind: str, track: int | str, arguments: dict[str, Any]) -> dict[str, Any]:
         times = event.time_range
         return {
-            "ph": "X", "cat": kind, "name": event.trace_name or event.name, "pid": self.rank, "tid": track,
-            "ts": times.start, "dur": times.end - times.start,
+            "ph": "X",
+            "cat": kind,
+            "name": event.trace_name or event.name,
+            "pid": self.rank,
+            "tid": track,
+            "ts": times.start,
+            "dur": times.end - times.start,
             "args": {"Input Dims": event.input_shapes or [], **arguments},
-        }  # fmt: skip
+        }
 
     def save(self, path: str) -> None:
         """Write a Chrome trace; times are simulated microseconds."""
-        named = {"ph": "M", "name": "process_name", "pid": self.rank, "args": {"name": f"rank {self.rank}"}}
+        process_name = {"ph": "M", "name": "process_name", "pid": self.rank, "args": {"name": f"rank {self.rank}"}}
         document = {
             "schemaVersion": 1,
             "distributedInfo": {"backend": "simcoll", "rank": self.rank},
             "displayTimeUnit": "ns",
-            "traceEvents": [named, *sorted(self.details, key=lambda each: (each["ts"], -each["dur"]))],
+            "traceEvents": [process_name, *sorted(self.details, key=lambda event: (event["ts"], -event["dur"]))],
         }
         write_file(path, json.dumps(document).encode())
 
@@ -225,7 +230,7 @@ def _only_outside(*_: Any, **__: Any) -> None:
 def _exit(standard: Callable[..., Any]) -> Callable[..., Any]:
     def leave(self: Any, *args: Any) -> Any:
         result = standard(self, *args)
-        if self.enabled and isinstance(self.kineto_results, _Trace):
+        if self.enabled and isinstance(self.kineto_results, _ProfilerTrace):
             self._ensure_function_events()  # now, since PyTorch reads them as it does here during the run only
         return result
 
@@ -234,7 +239,7 @@ def _exit(standard: Callable[..., Any]) -> Callable[..., Any]:
 
 def _parse(standard: Callable[..., Any]) -> Callable[..., Any]:
     def parse(self: Any, result: Any, timeout_s: float | None = None) -> Any:
-        return list(result.events) if isinstance(result, _Trace) else standard(self, result, timeout_s)
+        return list(result.events) if isinstance(result, _ProfilerTrace) else standard(self, result, timeout_s)
 
     return parse
 

@@ -14,10 +14,10 @@ from simcoll.distributed.stores import HashStore, PrefixStore
 from simcoll.torch.rank_threads import RankThread, current_thread
 from simcoll.torch.replacing import in_ranks
 
-__all__ = ["RankStore", "prefixed", "store_replacements"]
+__all__ = ["RankStore", "prefix_store", "store_replacements"]
 
 
-def _forwarded(name: str) -> Callable[..., Any]:
+def _forward(name: str) -> Callable[..., Any]:
     """Make a method that calls the shared store's method in the rank's task."""
 
     def method(self: RankStore, *args: Any) -> Any:
@@ -35,11 +35,22 @@ class RankStore(dist.Store):
         self.shared = shared
         thread.process.stores.append(self)  # PyTorch keeps only the C++ half alive
 
-    set, get, add, append = map(_forwarded, ("set", "get", "add", "append"))
-    compare_set, check, wait, delete_key = map(_forwarded, ("compare_set", "check", "wait", "delete_key"))
-    num_keys, multi_get, multi_set, list_keys = map(_forwarded, ("num_keys", "multi_get", "multi_set", "list_keys"))
-    set_timeout = _forwarded("set_timeout")
-    queue_push, queue_pop, queue_len = map(_forwarded, ("queue_push", "queue_pop", "queue_len"))
+    set = _forward("set")
+    get = _forward("get")
+    add = _forward("add")
+    append = _forward("append")
+    compare_set = _forward("compare_set")
+    check = _forward("check")
+    wait = _forward("wait")
+    delete_key = _forward("delete_key")
+    num_keys = _forward("num_keys")
+    multi_get = _forward("multi_get")
+    multi_set = _forward("multi_set")
+    list_keys = _forward("list_keys")
+    set_timeout = _forward("set_timeout")
+    queue_push = _forward("queue_push")
+    queue_pop = _forward("queue_pop")
+    queue_len = _forward("queue_len")
 
     def clone(self) -> RankStore:
         """Another handle of the same store."""
@@ -55,7 +66,7 @@ class RankStore(dist.Store):
         return True
 
 
-def prefixed(prefix: str, store: Any) -> Any:
+def prefix_store(prefix: str, store: Any) -> Any:
     """A store with a key prefix; PyTorch's, in C++, would not forward all methods of a rank's store."""
     if isinstance(store, RankStore):
         return RankStore(store.thread, PrefixStore(prefix, store.shared))
@@ -68,8 +79,8 @@ class _PlacedStore(RankStore):
     host, port, path = "", 0, ""
 
 
-def _made(at: dict[Any, HashStore], place: Any, timeout: timedelta | None) -> _PlacedStore:
-    store = _PlacedStore(current_thread(), at.setdefault(place, HashStore()))
+def _open_at(stores: dict[Any, HashStore], place: Any, timeout: timedelta | None) -> _PlacedStore:
+    store = _PlacedStore(current_thread(), stores.setdefault(place, HashStore()))
     if timeout is not None:
         store.set_timeout(timeout)
     return store
@@ -77,7 +88,7 @@ def _made(at: dict[Any, HashStore], place: Any, timeout: timedelta | None) -> _P
 
 def store_replacements() -> list[tuple[Any, str, Any]]:
     """Owner, name and replacement of stores whose waits in C++ would block all ranks."""
-    at: dict[Any, HashStore] = {}
+    stores: dict[Any, HashStore] = {}
 
     def tcp(
         host_name: str,
@@ -89,15 +100,15 @@ def store_replacements() -> list[tuple[Any, str, Any]]:
         **__: Any,
     ) -> _PlacedStore:
         del world_size, is_master
-        made = _made(at, (host_name, port), timeout)
-        made.host, made.port = host_name, port
-        return made
+        store = _open_at(stores, (host_name, port), timeout)
+        store.host, store.port = host_name, port
+        return store
 
     def file(file_name: str, world_size: int = -1) -> _PlacedStore:
         del world_size
-        made = _made(at, str(Path(file_name).absolute()), None)
-        made.path = file_name
-        return made
+        store = _open_at(stores, str(Path(file_name).absolute()), None)
+        store.path = file_name
+        return store
 
     return [
         (dist, "TCPStore", in_ranks(dist.TCPStore, tcp)),

@@ -12,13 +12,12 @@ Threads that the program starts belong to its rank, and take turns likewise (:mo
 from __future__ import annotations
 
 import _thread
-import ctypes
 import functools
 import os
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,16 +26,16 @@ import greenlet  # type: ignore[import-untyped]
 import torch
 from torch._C._distributed_c10d import _register_process_group, _unregister_all_process_groups
 
-from simcoll.distributed.runtime.device import Device
+from simcoll.distributed.runtime.device import SimulatedDevice
 from simcoll.distributed.runtime.records import Site, asked_from, calling_site
 from simcoll.distributed.runtime.tasks import Task, Waitable, current_task, wait_until
 from simcoll.distributed.runtime.world import Rank, current_rank
 from simcoll.distributed.stores import DistBackendError
+from simcoll.torch.interrupts import Interrupts
 
-__all__ = ["Groups", "Job", "Process", "RankThread", "current_thread", "current_thread_or_none", "rank_thread_of"]
+__all__ = ["Groups", "Process", "RankJob", "RankThread", "current_thread", "current_thread_or_none", "rank_thread_of"]
 
 _NOT_THE_PROGRAM = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), threading.__file__)
-_raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _MARK = "simcoll_rank_thread"
 """Attribute of a :class:`threading.Thread`: the RankThread that runs in it."""
 
@@ -46,7 +45,7 @@ class _StoppedError(BaseException):
 
 
 @dataclass(frozen=True, slots=True)
-class _Request:
+class _ThreadRequest:
     """A call that a rank requests from the clock's thread, and the requesting line."""
 
     function: Callable[[], Any]
@@ -66,7 +65,7 @@ class _Answer:
     failure: BaseException | None = None
 
 
-class Job(Waitable):
+class RankJob(Waitable):
     """A function that a rank's thread runs: its program, or a callback of a future."""
 
     __slots__ = ("failure", "function", "value")
@@ -128,8 +127,10 @@ class Process:
         A context manager around each of its threads.
     threads
         The live threads of the program.
-    outside
+    outsiders
         Names of started threads that take no turns.
+    interrupts
+        Ctrl-C during the run.
     pid
         The ID of the run's process, which tells it from forked ones.
     backend
@@ -141,11 +142,12 @@ class Process:
     rng_state: torch.Tensor
     take_turn: Callable[[Process], None]
     state: Any
+    interrupts: Interrupts
     groups: Groups = field(default_factory=Groups)
     backend: str = "emulator"
     stores: list[Any] = field(default_factory=list)
     functional: dict[int, Any] = field(default_factory=dict)
-    device: Device | None = None
+    device: SimulatedDevice | None = None
     watched: Any = None
     cuda_device: int = 0
     generators: dict[str, Any] = field(default_factory=dict)
@@ -153,7 +155,7 @@ class Process:
     modules: dict[str, Any] = field(default_factory=dict)
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
     threads: list[RankThread] = field(default_factory=list)
-    outside: list[threading.Thread] = field(default_factory=list)
+    outsiders: list[threading.Thread] = field(default_factory=list)
     pid: int = field(default_factory=os.getpid)
 
 
@@ -190,7 +192,7 @@ class RankThread:
         self.profile: Any = None
         self._rank: Rank | None = None
         self._task: Task | None = None
-        self._jobs: list[Job] = []
+        self._jobs: list[RankJob] = []
         self._message: Any = None
         # threading.Lock() would take turns.
         self._rank_turn, self._clock_turn = _thread.allocate_lock(), _thread.allocate_lock()
@@ -208,9 +210,10 @@ class RankThread:
     def run(self) -> None:
         """Run jobs until the run ends."""
         with (
-            torch.autograd.set_multithreading_enabled(False),
+            suppress(KeyboardInterrupt),  # between two jobs, or while the run ends
+            torch.autograd.set_multithreading_enabled(False),  # backward passes call us in this thread
             self.process.around(),
-        ):  # backward passes call us in this thread
+        ):
             self._receive()
         _unregister_all_process_groups()  # the next thread with this thread's number would find them
 
@@ -224,10 +227,10 @@ class RankThread:
         Exception
             What the function raised.
         """
-        here = rank_thread_of()
-        if here is not self:
-            if here is not None and here.process is self.process:
-                return here.call(function, *args, **kwargs)
+        caller = rank_thread_of()
+        if caller is not self:
+            if caller is not None and caller.process is self.process:
+                return caller.call(function, *args, **kwargs)
             raise RuntimeError(
                 f"thread {threading.current_thread().name!r} uses a process group of rank {self.number}; only the "
                 "threads of that rank may: the one that runs its program, and those that it starts and that take turns"
@@ -239,7 +242,7 @@ class RankThread:
             )
         if self._stopping:
             raise _StoppedError
-        self._send(_Request(functools.partial(function, *args, **kwargs), calling_site(*_NOT_THE_PROGRAM)))
+        self._send(_ThreadRequest(functools.partial(function, *args, **kwargs), calling_site(*_NOT_THE_PROGRAM)))
         answer = self._receive()
         if self.awake is not None:
             self.awake()
@@ -258,9 +261,9 @@ class RankThread:
         work = getattr(future, "work", None)
         if work is not None:
             work.wait()
-        over = Waitable("a torch.futures.Future whose value no rank has set")
-        future.add_done_callback(lambda _: over.finish())
-        self.call(wait_until, over)
+        settled = Waitable("a torch.futures.Future whose value no rank has set")
+        future.add_done_callback(lambda _: settled.finish())
+        self.call(wait_until, settled)
 
     def _send(self, message: Any) -> None:
         self._message = message
@@ -278,7 +281,7 @@ class RankThread:
                 return message
             message.run()
             if os.getpid() != self.process.pid:
-                _end_forked(message)
+                _end_fork(message)
             self._send(message)
         return _Answer(failure=_StoppedError())
 
@@ -301,7 +304,7 @@ class RankThread:
         Several tasks of the rank may do so: the thread runs the latest function first, and continues the others when it ends.
         """
         self._rank, self._task = current_rank(), self._task or current_task()
-        job = Job(function)
+        job = RankJob(function)
         self._jobs.append(job)
         message = self._hand_over(job)
         while message is not job:
@@ -337,13 +340,7 @@ class RankThread:
     def _hand_over(self, message: Any) -> Any:
         self.process.take_turn(self.process)
         self._message = message
-        try:
-            self._rank_turn.release()
-            self._clock_turn.acquire()
-        except KeyboardInterrupt:  # which only the main thread gets, and the rank computes
-            while not self._clock_turn.acquire(timeout=0.1):
-                _raise_in(ctypes.c_ulong(self.thread.ident or 0), ctypes.py_object(KeyboardInterrupt))
-            raise
+        self.process.interrupts.hand_over(self.thread, self._rank_turn, self._clock_turn)
         return self._message
 
     def end(self) -> None:
@@ -366,7 +363,7 @@ class RankThread:
         self.end()
 
 
-def _end_forked(job: Job) -> None:
+def _end_fork(job: RankJob) -> None:
     """End a forked process that has reached the end of the rank's program."""
     failure = job.failure
     status = failure.code if isinstance(failure, SystemExit) else failure is not None
@@ -386,8 +383,8 @@ def rank_thread_of(thread: threading.Thread | None = None) -> RankThread | None:
 
 def current_thread_or_none() -> RankThread | None:
     """The current rank thread, in the run's process; else None."""
-    found = rank_thread_of()
-    return found if found is None or os.getpid() == found.process.pid else None
+    thread = rank_thread_of()
+    return thread if thread is None or os.getpid() == thread.process.pid else None
 
 
 def current_thread() -> RankThread:

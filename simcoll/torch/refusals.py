@@ -6,7 +6,7 @@ They would wait for processes that do not exist, or end in errors that name inte
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.distributed import _symmetric_memory, rpc
 
@@ -17,10 +17,19 @@ __all__ = ["refusals"]
 
 _RPC = "connects processes by sockets, and the ranks of a run are threads of one process: use send, recv and object collectives"
 _SYMMETRIC = "maps the memory of other GPUs, and tensors of a run are on the CPU: use collectives"
+
+
+class _Refused(NamedTuple):
+    owner: Any
+    module: str
+    function: str
+    reason: str
+
+
 _REFUSED = (
-    (rpc, "torch.distributed.rpc", "init_rpc", _RPC),
+    _Refused(rpc, "torch.distributed.rpc", "init_rpc", _RPC),
     *(
-        (_symmetric_memory, "torch.distributed._symmetric_memory", name, _SYMMETRIC)
+        _Refused(_symmetric_memory, "torch.distributed._symmetric_memory", name, _SYMMETRIC)
         for name in ("empty", "rendezvous", "get_symm_mem_workspace", "get_mem_pool")
     ),
 )
@@ -36,6 +45,13 @@ def _refusing(words: str) -> Callable[..., Any]:
 def refusals() -> list[tuple[Any, str, Any]]:
     """Owner, name and replacement of functions that have no meaning between ranks of a run."""
     return [
-        (owner, name, in_ranks(getattr(owner, name), _refusing(f"{module}.{name} {why}")))
-        for owner, module, name, why in _REFUSED
+        (
+            refused.owner,
+            refused.function,
+            in_ranks(
+                getattr(refused.owner, refused.function),
+                _refusing(f"{refused.module}.{refused.function} {refused.reason}"),
+            ),
+        )
+        for refused in _REFUSED
     ]

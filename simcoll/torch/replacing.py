@@ -11,30 +11,30 @@ from simcoll.torch.rank_threads import current_thread_or_none
 __all__ = ["for_ranks", "in_ranks"]
 
 
-def in_ranks(standard: Any, other: Any) -> Any:
+def in_ranks(standard: Any, substitute: Any) -> Any:
     """A function or class that delegates to another one in the threads of ranks."""
     if isinstance(standard, type):
 
         def new(_cls: type, *args: Any, **kwargs: Any) -> Any:
-            return (standard if current_thread_or_none() is None else other)(*args, **kwargs)
+            return (standard if current_thread_or_none() is None else substitute)(*args, **kwargs)
 
         return type(standard.__name__, (), {"__new__": new, "__doc__": standard.__doc__})
 
     def function(*args: Any, **kwargs: Any) -> Any:
-        return (standard if current_thread_or_none() is None else other)(*args, **kwargs)
+        return (standard if current_thread_or_none() is None else substitute)(*args, **kwargs)
 
     function.__doc__ = standard.__doc__
     return function
 
 
-def for_ranks(own: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:
-    """Decorate ``own(thread, standard, *args)`` to wrap a standard function, for which ``own`` is called in ranks' threads."""
+def for_ranks(substitute: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:
+    """Decorate ``substitute(thread, standard, *args)`` to wrap a standard function, for which it is called in ranks' threads."""
 
     def replacement(standard: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(standard)
         def function(*args: Any, **kwargs: Any) -> Any:
             thread = current_thread_or_none()
-            return standard(*args, **kwargs) if thread is None else own(thread, standard, *args, **kwargs)
+            return standard(*args, **kwargs) if thread is None else substitute(thread, standard, *args, **kwargs)
 
         return function
 

@@ -19,7 +19,7 @@ from simcoll.torch.module_time import Times
 from simcoll.training.gpu import Gpu, load_gpu
 from simcoll.units import parse_time
 
-__all__ = ["Costs", "operator_name", "read_costs"]
+__all__ = ["OperatorCosts", "operator_name", "read_costs"]
 
 FS = 10**15
 MAX_FILE_BYTES = 2**20
@@ -60,7 +60,7 @@ _MOVES = (
 """Name prefixes of memory-bound operators, besides those that PyTorch tags as pointwise or reductions."""
 
 
-class Costs:
+class OperatorCosts:
     """The time of each operator, and the names of operators without a rule.
 
     Parameters
@@ -82,17 +82,17 @@ class Costs:
 
     def time_fs(self, func: Any, args: Any, kwargs: Any, result: Any) -> tuple[int, bool]:
         """The time of one operator call, and whether there is a rule for it; without a rule, the time of its bytes."""
-        inputs = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+        inputs = [tensor for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, torch.Tensor)]
         if self.measured:
             name = operator_name(func)
-            shapes = " ".join(str(list(each.shape)) for each in inputs)
-            known = self.measured.get(f"{name} {shapes}", self.measured.get(name))
-            if known is not None:
-                return known, True
-        outputs = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
+            shapes = " ".join(str(list(tensor.shape)) for tensor in inputs)
+            measured_fs = self.measured.get(f"{name} {shapes}", self.measured.get(name))
+            if measured_fs is not None:
+                return measured_fs, True
+        outputs = [tensor for tensor in tree_leaves(result) if isinstance(tensor, torch.Tensor)]
         if _launches_nothing(func, outputs):
             return 0, True
-        moved = sum(each.numel() * each.element_size() for each in [*inputs, *outputs]) / self._bandwidth
+        moved = sum(tensor.numel() * tensor.element_size() for tensor in [*inputs, *outputs]) / self._bandwidth
         count = _FLOPS.get(getattr(func, "overloadpacket", func))
         flops = 0.0 if count is None else count(*args, **kwargs, out_val=result) / self._rate(func, inputs)
         return round(float(max(moved, flops)) * FS), count is not None or _moves_bytes(func)
@@ -125,11 +125,11 @@ def _moves_bytes(func: Any) -> bool:
     """Whether an operator is known to be memory-bound."""
     if func.namespace not in {"aten", "prims"}:
         return bool(func.namespace == "fsdp")
-    known = {torch.Tag.pointwise, torch.Tag.reduction} & set(func.tags)
-    return bool(known) or func.overloadpacket.__name__.startswith(_MOVES)
+    memory_bound = {torch.Tag.pointwise, torch.Tag.reduction} & set(func.tags)
+    return bool(memory_bound) or func.overloadpacket.__name__.startswith(_MOVES)
 
 
-def read_costs(compute: str | Path, gpu: str | Path | None) -> Costs | None:
+def read_costs(compute: str | Path, gpu: str | Path | None) -> OperatorCosts | None:
     """Read the costs named by ``compute``: ``"none"``, ``"roofline"``, or a file of measured operators and modules.
 
     Raises
@@ -153,24 +153,29 @@ def read_costs(compute: str | Path, gpu: str | Path | None) -> Costs | None:
         if (
             not document
             or not set(document) <= {"operators", "modules"}
-            or not all(isinstance(each, dict) for each in document.values())
+            or not all(isinstance(table, dict) for table in document.values())
         ):
             raise ConfigError(
                 'expected the tables [operators], such as "aten::mm" = "1.5 ms", and [modules], such as '
-                '"Block" = { forward = "3 ms", backward = "6 ms" }', file=file, path="$",
-            )  # fmt: skip
+                '"Block" = { forward = "3 ms", backward = "6 ms" }',
+                file=file,
+                path="$",
+            )
         for name, value in document.get("operators", {}).items():
             measured[name] = parse_time(value, what=name, file=file, path=f"$.operators.{name}")
         for name, value in document.get("modules", {}).items():
             modules[name] = _module_times(name, value, file)
-    return Costs(load_gpu(gpu), measured, modules)
+    return OperatorCosts(load_gpu(gpu), measured, modules)
 
 
 def _module_times(name: str, value: Any, file: str) -> Times:
     """The times of a module's forward pass and, if given, backward pass."""
     path = f"$.modules.{name}"
-    given = value if isinstance(value, dict) else {"forward": value}
-    if "forward" not in given or not set(given) <= {"forward", "backward"}:
+    passes = value if isinstance(value, dict) else {"forward": value}
+    if "forward" not in passes or not set(passes) <= {"forward", "backward"}:
         raise ConfigError(f'expected {{ forward = "3 ms", backward = "6 ms" }}, got {value!r}', file=file, path=path)
-    times = {way: parse_time(each, what=way, file=file, path=f"{path}.{way}") for way, each in given.items()}
+    times = {
+        direction: parse_time(text, what=direction, file=file, path=f"{path}.{direction}")
+        for direction, text in passes.items()
+    }
     return times["forward"], times.get("backward")

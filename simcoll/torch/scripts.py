@@ -29,13 +29,14 @@ from torch.optim import optimizer
 from simcoll.distributed.runtime.emulated import PEER_ENDED
 from simcoll.distributed.start.results import memory_of, table_of
 from simcoll.errors import ConfigError
+from simcoll.terminal import printable, printable_lines
 from simcoll.torch.own_modules import OwnModules
 from simcoll.torch.process_state import call_exit_functions
 from simcoll.torch.rank_threads import current_thread, current_thread_or_none
 from simcoll.torch.torch_spawning import spawn
 from simcoll.units import counted, format_time
 
-__all__ = ["Script", "run_script"]
+__all__ = ["RankScript", "run_script"]
 
 MAX_FINDINGS = 8
 _OURS = str(Path(__file__).parents[1])
@@ -65,7 +66,7 @@ class _NoInput(io.TextIOBase):
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
+class RankScript:
     """A script, or with ``module`` a module, and its arguments."""
 
     name: str
@@ -76,7 +77,7 @@ class Script:
         """Its code, its file and, for a module, its spec; a ConfigError if it does not exist or is not Python."""
         try:
             if self.module:
-                spec = _found(self.name)
+                spec = _find_spec(self.name)
                 return spec.loader.get_code(spec.name), str(spec.origin), spec  # type: ignore[union-attr]
             return compile(Path(self.name).read_bytes(), self.name, "exec"), self.name, None
         except SyntaxError as error:
@@ -85,7 +86,7 @@ class Script:
             raise ConfigError(f"cannot be read: {error}", file=self.name) from error
 
 
-def _found(name: str) -> ModuleSpec:
+def _find_spec(name: str) -> ModuleSpec:
     """The spec of a module, or of a package's ``__main__``. Parent packages are not imported: each rank imports its own."""
     spec: ModuleSpec | None = None
     path: Sequence[str] | None = None
@@ -96,7 +97,7 @@ def _found(name: str) -> ModuleSpec:
         path = spec.submodule_search_locations or ()
     if spec is None or not hasattr(spec.loader, "get_code"):
         raise ImportError(f"{name} has no Python code")
-    return spec if spec.submodule_search_locations is None else _found(f"{name}.__main__")
+    return spec if spec.submodule_search_locations is None else _find_spec(f"{name}.__main__")
 
 
 @dataclass(slots=True, eq=False)
@@ -127,7 +128,7 @@ class _Notes:
             self.writers[str(Path(path).absolute())][thread.number] = None
 
 
-def run_script(script: Script, nprocs: int, *, shared: Sequence[str] = (), **guides: Any) -> int:
+def run_script(script: RankScript, nprocs: int, *, shared: Sequence[str] = (), **guides: Any) -> int:
     """Run a script on every rank, and print a report of its times.
 
     Parameters
@@ -150,7 +151,7 @@ def run_script(script: Script, nprocs: int, *, shared: Sequence[str] = (), **gui
     """
     code, file, spec = script.code()
     package, place = None if spec is None else spec.parent, str(Path(file).absolute())
-    notes, own = _Notes(), OwnModules(shared=shared)
+    notes, own_modules = _Notes(), OwnModules(shared=shared)
 
     def program(_rank: int, _world_size: int) -> None:
         module = types.ModuleType("__main__")
@@ -170,7 +171,7 @@ def run_script(script: Script, nprocs: int, *, shared: Sequence[str] = (), **gui
 
     with _as_script(script, file, notes):
         try:
-            result = spawn(program, nprocs, own_modules=own, **guides)
+            result = spawn(program, nprocs, own_modules=own_modules, **guides)
         except _ExitedError as end:
             if not isinstance(end.status, int):
                 sys.stderr.write(f"{end.status}\n")
@@ -183,15 +184,16 @@ def run_script(script: Script, nprocs: int, *, shared: Sequence[str] = (), **gui
         except Exception as error:  # noqa: BLE001  # the script's own
             sys.stderr.write(_report(error))
             return 1
-    sys.stdout.write(
-        f"# {counted(nprocs, 'rank')} ({result.topology}): {counted(result.operations, 'operation')}, {format_time(result.time_fs)}"
-        f"{memory_of(result)}{_steps(notes)}\n{table_of(result)}"
-    )
-    if own.shared:
-        known = own.shared | own.following
-        reasons = own.shared | {name: f"imported by {first}" for name, first in own.following.items() if first in known}
-        listed = ", ".join(f"{name} ({reason})" for name, reason in sorted(reasons.items()))
-        sys.stderr.write(f"simcoll.torch: modules that all ranks share: {listed}\n")
+    played = f"# {counted(nprocs, 'rank')} ({printable(result.topology)}): {counted(result.operations, 'operation')}"
+    table = printable_lines(table_of(result))
+    sys.stdout.write(f"{played}, {format_time(result.time_fs)}{memory_of(result)}{_steps(notes)}\n{table}")
+    if own_modules.shared:
+        reported = own_modules.shared | own_modules.following
+        reasons = own_modules.shared | {
+            name: f"imported by {importer}" for name, importer in own_modules.following.items() if importer in reported
+        }
+        shared_list = ", ".join(f"{name} ({reason})" for name, reason in sorted(reasons.items()))
+        sys.stderr.write(f"simcoll.torch: modules that all ranks share: {shared_list}\n")
     for line in _findings(list(dict.fromkeys(result.findings))):
         sys.stderr.write(line)
     for line in _same_files(notes, nprocs):
@@ -205,13 +207,13 @@ def _steps(notes: _Notes) -> str:
     if not ends:
         return ""
     times = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
-    usual = format_time(int(statistics.median(times[1:] or times)))
-    return f"; {len(times)} optimizer steps on rank 0, the first {format_time(times[0])}, the others {usual} (median)"
+    median = format_time(int(statistics.median(times[1:] or times)))
+    return f"; {len(times)} optimizer steps on rank 0, the first {format_time(times[0])}, the others {median} (median)"
 
 
 def _findings(findings: Sequence[str]) -> Iterator[str]:
     for finding in findings[:MAX_FINDINGS]:
-        yield f"simcoll.torch: {finding}\n"
+        yield f"simcoll.torch: {printable(finding)}\n"
     if len(findings) > MAX_FINDINGS:
         yield f"simcoll.torch: and {len(findings) - MAX_FINDINGS} more findings\n"
 
@@ -220,37 +222,48 @@ def _same_files(notes: _Notes, nprocs: int) -> Iterator[str]:
     for path, ranks in notes.writers.items():
         if len(ranks) > 1:
             who = "all ranks" if len(ranks) == nprocs else f"ranks {', '.join(map(str, sorted(ranks)[:8]))}"
-            yield f"simcoll.torch: {path} was written by {who}, each overwriting the previous; write on one rank, or a file per rank\n"
+            remedy = "each overwriting the previous; write on one rank, or a file per rank"
+            yield f"simcoll.torch: {printable(path)} was written by {who}, {remedy}\n"
 
 
 def _report(error: BaseException) -> str:
     """The program's part of a traceback, the error, and how the run ended; each line with its rank."""
-    said = next((note for note in getattr(error, "__notes__", []) if note.startswith("[rank")), "")
-    return _told(error, said.partition(":")[0] or "[rank?]") + f"simcoll.torch: {said.partition(': ')[2] or 'failed'}\n"
+    note_of_rank = next((note for note in getattr(error, "__notes__", []) if note.startswith("[rank")), "")
+    return (
+        _format_error(error, note_of_rank.partition(":")[0] or "[rank?]")
+        + f"simcoll.torch: {note_of_rank.partition(': ')[2] or 'failed'}\n"
+    )
 
 
-def _told(error: BaseException, prefix: str) -> str:
+def _format_error(error: BaseException, prefix: str) -> str:
     """The program's part of a traceback, and the error; each line with a prefix."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
         if not frame.filename.startswith((_OURS, "<frozen"))
     ]
-    shown = [frame for frame in frames if not frame.filename.startswith((_TORCH, threading.__file__))] or frames
+    program_frames = [
+        frame for frame in frames if not frame.filename.startswith((_TORCH, threading.__file__))
+    ] or frames
     notes = getattr(error, "__notes__", [])
-    lines = traceback.format_list(shown) + traceback.format_exception_only(type(error), error)[: 1 if notes else None]
+    lines = (
+        traceback.format_list(program_frames)
+        + traceback.format_exception_only(type(error), error)[: 1 if notes else None]
+    )
     text = "".join(["Traceback (most recent call last):\n", *lines])
-    return "".join(f"{prefix}: {line}\n" for line in text.splitlines())
+    return "".join(f"{prefix}: {printable_lines(line)}\n" for line in text.splitlines())
 
 
-def _thread_failed(args: threading.ExceptHookArgs) -> None:
+def _report_thread(args: threading.ExceptHookArgs) -> None:
     """Report an error that ended a thread of a rank, unless the run is ending anyway."""
     thread = current_thread_or_none()
     if thread is None:
         threading.__excepthook__(args)
+    elif isinstance(args.exc_value, KeyboardInterrupt):
+        return  # the run is ending
     elif args.exc_value is not None and not str(args.exc_value).startswith(PEER_ENDED):
         name = "a thread" if args.thread is None else f"thread {args.thread.name!r}"
-        sys.stderr.write(_told(args.exc_value, f"[rank{thread.number}] {name}"))
+        sys.stderr.write(_format_error(args.exc_value, f"[rank{thread.number}] {name}"))
 
 
 def _set_handler(standard: Callable[[int, Any], Any]) -> Callable[[int, Any], Any]:
@@ -281,7 +294,7 @@ def _save(standard: Callable[..., Any], notes: _Notes) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def _as_script(script: Script, file: str, notes: _Notes) -> Iterator[None]:
+def _as_script(script: RankScript, file: str, notes: _Notes) -> Iterator[None]:
     """Set up the process as torchrun would for the script."""
     folder = str(Path.cwd() if script.module else Path(script.name).resolve().parent)
     changes: list[tuple[Any, str, Any]] = [
@@ -289,7 +302,7 @@ def _as_script(script: Script, file: str, notes: _Notes) -> Iterator[None]:
         (sys, "path", [folder, *sys.path]),
         (sys, "stdin", _NoInput()),
         (signal, "signal", _set_handler(signal.signal)),
-        (threading, "excepthook", _thread_failed),
+        (threading, "excepthook", _report_thread),
         (builtins, "open", _open(builtins.open, notes)),
         (io, "open", _open(io.open, notes)),
         (torch, "save", _save(torch.save, notes)),
@@ -297,7 +310,7 @@ def _as_script(script: Script, file: str, notes: _Notes) -> Iterator[None]:
     states = random.getstate(), np.random.get_state()  # noqa: NPY002
     begin_hook = optimizer.register_optimizer_step_pre_hook(notes.begin_step)
     end_hook, main = optimizer.register_optimizer_step_post_hook(notes.end_step), sys.modules["__main__"]
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
+    previous = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
     try:
         for owner, name, value in changes:
             setattr(owner, name, value)
@@ -307,7 +320,7 @@ def _as_script(script: Script, file: str, notes: _Notes) -> Iterator[None]:
             warnings.filterwarnings("ignore", module="simcoll")  # findings, which are told at the end
             yield
     finally:
-        for owner, name, value in before:
+        for owner, name, value in previous:
             setattr(owner, name, value)
         begin_hook.remove()
         end_hook.remove()

@@ -20,18 +20,18 @@ _ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
-def _attention(*given: Any, attn_mask: Any = None, scale: Any = None) -> list[tuple[list[Any], list[Any]]]:  # noqa: ARG001
+def _attention(*arguments: Any, attn_mask: Any = None, scale: Any = None) -> list[tuple[list[Any], list[Any]]]:  # noqa: ARG001
     """Shard batches and heads of all tensors alike, unless a mask differs between them.
 
     DTensor does not redistribute keyword tensors, so a mask has to stay whole. The tensors are the arguments before the dropout
     probability; the forward pass has two results, the backward pass three.
     """
-    tensors = [each for each in given if hasattr(each, "shape")]
+    tensors = [argument for argument in arguments if hasattr(argument, "shape")]
     results = 2 if len(tensors) == 3 else 3
-    rest = [None] * (len(given) - len(tensors))
+    unsharded = [None] * (len(arguments) - len(tensors))
     rules = []
     for place in (Replicate(), Shard(0), Shard(1)):
-        inputs: list[Any] = [place] * len(tensors) + rest
+        inputs: list[Any] = [place] * len(tensors) + unsharded
         if attn_mask is not None:
             dimension = len(attn_mask.shape) - 4 + place.dim if isinstance(place, Shard) else -1
             if dimension >= 0 and attn_mask.shape[dimension] > 1:
@@ -46,7 +46,7 @@ def _in_ring(operator: Any, args: Any, kwargs: Any) -> list[DTensor]:
     if kwargs.get("attn_mask") is not None:
         raise NotImplementedError("context_parallel takes no attention masks but is_causal=True")
     mesh, sequence, scale = args[0].device_mesh, 2, kwargs.get("scale")
-    tensors = [each.to_local() for each in args if isinstance(each, DTensor)]
+    tensors = [part.to_local() for part in args if isinstance(part, DTensor)]
     dropout, causal = (*args[len(tensors) :], 0.0, False)[:2]
     if operator is _ATTENTION:
         results = context_parallel._templated_ring_attention(
@@ -55,20 +55,27 @@ def _in_ring(operator: Any, args: Any, kwargs: Any) -> list[DTensor]:
     else:
         gradient, *tensors = tensors
         results = context_parallel._templated_ring_attention_backward(
-            mesh.get_group(), sequence, operator, gradient, "grad_out", *tensors,
-            is_causal=causal, dropout_p=dropout, scale=scale,
-        )  # fmt: skip
-    return [DTensor.from_local(each, mesh, [Shard(sequence)], run_check=False) for each in results]
+            mesh.get_group(),
+            sequence,
+            operator,
+            gradient,
+            "grad_out",
+            *tensors,
+            is_causal=causal,
+            dropout_p=dropout,
+            scale=scale,
+        )
+    return [DTensor.from_local(part, mesh, [Shard(sequence)], run_check=False) for part in results]
 
 
 def add_sharding_rules(undo: contextlib.ExitStack) -> None:
     """Register the rules for the duration of the run, unless DTensor has them."""
-    known = DTensor._op_dispatcher.sharding_propagator
+    propagator = DTensor._op_dispatcher.sharding_propagator
     for operator in (_ATTENTION, _BACKWARD):
         if operator not in context_parallel.custom_ops:
             context_parallel.custom_ops[operator] = _in_ring
             undo.callback(context_parallel.custom_ops.pop, operator, None)
-        if operator not in known.op_strategy_funcs:
+        if operator not in propagator.op_strategy_funcs:
             register_sharding(operator)(_attention)
-            undo.callback(known.op_strategy_funcs.pop, operator, None)
-            undo.callback(known.op_to_schema_info.pop, operator, None)
+            undo.callback(propagator.op_strategy_funcs.pop, operator, None)
+            undo.callback(propagator.op_to_schema_info.pop, operator, None)

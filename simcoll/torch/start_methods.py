@@ -51,7 +51,7 @@ def _spawn(
     )
 
 
-def _started(standard: Callable[..., int]) -> Callable[..., int]:
+def _start_process(standard: Callable[..., int]) -> Callable[..., int]:
     """Start an interpreter for ``multiprocessing`` with a rendezvous port at which no group can form."""
 
     def start(*args: Any) -> int:
@@ -74,7 +74,7 @@ def start_replacements() -> list[tuple[Any, str, Any]]:
     """Owner, name and replacement of functions that start one process per rank."""
     module = importlib.import_module("torch.multiprocessing.spawn")  # the name in torch.multiprocessing is the function
     return [
-        (util, "spawnv_passfds", _started(util.spawnv_passfds)),
+        (util, "spawnv_passfds", _start_process(util.spawnv_passfds)),
         *(
             (owner, name, in_ranks(getattr(owner, name), _spawn))
             for owner in (multiprocessing, module)

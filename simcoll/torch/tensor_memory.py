@@ -9,27 +9,27 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from simcoll.arrays import Array
-from simcoll.distributed.runtime.rank_memory import Memory
+from simcoll.distributed.runtime.rank_memory import RankMemory
 
 __all__ = ["TensorMemory", "resizing"]
 
 
-class TensorMemory(Memory):
+class TensorMemory(RankMemory):
     """Bytes of the storages that a rank's operators have created. Fake tensors count as if they were real."""
 
     __slots__ = ()
 
-    def given(self, arrays: Iterable[Array]) -> None:
+    def hold_arrays(self, arrays: Iterable[Array]) -> None:
         """Do nothing: tensors are counted when they are created, not when they are passed to calls."""
 
     def note(self, result: Any) -> None:
         """Count storages that an operator has created or resized."""
-        for each in (result,) if isinstance(result, torch.Tensor) else tree_leaves(result):
-            if isinstance(each, torch.Tensor) and each.layout is torch.strided:
-                storage = each.untyped_storage()
+        for leaf in (result,) if isinstance(result, torch.Tensor) else tree_leaves(result):
+            if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
+                storage = leaf.untyped_storage()
                 self.hold(storage._cdata, storage, storage.nbytes())
 
-    def resized(self, storage: torch.UntypedStorage) -> None:
+    def resize(self, storage: torch.UntypedStorage) -> None:
         """Update the size of a known storage."""
         if self.knows(storage._cdata):
             self.hold(storage._cdata, storage, storage.nbytes())
@@ -42,7 +42,7 @@ def resizing(standard: Callable[..., Any], current: Callable[[], TensorMemory | 
         result = standard(storage, size)
         memory = current()
         if memory is not None:
-            memory.resized(storage)
+            memory.resize(storage)
         return result
 
     return resize

@@ -17,16 +17,28 @@ from simcoll.distributed.runtime.fake import fake_array
 __all__ = ["array_of", "arrays_of", "reduce_op_of", "tensor_of"]
 
 _NAMES = (
-    "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64",
+    "bool",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "float16",
+    "float32",
+    "float64",
+    "complex64",
     "complex128",
-)  # fmt: skip
+)
 _EXTRA_NAMES = ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
 _DTYPES: dict[torch.dtype, np.dtype[Any]] = {getattr(torch, name): np.dtype(name) for name in _NAMES} | {
     getattr(torch, name): np.dtype(getattr(ml_dtypes, name)) for name in _EXTRA_NAMES
 }
 
 
-class _Memory:
+class _TensorArray:
     """Array interface of a tensor's memory; ``Tensor.numpy()`` would prevent the resizing that FSDP does."""
 
     def __init__(self, tensor: torch.Tensor, dtype: np.dtype[Any]) -> None:
@@ -64,7 +76,7 @@ def array_of(tensor: torch.Tensor) -> Array:
         return np.empty(tuple(tensor.shape), dtype)
     if tensor.data_ptr() == 0:
         raise RuntimeError(f"a tensor of shape {list(tensor.shape)} has no memory: its storage was resized to 0")
-    return np.asarray(_Memory(tensor.detach(), dtype)).view(dtype)
+    return np.asarray(_TensorArray(tensor.detach(), dtype)).view(dtype)
 
 
 def arrays_of(tensors: Sequence[torch.Tensor]) -> list[Array]:

@@ -53,7 +53,7 @@ class _Signal(Waitable):
         self.finish()
 
 
-def _awaited(signal: Waitable, timeout_fs: int | None, *, explicit: bool) -> bool:
+def _wait_in_task(signal: Waitable, timeout_fs: int | None, *, explicit: bool) -> bool:
     """Wait in the rank's task; False after the timeout."""
     world, begin_fs = current_rank().world, current_rank().world.now
     try:
@@ -67,14 +67,14 @@ def _awaited(signal: Waitable, timeout_fs: int | None, *, explicit: bool) -> boo
 
 def _wait(thread: RankThread, signal: Waitable, timeout: float | None) -> bool:
     limit = None if timeout is None else round(max(0.0, timeout) * 1e15)
-    return bool(thread.call(_awaited, signal, limit, explicit=limit is not None))
+    return bool(thread.call(_wait_in_task, signal, limit, explicit=limit is not None))
 
 
 def _alone(thread: RankThread) -> bool:
     """Whether only threads that take no turns can end a wait of this thread."""
     process = thread.process
-    process.outside = [each for each in process.outside if each.is_alive()]
-    return bool(process.outside) and len(process.threads) == 1
+    process.outsiders = [outsider for outsider in process.outsiders if outsider.is_alive()]
+    return bool(process.outsiders) and len(process.threads) == 1
 
 
 class _TurnLock:
@@ -88,12 +88,12 @@ class _TurnLock:
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         thread = current_thread_or_none()
         if thread is None or not blocking:
-            taken = self._lock.acquire(blocking, timeout)
+            acquired = self._lock.acquire(blocking, timeout)
         else:
-            taken = self._lock.acquire(blocking=False) or self._acquire(thread, timeout)
-        if taken:
+            acquired = self._lock.acquire(blocking=False) or self._acquire(thread, timeout)
+        if acquired:
             self._owner = thread
-        return taken
+        return acquired
 
     def _acquire(self, thread: RankThread, timeout: float) -> bool:
         """Acquire a lock held by another thread."""
@@ -134,9 +134,9 @@ def _lock() -> Any:
 
 @for_ranks
 def _recursive_lock(*_: Any) -> Any:
-    made = threading._PyRLock()  # type: ignore[attr-defined]  # the one that is written in Python, on a lock of ours
-    made._block = _TurnLock()
-    return made
+    lock = threading._PyRLock()  # type: ignore[attr-defined]  # the one that is written in Python, on a lock of ours
+    lock._block = _TurnLock()
+    return lock
 
 
 @for_ranks
@@ -163,12 +163,12 @@ def _condition_wait(thread: RankThread, standard: Callable[..., bool], self: Any
 @for_ranks
 def _thread_start(parent: RankThread, standard: Callable[[threading.Thread], None], self: threading.Thread) -> None:
     if _is_outside(self):
-        parent.process.outside.append(self)
-        told = (
+        parent.process.outsiders.append(self)
+        refusal = (
             f"thread {self.name!r}, which rank {parent.number} has started, calls torch.distributed; threads of multiprocessing "
             "and of event loops cannot: use threading.Thread or concurrent.futures.ThreadPoolExecutor"
         )
-        setattr(self, OUTSIDE_MARK, told)
+        setattr(self, OUTSIDE_MARK, refusal)
         _start(parent, self, standard)
         return
     program = self.run
@@ -203,10 +203,10 @@ def _is_outside(thread: threading.Thread) -> bool:
 
 def _thread_join(standard: Callable[..., None]) -> Callable[..., None]:
     def join(self: threading.Thread, timeout: float | None = None) -> None:
-        here, other = current_thread_or_none(), rank_thread_of(self)
-        if here is not None and other is not None and here is not other and not other.main:
-            _wait(here, other.over, timeout)
-            if not other.over.done:
+        caller, target = current_thread_or_none(), rank_thread_of(self)
+        if caller is not None and target is not None and caller is not target and not target.main:
+            _wait(caller, target.over, timeout)
+            if not target.over.done:
                 return
         standard(self, timeout)
 
@@ -249,11 +249,11 @@ def _pass(thread: RankThread, seconds: float) -> None:
         _wait(thread, _Signal("the end of time.sleep", idle=True), float(seconds))
 
 
-def _select(given: int, *, processes: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _select(positional: int, *, processes: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Waits for files and sockets, in real time; when nothing comes, their timeout has passed in simulated time too.
 
     Otherwise a loop that waits until a simulated time, such as asyncio's, would never end. If the rank has threads that take turns,
-    the wait is polled. ``given`` is the number of arguments before the timeout; ``processes``: while processes of multiprocessing run,
+    the wait is polled. ``positional`` is the number of arguments before the timeout; ``processes``: while processes of multiprocessing run,
     no simulated time passes, so that times do not depend on the speed of data loaders.
     """
 
@@ -261,19 +261,19 @@ def _select(given: int, *, processes: bool = False) -> Callable[[Callable[..., A
     def select_of_rank(
         thread: RankThread, standard: Callable[..., Any], *args: Any, timeout: float | None = None
     ) -> Any:
-        if len(args) > given:
+        if len(args) > positional:
             *args, timeout = args  # type: ignore[assignment]
-        left = math.inf if timeout is None else timeout
+        remaining_s = math.inf if timeout is None else timeout
         while True:
-            others = len(thread.process.threads) > 1
-            ready = standard(*args, 0 if others else timeout)
-            if left <= 0 or (any(ready) if isinstance(ready, tuple) else ready):
+            has_others = len(thread.process.threads) > 1
+            ready = standard(*args, 0 if has_others else timeout)
+            if remaining_s <= 0 or (any(ready) if isinstance(ready, tuple) else ready):
                 return ready
-            if others or (timeout is not None and not (processes and multiprocessing.active_children())):
-                _pass(thread, min(left, _TICK_S) if others else left)
-            if not others:
+            if has_others or (timeout is not None and not (processes and multiprocessing.active_children())):
+                _pass(thread, min(remaining_s, _TICK_S) if has_others else remaining_s)
+            if not has_others:
                 return ready
-            left -= _TICK_S
+            remaining_s -= _TICK_S
 
     return select_of_rank
 
@@ -335,18 +335,18 @@ def end_threads(process: Process, *, failed: bool) -> None:
     Work submitted to executors is finished, non-daemon threads are joined, and daemon threads are stopped; after a failure, all
     are stopped. Runs in the rank's task.
     """
-    others = [thread for thread in process.threads if not thread.main]
-    for thread in others:
+    helpers = [thread for thread in process.threads if not thread.main]
+    for thread in helpers:
         work = executors._threads_queues.get(thread.thread)
         executor = None if work is None else thread.thread._args[0]()  # type: ignore[attr-defined]
         if executor is not None:
             executor.shutdown(wait=False, cancel_futures=failed)
         elif work is not None:
             work.put(None)  # its executor is gone
-    for thread in others:
+    for thread in helpers:
         if not failed and not thread.thread.daemon:
             wait_until(thread.over)
         else:
-            _awaited(thread.over, 0, explicit=True)  # those that have been told to end do so now
-    for thread in others:
+            _wait_in_task(thread.over, 0, explicit=True)  # those that have been told to end do so now
+    for thread in helpers:
         thread.abandon()

@@ -11,19 +11,19 @@ from typing import Any
 
 from simcoll import distributed as ours
 from simcoll.core.protocol import Protocol
-from simcoll.distributed.runtime.device import Device
+from simcoll.distributed.runtime.device import SimulatedDevice
 from simcoll.distributed.runtime.tasks import wait_until
 from simcoll.distributed.runtime.world import current_rank
 from simcoll.distributed.start.spawning import RunResult
 from simcoll.emulator.events import Event, Policy
 from simcoll.libraries.choices import Choice
 from simcoll.topology import Topology
-from simcoll.torch.compute_time import Watched, modules_watched, watched_program
+from simcoll.torch.compute_time import Watched, watch_modules, watched_program
 from simcoll.torch.own_modules import OwnModules
 from simcoll.torch.rank_threads import RankThread, current_thread
-from simcoll.torch.roofline import Costs, read_costs
+from simcoll.torch.roofline import OperatorCosts, read_costs
 from simcoll.torch.thread_waits import end_threads
-from simcoll.torch.torch_state import prepared
+from simcoll.torch.torch_state import prepare_torch
 from simcoll.training.gpu import shipped_gpus
 
 __all__ = ["compute", "emulated_time", "spawn"]
@@ -108,13 +108,13 @@ def spawn(
         modules = own_modules or None
     else:
         modules = OwnModules(None if own_modules is True else own_modules)
-    with prepared(modules, cuda=_gpu_name(gpu, topology) if cuda_is_cpu else None) as ranks:
+    with prepare_torch(modules, cuda=_gpu_name(gpu, topology) if cuda_is_cpu else None) as ranks:
 
         def body(rank: int, world_size: int) -> Any:
             thread = ranks.start(rank, _environment(rank, world_size))
             job = functools.partial(program, rank, world_size, *args, **(kwargs or {}))
             try:
-                value = _watched(thread, job, costs)
+                value = _run_program(thread, job, costs)
             except Exception:
                 end_threads(thread.process, failed=True)
                 raise
@@ -122,7 +122,7 @@ def spawn(
             warnings.filters = filters  # findings are warnings of the run, not of a rank
             return value
 
-        watching = contextlib.nullcontext() if costs is None or not costs.modules else modules_watched()
+        watching = contextlib.nullcontext() if costs is None or not costs.modules else watch_modules()
         with watching:
             return ours.spawn(
                 body,
@@ -146,13 +146,13 @@ def _gpu_name(gpu: str | Path | None, topology: str | Path | Topology | None) ->
     if gpu is not None:
         return str(gpu)
     name = str(getattr(topology, "name", topology))
-    return next((each for each in shipped_gpus() if each.partition("-")[0] in name), "h100")
+    return next((gpu_name for gpu_name in shipped_gpus() if gpu_name.partition("-")[0] in name), "h100")
 
 
-def _watched(thread: RankThread, job: Callable[[], Any], costs: Costs | None) -> Any:
+def _run_program(thread: RankThread, job: Callable[[], Any], costs: OperatorCosts | None) -> Any:
     """Run a program with its operators intercepted, and wait until its streams are idle."""
     process, me = thread.process, current_rank()
-    process.device = device = None if costs is None else Device(me)
+    process.device = device = None if costs is None else SimulatedDevice(me)
     process.watched = Watched(device, costs)
     me.memory = process.watched.memory
     value = thread.serve(functools.partial(watched_program, job, process.watched))
@@ -168,7 +168,7 @@ def _watched(thread: RankThread, job: Callable[[], Any], costs: Costs | None) ->
 def _environment(rank: int, world_size: int) -> dict[str, str]:
     """The variables that torchrun would set for a rank, with each node of the topology as a machine."""
     box = current_rank().world.plans.topology.groups.get("box")
-    mates = [other for other in range(world_size) if box is None or box[other] == box[rank]]
+    mates = [mate for mate in range(world_size) if box is None or box[mate] == box[rank]]
     variables = {
         "RANK": rank,
         "WORLD_SIZE": world_size,
@@ -176,8 +176,8 @@ def _environment(rank: int, world_size: int) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": len(mates),
         "GROUP_RANK": 0
         if box is None
-        else sorted({int(box[other]) for other in range(world_size)}).index(int(box[rank])),
-        "GROUP_WORLD_SIZE": 1 if box is None else len({int(box[other]) for other in range(world_size)}),
+        else sorted({int(box[mate]) for mate in range(world_size)}).index(int(box[rank])),
+        "GROUP_WORLD_SIZE": 1 if box is None else len({int(box[mate]) for mate in range(world_size)}),
         "ROLE_NAME": "default",
         "ROLE_RANK": rank,
         "ROLE_WORLD_SIZE": world_size,

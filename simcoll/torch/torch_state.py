@@ -41,12 +41,13 @@ from simcoll.torch.compilation import compile_replacements
 from simcoll.torch.compute_time import compute_replacements
 from simcoll.torch.devices import CudaIsCpu, add_nccl_options, device_replacements
 from simcoll.torch.fake_tensors import change_fake_tensors
+from simcoll.torch.interrupts import Interrupts
 from simcoll.torch.own_modules import OwnModules
 from simcoll.torch.own_registers import register_replacements
 from simcoll.torch.process_group import SimcollGroup
 from simcoll.torch.process_state import OwnState, state_replacements
 from simcoll.torch.profiling import profiler_replacements
-from simcoll.torch.rank_stores import RankStore, prefixed, store_replacements
+from simcoll.torch.rank_stores import RankStore, prefix_store, store_replacements
 from simcoll.torch.rank_threads import Process, RankThread, current_thread_or_none, rank_thread_of
 from simcoll.torch.refusals import refusals
 from simcoll.torch.replacing import for_ranks, in_ranks
@@ -54,7 +55,7 @@ from simcoll.torch.sharding_rules import add_sharding_rules
 from simcoll.torch.start_methods import start_replacements
 from simcoll.torch.thread_waits import OUTSIDE_MARK, replacements
 
-__all__ = ["Ranks", "prepared"]
+__all__ = ["Ranks", "prepare_torch"]
 
 _ONE_RUN = threading.Lock()
 
@@ -62,16 +63,16 @@ _ONE_RUN = threading.Lock()
 class _WorldOfRank:
     """A ``distributed_c10d._World`` per rank; outside ranks, the original."""
 
-    def __init__(self, outside: Any) -> None:
-        vars(self)["outside"] = outside
+    def __init__(self, fallback: Any) -> None:
+        vars(self)["outside"] = fallback
 
     def _here(self) -> Any:
         thread = rank_thread_of()
         if thread is not None:
             return thread.process.groups
-        told = getattr(threading.current_thread(), OUTSIDE_MARK, None)
-        if told is not None:
-            raise RuntimeError(told)
+        refusal = getattr(threading.current_thread(), OUTSIDE_MARK, None)
+        if refusal is not None:
+            raise RuntimeError(refusal)
         return vars(self)["outside"]
 
     def __getattr__(self, name: str) -> Any:
@@ -91,8 +92,8 @@ class _BackendConfig(distributed_c10d.BackendConfig):
         if thread is not None and names != {"fake": None}:
             thread.process.backend = "nccl" if "nccl" in names else "emulator"
             return {"cpu": "simcoll"}
-        found: dict[str, str] = super().get_device_backend_map()
-        return found
+        backends: dict[str, str] = super().get_device_backend_map()
+        return backends
 
 
 class Ranks:
@@ -107,11 +108,15 @@ class Ranks:
         self._at_start = torch.get_rng_state()
         self._last: Process | None = None
         self._before = OwnState()
+        self._interrupts = Interrupts()
+        undo.enter_context(self._interrupts.noted())
 
     def start(self, number: int, environment: dict[str, str]) -> RankThread:
         """Start the thread of a rank; it ends with the run."""
         state = self._before.of_rank(environment)
-        process = Process(number, environment, self._at_start, self._take_turn, state, around=self._around)
+        process = Process(
+            number, environment, self._at_start, self._take_turn, state, self._interrupts, around=self._around
+        )
         thread = RankThread(process)
         thread.thread.start()
         thread.thread._daemonic = False  # type: ignore[attr-defined]  # threads that it starts inherit this
@@ -144,7 +149,7 @@ def _end_all(process: Process) -> None:
 
 
 @contextlib.contextmanager
-def prepared(modules: OwnModules | None = None, *, cuda: str | None = None) -> Iterator[Ranks]:
+def prepare_torch(modules: OwnModules | None = None, *, cuda: str | None = None) -> Iterator[Ranks]:
     """Prepare PyTorch for ranks in threads, and restore it at the end.
 
     Parameters
@@ -174,7 +179,7 @@ def prepared(modules: OwnModules | None = None, *, cuda: str | None = None) -> I
             add_kernels(undo)
             add_nccl_options(undo)
         if modules is not None:
-            undo.callback(sys.modules.update, modules.hidden())
+            undo.callback(sys.modules.update, modules.hide())
             _replace_all(undo, modules.replacements())
             _replace_all(undo, register_replacements(undo, modules))
         _change_torch(undo)
@@ -195,17 +200,17 @@ def _change_torch(undo: contextlib.ExitStack) -> None:
         yield RankStore(thread, store), thread.number if rank < 0 else rank, size if world_size < 0 else world_size
 
     make_group = distributed_c10d._new_process_group_helper
-    _replace(undo, distributed_c10d, "_new_process_group_helper", _noted(make_group))
+    _replace(undo, distributed_c10d, "_new_process_group_helper", _note_new_group(make_group))
     _replace(undo, distributed_c10d, "_world", _WorldOfRank(distributed_c10d._world))
     _replace(undo, distributed_c10d, "rendezvous", rendezvous(distributed_c10d.rendezvous))
     if distributed_c10d.default_pg_nccl_timeout is None:  # PyTorch would warn
         _replace(undo, distributed_c10d, "default_pg_nccl_timeout", distributed_c10d.default_pg_timeout)
     _replace(undo, distributed_c10d, "BackendConfig", _BackendConfig)
-    _replace(undo, distributed_c10d, "PrefixStore", prefixed)
-    _change_fully_sharded(undo)
+    _replace(undo, distributed_c10d, "PrefixStore", prefix_store)
+    _change_fsdp(undo)
     _replace(undo, torch._C.Future, "wait", _wait(torch._C.Future.wait))
     counting = "_set_forward_pass_work_handle"
-    _replace(undo, c10d.Reducer, counting, _counted(getattr(c10d.Reducer, counting)))
+    _replace(undo, c10d.Reducer, counting, _count_in_join(getattr(c10d.Reducer, counting)))
     _replace(undo, functools.cached_property, "__get__", _without_lock(functools.cached_property.__get__))
     for module in (dist, distributed_c10d):
         _replace(undo, module, "monitored_barrier", _monitored_barrier(distributed_c10d.monitored_barrier))
@@ -231,7 +236,7 @@ def _nccl_version(standard: Callable[[], Any]) -> Callable[[], Any]:
     return lambda: standard() if rank_thread_of() is None else (0, 0, 0)
 
 
-def _change_fully_sharded(undo: contextlib.ExitStack) -> None:
+def _change_fsdp(undo: contextlib.ExitStack) -> None:
     """Adapt FullyShardedDataParallel: on the CPU it would free a parameter that it moves, and it times all ranks in one table."""
     standard_move = FlatParamHandle.to_cpu
 
@@ -243,7 +248,7 @@ def _change_fully_sharded(undo: contextlib.ExitStack) -> None:
 
 
 @for_ranks
-def _noted(
+def _note_new_group(
     thread: RankThread, standard: Any, size: int, rank: int, members: list[int], *args: Any, **kwargs: Any
 ) -> Any:
     """Create a group, and record it in the run."""
@@ -265,17 +270,17 @@ def _monitored_barrier(
     _thread: RankThread, standard: Any, group: Any = None, timeout: Any = None, wait_all_ranks: bool = False
 ) -> None:
     """PyTorch's function, without its restriction to the backend named gloo."""
-    found = distributed_c10d.GroupMember.WORLD if group is None else group
-    if not isinstance(found, SimcollGroup):
+    chosen_group = distributed_c10d.GroupMember.WORLD if group is None else group
+    if not isinstance(chosen_group, SimcollGroup):
         standard(group, timeout, wait_all_ranks)
         return
     if timeout is not None and not isinstance(timeout, float):
         distributed_c10d._check_valid_timeout(timeout)
-    found.monitored_barrier(timeout, wait_all_ranks)
+    chosen_group.monitored_barrier(timeout, wait_all_ranks)
 
 
 @for_ranks
-def _counted(_thread: RankThread, standard: Callable[..., None], reducer: Any, work: Any, static: bool) -> None:
+def _count_in_join(_thread: RankThread, standard: Callable[..., None], reducer: Any, work: Any, static: bool) -> None:
     """How many ranks still have inputs, in ``Join``: the reducer would wait in C++, where no other rank runs."""
     if not static:
         future = work.get_future()
@@ -291,10 +296,10 @@ def _without_lock(
     """A cached property without the lock that Python before 3.12 holds while computing it, when ranks may wait in collectives."""
     if instance is None:
         return standard(self, instance, owner)
-    found = vars(instance)
-    if self.attrname not in found:
-        found[self.attrname] = self.func(instance)
-    return found[self.attrname]
+    cache = vars(instance)
+    if self.attrname not in cache:
+        cache[self.attrname] = self.func(instance)
+    return cache[self.attrname]
 
 
 @for_ranks
@@ -314,7 +319,7 @@ def _replace_all(undo: contextlib.ExitStack, changes: list[tuple[Any, str, Any]]
         _replace(undo, owner, name, value)
 
 
-def _boxed(work: Any) -> Any:
+def _box(work: Any) -> Any:
     """Wrap a Work so that C++ can own it; the Python half of a RankWork would be lost otherwise."""
     return c10d.PythonCallbackWork(work.wait).boxed()
 
@@ -327,7 +332,7 @@ def _owner(boxed_group: Any, output: Any) -> Any:
 def _all_gather_single(output: Any, source: Any, boxed_group: Any, async_op: bool = True, timeout: int = -1) -> Any:
     del async_op, timeout
     owner = _owner(boxed_group, output)
-    return output, _boxed(owner._allgather_base(output, source, c10d.AllgatherOptions()))
+    return output, _box(owner._allgather_base(output, source, c10d.AllgatherOptions()))
 
 
 def _reduce_scatter_single(
@@ -337,4 +342,4 @@ def _reduce_scatter_single(
     owner = _owner(boxed_group, output)
     options = c10d.ReduceScatterOptions()
     options.reduceOp = dist.ReduceOp.unbox(boxed_op)
-    return output, _boxed(owner._reduce_scatter_base(output, source, options))
+    return output, _box(owner._reduce_scatter_base(output, source, options))

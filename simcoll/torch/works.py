@@ -7,7 +7,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from simcoll.distributed.runtime.device import Device
+from simcoll.distributed.runtime.device import SimulatedDevice
 from simcoll.distributed.runtime.work import Work
 from simcoll.distributed.start.spawning import compute
 from simcoll.torch.rank_threads import RankThread
@@ -34,7 +34,11 @@ class RankWork(dist.Work):
     """
 
     def __init__(
-        self, thread: RankThread, parts: tuple[Work, ...], results: list[torch.Tensor], device: Device | None = None
+        self,
+        thread: RankThread,
+        parts: tuple[Work, ...],
+        results: list[torch.Tensor],
+        device: SimulatedDevice | None = None,
     ) -> None:
         super().__init__()
         self.device = device
@@ -65,12 +69,12 @@ class RankWork(dist.Work):
 
     def is_completed(self) -> bool:
         """Whether it has finished. If not, the poll takes a microsecond of simulated time."""
-        if self._is_finished():
+        if self._is_over():
             return True
         self.thread.call(compute, POLL)
-        return self._is_finished()
+        return self._is_over()
 
-    def _is_finished(self) -> bool:
+    def _is_over(self) -> bool:
         return all(part.done for part in self.parts)
 
     def is_success(self) -> bool:
@@ -104,7 +108,7 @@ class RankWork(dist.Work):
             future.work = self  # waiting for the future first waits for this, so that a hang names the missing ranks
             for part in self.parts:
                 part.rank.open_works.pop(part, None)  # the program waits for the future instead
-            if self._is_finished():
+            if self._is_over():
                 self._settle(future)
             else:
                 self._watch(future)
@@ -123,7 +127,7 @@ class RankWork(dist.Work):
 
     def _watch(self, future: torch.futures.Future[list[torch.Tensor]]) -> None:
         def over() -> None:
-            if self._is_finished():
+            if self._is_over():
                 self.thread.launch(lambda: self._settle(future))
 
         for part in self.parts:

@@ -112,6 +112,8 @@ def run(line):
     words = shlex.split(line, comments=True)
     if words[:1] == ["simcoll"]:
         from simcoll.cli import main
+    elif words[:1] == ["simcoll-check"]:
+        from simcoll_check import main
     elif words[:3] == ["python", "-m", "simcoll.distributed.run"] and "mpi" not in words:
         from simcoll.distributed.run import main
 

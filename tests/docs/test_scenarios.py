@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from simcoll.planning.sweeps.running import Table, runs
+from simcoll.planning.sweeps.running import SweepTable, runs
 from simcoll.planning.sweeps.scenario import load_scenario, scenario_topology, sweep_of
 from simcoll.planning.sweeps.sweep import best_rows, bound_rows, prepare
 from simcoll.planning.sweeps.sweep_report import sweep_hash
@@ -42,7 +42,7 @@ def played(path: Path) -> dict[str, object]:
     kept = sorted({last * place // (SIZES - 1) for place in range(SIZES)})
     sweep = replace(sweep, sizes=tuple(sweep.sizes[place] for place in kept))
     sizes = runs(sweep, prepare(sweep, topology), topology)
-    rows = Table(sweep, topology.name, tuple(row for of_size in sizes for row in of_size))
+    rows = SweepTable(sweep, topology.name, tuple(row for of_size in sizes for row in of_size))
     best = [
         {
             "size_bytes": row.size_bytes,

@@ -46,6 +46,10 @@ def test_what_the_users_program_gives_is_stored_as_its_types_say():
     assert users_program.gathered.in_place is False
     assert users_program.blocks == [0, 1]
     assert users_program.pieces.scratch.dtype == np.int64
+    assert type(users_program.channels) is int
+    assert users_program.step.src_rank.dtype == np.int64
+    assert users_program.steps == (users_program.step,)
+    assert users_program.repeated.order.tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.slow

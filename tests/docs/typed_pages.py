@@ -3,7 +3,7 @@
 ``users_program.py`` is checked as well: what the constructors of public records accept. Each page becomes one module, its blocks in
 their order and on their lines, outside of the project, so that simcoll is the installed package, as for a user. Two settings are not
 those of a user's program: a page may define a name twice, because it shows several programs of one name; and modules without types, or
-with types that take a minute to read, count as untyped.
+with types that take a minute to read, count as untyped (``simcoll_check`` has types, but nothing can mark a module in one file so).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SETTINGS = """\
 strict = True
 allow_redefinition = True
 disable_error_code = no-redef
-[mypy-torch.*,networkx.*,scipy.*,simpy.*,matplotlib.*,ml_dtypes.*]
+[mypy-torch.*,networkx.*,scipy.*,simpy.*,matplotlib.*,ml_dtypes.*,simcoll_check]
 follow_imports = skip
 ignore_missing_imports = True
 [mypy-docs_howto_pytorch]

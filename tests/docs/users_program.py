@@ -36,3 +36,10 @@ gathered = simcoll.Collective("all_gather", np.int32(4), in_place=np.bool_(False
 layout = simcoll.Layout(gathered, np.int64(1), [0, 1])
 blocks: list[int] = layout.scratch.tolist()
 pieces = simcoll.Layout(gathered, 2, np.array([3, 1], np.uint8), scratch_pieces=(0, 1))
+made = simcoll.Schedule("made", layout, list, nchannels=np.int64(2))
+channels: int = made.nchannels
+narrow = np.array([0, 1], np.int8)
+step = simcoll.types.Step(narrow, narrow, narrow, narrow, narrow, narrow, narrow)
+wide: list[int] = step.src_rank.tolist()
+repeated = simcoll.types.Repeat([step], np.int64(2), 0, 0, 4, order=[0, 1, 2, 3])
+steps: tuple[simcoll.types.Step, ...] = repeated.steps

@@ -32,7 +32,18 @@ DECLARED = list(declared())
 
 
 def test_the_public_records_that_convert_declare_what_they_take():
-    assert {"Background", "Collective", "Layout", "LinkShare", "Protocol", "Slow"} <= {each.id for each in DECLARED}
+    assert {
+        "Background",
+        "Collective",
+        "Layout",
+        "LinkShare",
+        "Plan",
+        "Protocol",
+        "Repeat",
+        "Schedule",
+        "Slow",
+        "Step",
+    } <= {each.id for each in DECLARED}
 
 
 @pytest.mark.parametrize(("module", "name", "arguments"), DECLARED)

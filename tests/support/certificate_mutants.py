@@ -5,6 +5,7 @@ Some mutations change nothing that counts (a repeat unrolled, rows in another or
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from functools import cache
@@ -51,9 +52,8 @@ def stock() -> tuple[str, ...]:
         texts.append(certificate_bytes(schedule, verify(schedule)))
         plan = simcoll.bind(schedule, 2 * schedule.layout.chunks)
         texts.append(certificate_bytes(lower(plan), check_lowering(plan)))
-    for kind, n in itertools.product(("all_reduce", "all_gather", "reduce_scatter"), (2, 3, 4, 5)):
-        ring = simcoll.schedule(kind, "ring", nranks=n, channels=1 + n % 2)
-        texts.append(certificate_bytes(ring, verify_by_symmetry(ring)))
+        with contextlib.suppress(simcoll.ScheduleError):  # most have no symmetry
+            texts.append(certificate_bytes(schedule, verify_by_symmetry(schedule)))
     texts.extend(certificate_bytes(program, verify_program(program)) for program in programs())
     return tuple(dict.fromkeys(text.decode() for text in texts))
 
@@ -351,6 +351,8 @@ def layout_changed(record, rng):
         record[name] = not record.get(name, False)
     elif name in {"chunks", "channels"}:
         record[name] = record.get(name, 1) + rng.choice((-1, 1))
+    elif record["collective"]["kind"] == "barrier":  # which has no blocks
+        return None
     elif not record.get(name):
         record["scratch"] = [0]
     elif isinstance(record[name][0], list):

@@ -14,7 +14,7 @@ from pathlib import Path
 from realcoll.meeting.meeting_messages import Bye, Fail, Join, Meet
 from realcoll.start.pmi import Board
 from simcoll.distributed.server.frames import Hello, encode
-from simcoll.distributed.stores.wire import Request, Verb
+from simcoll.distributed.stores.wire import StoreRequest, Verb
 from tests.support.hostile_doors import MeetingDoor, StoreDoor
 
 __all__ = ["SERVERS", "Watch", "fuzz"]
@@ -31,7 +31,7 @@ HELLO = bytes(encode(Hello("simcoll-store/2", b"n" * 32, b"p" * 32)))
 
 def _sound(verb):
     keys = ("k",) * (2 if verb.keys is None else verb.keys)
-    return bytes(encode(Request(verb, -1, 50, keys, (b"v",) * (verb.values or 0))))
+    return bytes(encode(StoreRequest(verb, -1, 50, keys, (b"v",) * (verb.values or 0))))
 
 
 REQUESTS = [_sound(verb) for verb in Verb]

@@ -12,7 +12,7 @@ import threading
 import time
 
 from simcoll.distributed.stores import TCPStore
-from simcoll.distributed.stores.wire import MAX_ITEMS, Request, Verb
+from simcoll.distributed.stores.wire import MAX_ITEMS, StoreRequest, Verb
 from tests.support.frame_fuzz import Watch
 from tests.support.hostile_doors import StoreDoor, encode
 
@@ -22,7 +22,7 @@ MANY = tuple(f"k{i}" for i in range(MAX_ITEMS - 1))
 
 
 def _frame(*asked, **more):
-    return bytes(encode(Request(*asked, **more)))
+    return bytes(encode(StoreRequest(*asked, **more)))
 
 
 def _flood(port, data, clients):

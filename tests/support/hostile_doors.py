@@ -11,7 +11,7 @@ from dataclasses import replace
 from realcoll.meeting.control import join
 from realcoll.meeting.host import Host
 from realcoll.meeting.meeting_messages import LIMITS, SERVICE, TOLD, Join, Meet, Met
-from simcoll.distributed.server.frames import Channel, decode, encode, introduce
+from simcoll.distributed.server.frames import FrameChannel, decode, encode, introduce
 from simcoll.distributed.stores import Limits, TCPStore, wire
 from simcoll.distributed.stores.wire import Verb
 
@@ -38,7 +38,7 @@ def greeted(address, service, secret):
     """A bare socket that has said a correct hello."""
     sock = socket.create_connection(address, 10)
     try:
-        introduce(Channel(sock), service, secret, 10)
+        introduce(FrameChannel(sock), service, secret, 10)
     except OSError:
         sock.close()
         raise
@@ -48,7 +48,7 @@ def greeted(address, service, secret):
 class StoreDoor:
     """A TCPStore and its server."""
 
-    request = bytes(encode(wire.Request(Verb.SET, keys=("k",), values=(b"v",))))
+    request = bytes(encode(wire.StoreRequest(Verb.SET, keys=("k",), values=(b"v",))))
 
     def __init__(self, secret="", **limits):
         self.secret = secret

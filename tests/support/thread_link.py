@@ -36,7 +36,7 @@ class ThreadLink:
             mine, self.office.control[self.rank] = self.office.control[self.rank], []
         return mine
 
-    def lost(self):
+    def death_notice(self):
         return self.office.given_up
 
     def execute(self, plan, rank, data, stream, poll):

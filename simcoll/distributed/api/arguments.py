@@ -13,14 +13,26 @@ from simcoll.arrays import Array
 from simcoll.core.array_views import array_on
 from simcoll.core.reduction import Reduction
 from simcoll.distributed.api.groups import ProcessGroup, rank_in_group
-from simcoll.distributed.runtime.calls import Call
+from simcoll.distributed.runtime.calls import CollectiveCall
 from simcoll.distributed.runtime.fake import FakeArray
 from simcoll.libraries.choices import Choice
 
 __all__ = [
-    "as_array", "as_arrays", "call_on", "check_alike", "check_length", "check_list_of_root", "check_whole", "contiguous", "one_dtype",
-    "one_per_rank", "root_of", "shapes_of", "sizes_of", "split_sizes",
-]  # fmt: skip
+    "as_array",
+    "as_arrays",
+    "call_on",
+    "check_alike",
+    "check_length",
+    "check_list_of_root",
+    "check_whole",
+    "contiguous",
+    "one_dtype",
+    "one_per_rank",
+    "root_of",
+    "shapes_of",
+    "sizes_of",
+    "split_sizes",
+]
 
 
 def as_array(value: Any, parameter: str = "tensor") -> Array:
@@ -32,13 +44,13 @@ def as_array(value: Any, parameter: str = "tensor") -> Array:
     if isinstance(value, np.ndarray):
         return value
     plain = isinstance(value, (list, tuple, str, int, float, complex, bool, type(None), dict))
-    found = None if plain else array_on(value)
-    if found is None:
+    array = None if plain else array_on(value)
+    if array is None:
         raise TypeError(
             f"Invalid function argument. Expected parameter `{parameter}` of type torch.Tensor but got {type(value)} instead."
             " Pass a numpy array, or an object that shares its memory (buffer protocol, DLPack)."
         )
-    return found
+    return array
 
 
 def as_arrays(values: Any, parameter: str) -> list[Array]:
@@ -56,30 +68,30 @@ def contiguous(array: Array) -> bool:
     return array.flags.c_contiguous or isinstance(array, FakeArray)
 
 
-def root_of(found: ProcessGroup, global_rank: int | None, group_rank: int | None, default: int | None = None) -> int:
+def root_of(group: ProcessGroup, global_rank: int | None, group_rank: int | None, default: int | None = None) -> int:
     """The group rank of a root or peer, given by either its global rank or its group rank."""
     if global_rank is not None and group_rank is not None:
         raise ValueError("Can't specify both group_rank and global_rank")
     if group_rank is not None:
-        if not 0 <= group_rank < found.size():
-            raise RuntimeError(f"invalid root rank: {group_rank}; {found!r} has group ranks 0..{found.size() - 1}")
+        if not 0 <= group_rank < group.size():
+            raise RuntimeError(f"invalid root rank: {group_rank}; {group!r} has group ranks 0..{group.size() - 1}")
         return group_rank
     if global_rank is None:
         if default is None:
             raise ValueError("Must specify global_rank or group_rank")
         global_rank = default
-    return rank_in_group(found, global_rank)
+    return rank_in_group(group, global_rank)
 
 
 def shapes_of(arrays: Sequence[Array]) -> str:
     """Shapes, as messages show them."""
-    return _shown(tuple([array.shape for array in arrays[:4]]), len(arrays))
+    return _list_shapes(tuple([array.shape for array in arrays[:4]]), len(arrays))
 
 
 @functools.lru_cache(maxsize=1024)
-def _shown(shapes: tuple[tuple[int, ...], ...], count: int) -> str:
-    shown = ", ".join(str(list(shape)) for shape in shapes)
-    return f"{shown}, ... ({count} tensors)" if count > 4 else shown
+def _list_shapes(shapes: tuple[tuple[int, ...], ...], count: int) -> str:
+    text = ", ".join(str(list(shape)) for shape in shapes)
+    return f"{text}, ... ({count} tensors)" if count > 4 else text
 
 
 def call_on(
@@ -90,12 +102,12 @@ def call_on(
     op: Reduction | None = None,
     root: int | None = None,
     size: int | None = None,
-) -> Call:
+) -> CollectiveCall:
     """The call of a collective on one tensor per rank, with blocks of ``size`` elements (default: the whole tensor)."""
     if algorithm is None and (op is None or op.factor is None):
         return _call_on(name, kind, array.shape, array.dtype, None if op is None else op.name, root, size)
     blocks = array.size if size is None else size
-    return Call(name, kind, blocks, array.dtype, shapes_of([array]), op, root, algorithm=algorithm)
+    return CollectiveCall(name, kind, blocks, array.dtype, shapes_of([array]), op, root, algorithm=algorithm)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -107,29 +119,31 @@ def _call_on(
     op: str | None,
     root: int | None,
     size: int | None,
-) -> Call:
+) -> CollectiveCall:
     """The same call for all ranks, which need not be compared then."""
     blocks = math.prod(shape) if size is None else size
-    return Call(name, kind, blocks, dtype, _shown((shape,), 1), None if op is None else Reduction(op), root)
+    return CollectiveCall(
+        name, kind, blocks, dtype, _list_shapes((shape,), 1), None if op is None else Reduction(op), root
+    )
 
 
 def one_dtype(arrays: Sequence[Array], function: str) -> np.dtype[Any]:
     """The common dtype of some arrays; a ValueError when they differ."""
     dtype = arrays[0].dtype
-    other = next((array for array in arrays if array.dtype != dtype), None)
-    if other is not None:
+    mismatch = next((array for array in arrays if array.dtype != dtype), None)
+    if mismatch is not None:
         raise ValueError(
-            f"Invalid usage of tensors with different dtypes in {function}: {dtype.name} and {other.dtype.name}"
+            f"Invalid usage of tensors with different dtypes in {function}: {dtype.name} and {mismatch.dtype.name}"
         )
     return dtype
 
 
-def one_per_rank(tensors: Any, parameter: str, found: ProcessGroup) -> list[Array]:
+def one_per_rank(tensors: Any, parameter: str, group: ProcessGroup) -> list[Array]:
     """A list with one tensor for every rank."""
     arrays = as_arrays(tensors, parameter)
-    if len(arrays) != found.size():
+    if len(arrays) != group.size():
         raise RuntimeError(
-            f"{parameter}: tensor list size {len(arrays)} does not match world size {found.size()}; expected one tensor per rank"
+            f"{parameter}: tensor list size {len(arrays)} does not match world size {group.size()}; expected one tensor per rank"
         )
     return arrays
 
@@ -140,11 +154,11 @@ def sizes_of(arrays: Sequence[Array]) -> int | tuple[int, ...]:
     return sizes[0] if len(set(sizes)) == 1 else sizes
 
 
-def check_list_of_root(given: Any, parameter: str, side: str, *, mine: bool) -> bool:
+def check_list_of_root(tensors: Any, parameter: str, side: str, *, mine: bool) -> bool:
     """Refuse a list that is missing on the ``side`` (source or destination) rank, or given on any other."""
-    if mine and not given:
+    if mine and not tensors:
         raise ValueError(f"Argument ``{parameter}`` must be specified on {side} rank.")
-    if given and not mine:
+    if tensors and not mine:
         raise ValueError(f"Argument ``{parameter}`` must NOT be specified on non-{side} ranks.")
     return mine
 
@@ -160,12 +174,12 @@ def check_alike(arrays: Sequence[Array], like: Array, parameter: str, function: 
             )
 
 
-def check_whole(whole: Array, part: Array, n: int, whole_name: str, part_name: str) -> None:
+def check_whole(combined: Array, part: Array, n: int, combined_name: str, part_name: str) -> None:
     """Refuse a concatenated tensor whose size is not ``n`` times one rank's part."""
-    if whole.size != n * part.size:
+    if combined.size != n * part.size:
         raise RuntimeError(
-            f"{whole_name} tensor size must be equal to world_size times {part_name} tensor size: {whole.size} elements "
-            f"{list(whole.shape)} is not {n} x {part.size} {list(part.shape)}"
+            f"{combined_name} tensor size must be equal to world_size times {part_name} tensor size: {combined.size} elements "
+            f"{list(combined.shape)} is not {n} x {part.size} {list(part.shape)}"
         )
 
 
@@ -180,13 +194,13 @@ def split_sizes(array: Array, splits: Sequence[int] | None, n: int) -> tuple[int
         raise RuntimeError(f"Number of tensor splits not equal to group size: {len(splits)} splits, {n} ranks")
     if sum(splits) != rows or min(splits) < 0:
         raise RuntimeError(f"Split sizes doesn't match total dim 0 size: {list(splits)} and {rows} rows")
-    each = array.size // rows if rows else 0
-    return tuple(int(split) * each for split in splits)
+    row_size = array.size // rows if rows else 0
+    return tuple(int(split) * row_size for split in splits)
 
 
-def check_length(inputs: Sequence[Any], found: ProcessGroup) -> None:
+def check_length(inputs: Sequence[Any], group: ProcessGroup) -> None:
     """Refuse an input list without exactly one entry per rank."""
-    if len(inputs) != found.size():
+    if len(inputs) != group.size():
         raise RuntimeError(
-            f"Incorrect input list size {len(inputs)}. Input list size should be {found.size()}, same as size of the process group."
+            f"Incorrect input list size {len(inputs)}. Input list size should be {group.size()}, same as size of the process group."
         )

@@ -10,9 +10,16 @@ from typing import Any, ClassVar
 from simcoll.errors import nearest
 
 __all__ = [
-    "Backend", "get_default_backend_for_device", "get_node_local_rank", "is_available", "is_gloo_available", "is_mpi_available",
-    "is_nccl_available", "is_torchelastic_launched", "is_xccl_available",
-]  # fmt: skip
+    "Backend",
+    "get_default_backend_for_device",
+    "get_node_local_rank",
+    "is_available",
+    "is_gloo_available",
+    "is_mpi_available",
+    "is_nccl_available",
+    "is_torchelastic_launched",
+    "is_xccl_available",
+]
 
 _DEVICES = {"cpu": "emulator", "cuda": "emulator"}
 
@@ -123,10 +130,10 @@ def get_default_backend_for_device(device: Any) -> str:
 
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
     """Rank of this process on its machine, from the launcher's ``LOCAL_RANK``; a RuntimeError without that and a fallback."""
-    found = os.environ.get("LOCAL_RANK", fallback_rank)
-    if found is None:
+    local_rank = os.environ.get("LOCAL_RANK", fallback_rank)
+    if local_rank is None:
         raise RuntimeError(
             "LOCAL_RANK is not in the environment. Consider passing fallback_rank to allow `get_node_local_rank` to work, "
             "assuming you are not running in an environment with multiple local ranks."
         )
-    return int(found)
+    return int(local_rank)

@@ -12,7 +12,7 @@ from simcoll.core.reduction import Reduction
 from simcoll.distributed.api.arguments import contiguous
 from simcoll.distributed.api.groups import default_group
 from simcoll.distributed.api.reductions import ReduceOp, check_op
-from simcoll.distributed.runtime.calls import Call
+from simcoll.distributed.runtime.calls import CollectiveCall
 from simcoll.distributed.runtime.collective_calls import play
 from simcoll.distributed.runtime.work import Work
 from simcoll.distributed.runtime.world import ProcessGroup, current_rank
@@ -52,7 +52,7 @@ def all_reduce_coalesced(
     """Reduce tensors of one dtype in place, as one tensor."""
     reduction = op if isinstance(op, Reduction) else check_op(op, arrays[0].dtype, "all_reduce")
     size = sum(array.size for array in arrays)
-    call = Call("all_reduce_coalesced", "all_reduce", size, arrays[0].dtype, _shapes(arrays), reduction)
+    call = CollectiveCall("all_reduce_coalesced", "all_reduce", size, arrays[0].dtype, _shapes(arrays), reduction)
     return play(group, call, arrays, arrays, arrays, async_op=async_op)
 
 
@@ -61,13 +61,15 @@ def all_gather_coalesced(
 ) -> Work | None:
     """Collect tensors of one dtype; ``outputs[r]`` receive those of rank r."""
     size = sum(array.size for array in inputs)
-    if len(outputs) != group.size() or any(sum(array.size for array in each) != size for each in outputs):
+    if len(outputs) != group.size() or any(
+        sum(array.size for array in rank_outputs) != size for rank_outputs in outputs
+    ):
         raise RuntimeError(
             f"all_gather_coalesced: expected room for {size} elements of each of {group.size()} ranks, got "
-            f"{[sum(array.size for array in each) for each in outputs]}"
+            f"{[sum(array.size for array in rank_outputs) for rank_outputs in outputs]}"
         )
-    call = Call("all_gather_coalesced", "all_gather", size, inputs[0].dtype, _shapes(inputs))
-    targets = [array for each in outputs for array in each]
+    call = CollectiveCall("all_gather_coalesced", "all_gather", size, inputs[0].dtype, _shapes(inputs))
+    targets = [array for rank_outputs in outputs for array in rank_outputs]
     return play(group, call, inputs, targets, targets, async_op=async_op)
 
 
@@ -77,13 +79,15 @@ def reduce_scatter_coalesced(
     """Reduce tensors of one dtype; rank r gets the reduction of all ranks' ``inputs[r]``."""
     reduction = op if isinstance(op, Reduction) else check_op(op, outputs[0].dtype, "reduce_scatter")
     size = sum(array.size for array in outputs)
-    if any(sum(array.size for array in each) != size for each in inputs):
+    if any(sum(array.size for array in rank_inputs) != size for rank_inputs in inputs):
         raise RuntimeError(
             f"reduce_scatter_coalesced: expected {size} elements for each of {group.size()} ranks, got "
-            f"{[sum(array.size for array in each) for each in inputs]}"
+            f"{[sum(array.size for array in rank_inputs) for rank_inputs in inputs]}"
         )
-    sources = [array for each in inputs for array in each]
-    call = Call("reduce_scatter_coalesced", "reduce_scatter", size, outputs[0].dtype, _shapes(sources), reduction)
+    sources = [array for rank_inputs in inputs for array in rank_inputs]
+    call = CollectiveCall(
+        "reduce_scatter_coalesced", "reduce_scatter", size, outputs[0].dtype, _shapes(sources), reduction
+    )
     return play(group, call, sources, outputs, outputs, async_op=async_op)
 
 
@@ -116,30 +120,30 @@ def coalescing(group: Any = None, device: Any = None, async_ops: bool = False) -
     ValueError
         Inside another such block of the same group.
     """
-    found = group or default_group()
+    process_group = group or default_group()
     me = current_rank()
-    if found.communicator in me.coalescing:
+    if process_group.communicator in me.coalescing:
         raise ValueError("ProcessGroup has non-empty op list at the start of coalescing: blocks cannot be nested")
-    calls = me.coalescing[found.communicator] = []
+    calls = me.coalescing[process_group.communicator] = []
     together = Coalesced()
     try:
         yield together
     finally:
-        del me.coalescing[found.communicator]
-    alike: dict[Any, list[tuple[Call, list[Array], list[Array]]]] = {}
-    for each in calls:
-        call = each[0]
+        del me.coalescing[process_group.communicator]
+    batches: dict[Any, list[tuple[CollectiveCall, list[Array], list[Array]]]] = {}
+    for entry in calls:
+        call = entry[0]
         single = call.kind == "all_reduce" or call.name in ("all_gather_into_tensor", "reduce_scatter_tensor")
-        alike.setdefault((call.kind, call.dtype, call.op) if single else id(each), []).append(each)
-    for batch in alike.values():
-        work = _start(found, batch)
+        batches.setdefault((call.kind, call.dtype, call.op) if single else id(entry), []).append(entry)
+    for batch in batches.values():
+        work = _start(process_group, batch)
         if work is not None:
             together.works.append(work)
     if not async_ops:
         together.wait()
 
 
-def _start(group: ProcessGroup, batch: list[tuple[Call, list[Array], list[Array]]]) -> Work | None:
+def _start(group: ProcessGroup, batch: list[tuple[CollectiveCall, list[Array], list[Array]]]) -> Work | None:
     """Start one call, or several like calls as one."""
     call, sources, targets = batch[0]
     if len(batch) == 1:
@@ -148,8 +152,8 @@ def _start(group: ProcessGroup, batch: list[tuple[Call, list[Array], list[Array]
     outputs = [array for _, _, arrays in batch for array in arrays]
     if call.kind == "all_reduce" and call.op is not None:
         return all_reduce_coalesced(outputs, call.op, group, async_op=True)
-    whole = outputs if call.kind == "all_gather" else inputs
-    rows = list(map(list, zip(*(by_rank(array, group.size()) for array in whole), strict=True)))
+    combined = outputs if call.kind == "all_gather" else inputs
+    rows = list(map(list, zip(*(by_rank(array, group.size()) for array in combined), strict=True)))
     if call.op is None:
         return all_gather_coalesced(rows, inputs, group, async_op=True)
     return reduce_scatter_coalesced(outputs, rows, call.op, group, async_op=True)

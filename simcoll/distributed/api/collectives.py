@@ -32,15 +32,27 @@ from simcoll.distributed.api.arguments import (
 )
 from simcoll.distributed.api.groups import member_of
 from simcoll.distributed.api.reductions import ReduceOp, check_op
-from simcoll.distributed.runtime.calls import Call
+from simcoll.distributed.runtime.calls import CollectiveCall
 from simcoll.distributed.runtime.collective_calls import play
 from simcoll.distributed.runtime.work import Work
 from simcoll.libraries.choices import Choice
 
 __all__ = [
-    "all_gather", "all_gather_into_tensor", "all_gather_single", "all_reduce", "all_to_all", "all_to_all_single", "barrier", "broadcast",
-    "gather", "reduce", "reduce_scatter", "reduce_scatter_single", "reduce_scatter_tensor", "scatter",
-]  # fmt: skip
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_single",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "gather",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_tensor",
+    "scatter",
+]
 
 
 def broadcast(
@@ -54,13 +66,13 @@ def broadcast(
 ) -> Work | MaybeNone:
     """Copy the tensor of one rank (global rank ``src``, or group rank ``group_src``) to all others."""
     array = as_array(tensor)
-    if (found := member_of(group, "broadcast")) is None:
+    if (process_group := member_of(group, "broadcast")) is None:
         return None
-    root = root_of(found, src, group_src)
+    root = root_of(process_group, src, group_src)
     call = call_on(array, "broadcast", "broadcast", algorithm, root=root)
-    sources = [array] if found.rank() == root else []
-    targets = [] if found.rank() == root else [array]
-    return play(found, call, sources, targets, [tensor], async_op=async_op)
+    sources = [array] if process_group.rank() == root else []
+    targets = [] if process_group.rank() == root else [array]
+    return play(process_group, call, sources, targets, [tensor], async_op=async_op)
 
 
 def all_reduce(
@@ -69,11 +81,11 @@ def all_reduce(
     """Reduce the tensors of all ranks; every rank gets the same bits."""
     array = as_array(tensor)
     reduction = check_op(op, array.dtype, "all_reduce")
-    if (found := member_of(group, "all_reduce")) is None:
+    if (process_group := member_of(group, "all_reduce")) is None:
         return None
     call = call_on(array, "all_reduce", "all_reduce", algorithm, reduction)
-    both = [array]
-    return play(found, call, both, both, [tensor], async_op=async_op)
+    buffers = [array]
+    return play(process_group, call, buffers, buffers, [tensor], async_op=async_op)
 
 
 def reduce(
@@ -89,11 +101,13 @@ def reduce(
     """Reduce the tensors of all ranks on one rank; the others keep theirs."""
     array = as_array(tensor)
     reduction = check_op(op, array.dtype, "reduce")
-    if (found := member_of(group, "reduce")) is None:
+    if (process_group := member_of(group, "reduce")) is None:
         return None
-    root = root_of(found, dst, group_dst)
+    root = root_of(process_group, dst, group_dst)
     call = call_on(array, "reduce", "reduce", algorithm, reduction, root)
-    return play(found, call, [array], [array] if found.rank() == root else [], [tensor], async_op=async_op)
+    return play(
+        process_group, call, [array], [array] if process_group.rank() == root else [], [tensor], async_op=async_op
+    )
 
 
 def all_gather(
@@ -101,18 +115,18 @@ def all_gather(
 ) -> Work | MaybeNone:
     """Collect the tensors of all ranks, in group order, in a list on every rank. Sizes may differ between ranks."""
     outputs, array = as_arrays(tensor_list, "tensor_list"), as_array(tensor)
-    if (found := member_of(group, "all_gather")) is None:
+    if (process_group := member_of(group, "all_gather")) is None:
         return None
-    outputs = one_per_rank(tensor_list, "tensor_list", found)
+    outputs = one_per_rank(tensor_list, "tensor_list", process_group)
     dtype = one_dtype([array, *outputs], "all_gather")
-    own = outputs[found.rank()]
-    if own.size != array.size:
+    own_output = outputs[process_group.rank()]
+    if own_output.size != array.size:
         raise RuntimeError(
-            f"invalid tensor size at index {found.rank()} (expected {array.shape}, got {own.shape}): rank {found.rank()} puts "
-            "its own tensor there"
+            f"invalid tensor size at index {process_group.rank()} (expected {array.shape}, got {own_output.shape}): "
+            f"rank {process_group.rank()} puts its own tensor there"
         )
-    call = Call("all_gather", "all_gather", sizes_of(outputs), dtype, shapes_of(outputs), algorithm=algorithm)
-    return play(found, call, [array], outputs, tensor_list, async_op=async_op)
+    call = CollectiveCall("all_gather", "all_gather", sizes_of(outputs), dtype, shapes_of(outputs), algorithm=algorithm)
+    return play(process_group, call, [array], outputs, tensor_list, async_op=async_op)
 
 
 def all_gather_into_tensor(
@@ -120,15 +134,15 @@ def all_gather_into_tensor(
 ) -> Work | MaybeNone:
     """Collect the tensors of all ranks in one, concatenated along dimension 0 or stacked along a new dimension."""
     output, array = as_array(output_tensor, "output_tensor"), as_array(input_tensor, "input_tensor")
-    if (found := member_of(group, "all_gather_into_tensor")) is None:
+    if (process_group := member_of(group, "all_gather_into_tensor")) is None:
         return None
     if output.dtype != array.dtype:
         raise RuntimeError(
             f"output tensor must have the same type as input tensor: {output.dtype.name}, {array.dtype.name}"
         )
-    check_whole(output, array, found.size(), "output", "input")
+    check_whole(output, array, process_group.size(), "output", "input")
     call = call_on(array, "all_gather_into_tensor", "all_gather", algorithm)
-    return play(found, call, [array], [output], [output_tensor], async_op=async_op)
+    return play(process_group, call, [array], [output], [output_tensor], async_op=async_op)
 
 
 def gather(
@@ -143,15 +157,15 @@ def gather(
 ) -> Work | MaybeNone:
     """Collect the tensors of all ranks, in group order, in a list on one rank (default: global rank 0)."""
     array = as_array(tensor)
-    if (found := member_of(group, "gather")) is None:
+    if (process_group := member_of(group, "gather")) is None:
         return None
-    root = root_of(found, dst, group_dst, default=0)
+    root = root_of(process_group, dst, group_dst, default=0)
     outputs: list[Array] = []
-    if check_list_of_root(gather_list, "gather_list", "destination", mine=found.rank() == root):
-        outputs = one_per_rank(gather_list, "gather_list", found)
+    if check_list_of_root(gather_list, "gather_list", "destination", mine=process_group.rank() == root):
+        outputs = one_per_rank(gather_list, "gather_list", process_group)
         check_alike(outputs, array, "gather_list", "gather")
     call = call_on(array, "gather", "gather", algorithm, root=root)
-    return play(found, call, [array], outputs, list(gather_list or []), async_op=async_op)
+    return play(process_group, call, [array], outputs, list(gather_list or []), async_op=async_op)
 
 
 def scatter(
@@ -166,16 +180,16 @@ def scatter(
 ) -> Work | MaybeNone:
     """Give every rank one tensor of the list of one rank (default: global rank 0)."""
     array = as_array(tensor)
-    if (found := member_of(group, "scatter")) is None:
+    if (process_group := member_of(group, "scatter")) is None:
         return None
-    root = root_of(found, src, group_src, default=0)
+    root = root_of(process_group, src, group_src, default=0)
     inputs: list[Array] = []
-    if check_list_of_root(scatter_list, "scatter_list", "source", mine=found.rank() == root):
+    if check_list_of_root(scatter_list, "scatter_list", "source", mine=process_group.rank() == root):
         inputs = as_arrays(scatter_list, "scatter_list")
-        check_length(inputs, found)
+        check_length(inputs, process_group)
         check_alike(inputs, array, "scatter_list", "scatter")
     call = call_on(array, "scatter", "scatter", algorithm, root=root)
-    return play(found, call, inputs, [array], [tensor], async_op=async_op)
+    return play(process_group, call, inputs, [array], [tensor], async_op=async_op)
 
 
 def reduce_scatter(
@@ -190,22 +204,22 @@ def reduce_scatter(
     """Reduce entry i of the lists of all ranks on rank i. Entries may differ in size."""
     array, inputs = as_array(output, "output"), as_arrays(input_list, "input_list")
     reduction = check_op(op, array.dtype, "reduce_scatter")
-    if (found := member_of(group, "reduce_scatter")) is None:
+    if (process_group := member_of(group, "reduce_scatter")) is None:
         return None
-    if len(inputs) != found.size():
+    if len(inputs) != process_group.size():
         raise RuntimeError(
-            f"invalid input tensor list size, must be world size: got {len(inputs)}, world size {found.size()}"
+            f"invalid input tensor list size, must be world size: got {len(inputs)}, world size {process_group.size()}"
         )
     dtype = one_dtype([array, *inputs], "reduce_scatter")
-    own = inputs[found.rank()]
-    if own.size != array.size:
+    own_input = inputs[process_group.rank()]
+    if own_input.size != array.size:
         raise RuntimeError(
-            f"output tensor has {list(array.shape)}, but entry {found.rank()} of the input list has {list(own.shape)}"
+            f"output tensor has {list(array.shape)}, but entry {process_group.rank()} of the input list has {list(own_input.shape)}"
         )
-    call = Call(
+    call = CollectiveCall(
         "reduce_scatter", "reduce_scatter", sizes_of(inputs), dtype, shapes_of(inputs), reduction, algorithm=algorithm
     )
-    return play(found, call, inputs, [array], [output], async_op=async_op)
+    return play(process_group, call, inputs, [array], [output], async_op=async_op)
 
 
 def reduce_scatter_tensor(
@@ -218,17 +232,17 @@ def reduce_scatter_tensor(
     algorithm: Choice = None,
 ) -> Work | MaybeNone:
     """Reduce part i of the inputs of all ranks on rank i; parts are concatenated or stacked along dimension 0."""
-    array, whole = as_array(output, "output"), as_array(input, "input")
+    array, source = as_array(output, "output"), as_array(input, "input")
     reduction = check_op(op, array.dtype, "reduce_scatter_tensor")
-    if (found := member_of(group, "reduce_scatter_tensor")) is None:
+    if (process_group := member_of(group, "reduce_scatter_tensor")) is None:
         return None
-    if array.dtype != whole.dtype:
+    if array.dtype != source.dtype:
         raise RuntimeError(
-            f"input tensor must be the same type as the output tensor: {whole.dtype.name}, {array.dtype.name}"
+            f"input tensor must be the same type as the output tensor: {source.dtype.name}, {array.dtype.name}"
         )
-    check_whole(whole, array, found.size(), "input", "output")
-    call = call_on(whole, "reduce_scatter_tensor", "reduce_scatter", algorithm, reduction, size=array.size)
-    return play(found, call, [whole], [array], [output], async_op=async_op)
+    check_whole(source, array, process_group.size(), "input", "output")
+    call = call_on(source, "reduce_scatter_tensor", "reduce_scatter", algorithm, reduction, size=array.size)
+    return play(process_group, call, [source], [array], [output], async_op=async_op)
 
 
 all_gather_single = all_gather_into_tensor
@@ -247,16 +261,16 @@ def all_to_all_single(
 ) -> Work | MaybeNone:
     """Split the input along dimension 0, send part i to rank i, and concatenate the parts received."""
     target, source = as_array(output, "output"), as_array(input, "input")
-    if (found := member_of(group, "all_to_all_single")) is None:
+    if (process_group := member_of(group, "all_to_all_single")) is None:
         return None
     dtype = one_dtype([target, source], "all_to_all_single")
     if not (contiguous(target) and contiguous(source)):
         raise ValueError("Tensors must be contiguous")
-    n = found.size()
+    n = process_group.size()
     splits = (split_sizes(source, input_split_sizes, n), split_sizes(target, output_split_sizes, n))
-    shown = f"{shapes_of([source])} -> {shapes_of([target])}"
-    call = Call("all_to_all_single", "all_to_all", (), dtype, shown, splits=splits, algorithm=algorithm)
-    return play(found, call, [source], [target], [output], async_op=async_op)
+    shapes = f"{shapes_of([source])} -> {shapes_of([target])}"
+    call = CollectiveCall("all_to_all_single", "all_to_all", (), dtype, shapes, splits=splits, algorithm=algorithm)
+    return play(process_group, call, [source], [target], [output], async_op=async_op)
 
 
 def all_to_all(
@@ -270,14 +284,14 @@ def all_to_all(
     """Send entry i of the input list to rank i; entry i of the output list comes from rank i."""
     as_arrays(output_tensor_list, "output_tensor_list")
     as_arrays(input_tensor_list, "input_tensor_list")
-    if (found := member_of(group, "all_to_all")) is None:
+    if (process_group := member_of(group, "all_to_all")) is None:
         return None
-    outputs = one_per_rank(output_tensor_list, "output_tensor_list", found)
-    inputs = one_per_rank(input_tensor_list, "input_tensor_list", found)
+    outputs = one_per_rank(output_tensor_list, "output_tensor_list", process_group)
+    inputs = one_per_rank(input_tensor_list, "input_tensor_list", process_group)
     dtype = one_dtype([*outputs, *inputs], "all_to_all")
     splits = (tuple(array.size for array in inputs), tuple(array.size for array in outputs))
-    call = Call("all_to_all", "all_to_all", (), dtype, shapes_of(inputs), splits=splits, algorithm=algorithm)
-    return play(found, call, inputs, outputs, output_tensor_list, async_op=async_op)
+    call = CollectiveCall("all_to_all", "all_to_all", (), dtype, shapes_of(inputs), splits=splits, algorithm=algorithm)
+    return play(process_group, call, inputs, outputs, output_tensor_list, async_op=async_op)
 
 
 def barrier(
@@ -289,10 +303,10 @@ def barrier(
     algorithm: Choice = None,
 ) -> Work | MaybeNone:
     """Wait until every rank of the group has called. ``device_ids`` is ignored."""
-    if (found := member_of(group, "barrier")) is None:
+    if (process_group := member_of(group, "barrier")) is None:
         return None
     call = _BARRIER if algorithm is None else replace(_BARRIER, algorithm=algorithm)
-    return play(found, call, [], [], [], async_op=async_op, timeout=timeout)
+    return play(process_group, call, [], [], [], async_op=async_op, timeout=timeout)
 
 
-_BARRIER = Call("barrier", "barrier", 0, np.dtype(np.uint8))
+_BARRIER = CollectiveCall("barrier", "barrier", 0, np.dtype(np.uint8))

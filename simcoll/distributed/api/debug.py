@@ -19,8 +19,13 @@ from simcoll.distributed.runtime.world import current_rank, current_rank_or_none
 from simcoll.errors import nearest
 
 __all__ = [
-    "DebugLevel", "breakpoint", "get_debug_level", "monitored_barrier", "set_debug_level", "set_debug_level_from_env",
-]  # fmt: skip
+    "DebugLevel",
+    "breakpoint",
+    "get_debug_level",
+    "monitored_barrier",
+    "set_debug_level",
+    "set_debug_level_from_env",
+]
 
 
 def monitored_barrier(
@@ -42,7 +47,7 @@ def monitored_barrier(
     TypeError
         For a timeout that is not a timedelta; a float counts as seconds, with a warning.
     """
-    if (found := member_of(group, "monitored_barrier")) is None:
+    if (process_group := member_of(group, "monitored_barrier")) is None:
         return
     if isinstance(timeout, float):
         warnings.warn(
@@ -51,30 +56,30 @@ def monitored_barrier(
         timeout = timedelta(seconds=timeout)
     span = DEFAULT_TIMEOUT if timeout is None else timeout
     limit = timeout_fs(span)
-    group, here, me = found.communicator, found.rank(), current_rank()
-    key = f"monitored_barrier {group.key} {group.barriers[here]}"
-    group.barriers[here] += 1
+    group, rank, me = process_group.communicator, process_group.rank(), current_rank()
+    key = f"monitored_barrier {group.key} {group.barriers[rank]}"
+    group.barriers[rank] += 1
     roll = group.world.meet(me, Arrival(key, f"monitored_barrier on {group}", group.members))
     try:
         wait_until(roll, limit, explicit=True)
     except RuntimeError:
         missing = [group.group_rank[member] for member in roll.missing()]
         # Numbers are group ranks, as in torch.
-        named = f"Ranks {', '.join(map(str, missing))}" if wait_all_ranks else f"Rank {missing[0] if missing else ''}"
-        if here != 0 or not missing:
-            named = f"Rank {here} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0."
-            text = f"{named} Please check rank 0 logs for faulty rank."
+        subject = f"Ranks {', '.join(map(str, missing))}" if wait_all_ranks else f"Rank {missing[0] if missing else ''}"
+        if rank != 0 or not missing:
+            subject = f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0."
+            text = f"{subject} Please check rank 0 logs for faulty rank."
         elif not limit:
             text = f"[Rank 0]: Rank 0 timed out in monitoredBarrier after 0 ms\n Original exception: {roll.waits_for()}"
         else:
             text = (
-                f"[Rank 0]: {named} failed to pass monitoredBarrier in {limit // 10**12} ms\n"
+                f"[Rank 0]: {subject} failed to pass monitoredBarrier in {limit // 10**12} ms\n"
                 f" Original exception: {roll.waits_for()}"
             )
-        if here == 0:
+        if rank == 0:
             roll.finish("rank 0 gave up")
         raise RuntimeError(text) from None
-    barrier(found, timeout=span)
+    barrier(process_group, timeout=span)
 
 
 class DebugLevel(enum.Enum):

@@ -104,20 +104,20 @@ class DeviceMesh:
             )
         me = current_rank()
         number, grid = count(me, "mesh"), str(self.mesh.tolist())
-        key, what = f"mesh {me.generation} {number}", f"DeviceMesh (number {number})"
-        wait_until(me.world.meet(me, Arrival(key, what, None, grid, tell=me.world.everyone)))
+        key, event = f"mesh {me.generation} {number}", f"DeviceMesh (number {number})"
+        wait_until(me.world.meet(me, Arrival(key, event, None, grid, tell=me.world.everyone)))
 
     def _make_groups(self) -> list[ProcessGroup | None]:
         world = group.WORLD
         if self.mesh.ndim == 1 and world is not None and self.mesh.tolist() == list(range(world.size())):
             return [world]
-        found: list[ProcessGroup | None] = []
+        groups: list[ProcessGroup | None] = []
         for dim in range(self.mesh.ndim):
             rows = np.moveaxis(self.mesh, dim, -1).reshape(-1, self.mesh.shape[dim])
             name = self.mesh_dim_names[dim] if self.mesh_dim_names else str(dim)
-            made = [new_group(row.tolist(), group_desc=f"mesh_{name}") for row in rows]
-            found.append(next((each for each in made if isinstance(each, ProcessGroup)), None))
-        return found
+            row_groups = [new_group(row.tolist(), group_desc=f"mesh_{name}") for row in rows]
+            groups.append(next((handle for handle in row_groups if isinstance(handle, ProcessGroup)), None))
+        return groups
 
     @staticmethod
     def from_group(
@@ -136,8 +136,8 @@ class DeviceMesh:
         groups = list(group)
         if not groups:
             raise ValueError("Expects at least one ProcessGroup to be passed")
-        for name, given in (("mesh", mesh), ("mesh_dim_names", mesh_dim_names)):
-            if given is None:
+        for name, argument in (("mesh", mesh), ("mesh_dim_names", mesh_dim_names)):
+            if argument is None:
                 raise ValueError(f"Must pass {name} if passing multiple ProcessGroups")
         grid = np.array(mesh, np.int64)
         if grid.ndim != len(groups):
@@ -180,12 +180,12 @@ class DeviceMesh:
     def get_group(self, mesh_dim: int | str | None = None) -> ProcessGroup:
         """The calling rank's group along a dimension (optional for one-dimensional meshes); a RuntimeError outside the mesh."""
         dim = self._dim(mesh_dim)
-        found = self._groups[dim] if self._groups else None
-        if found is None:
+        process_group = self._groups[dim] if self._groups else None
+        if process_group is None:
             raise RuntimeError(
                 f"rank {self._rank} is not in the mesh {self.mesh.tolist()}, or the mesh was made without groups"
             )
-        return found
+        return process_group
 
     def get_all_groups(self) -> list[ProcessGroup]:
         """The calling rank's groups, one per dimension."""
@@ -193,8 +193,8 @@ class DeviceMesh:
 
     def get_coordinate(self) -> tuple[int, ...] | None:
         """The calling rank's index in each dimension; None outside the mesh."""
-        where = np.argwhere(self.mesh == self._rank)
-        return tuple(int(index) for index in where[0]) if len(where) else None
+        positions = np.argwhere(self.mesh == self._rank)
+        return tuple(int(index) for index in positions[0]) if len(positions) else None
 
     def get_local_rank(self, mesh_dim: int | str | None = None) -> int:
         """The calling rank's index along a dimension (optional for one-dimensional meshes); a RuntimeError outside the mesh."""
@@ -248,17 +248,17 @@ class DeviceMesh:
         if self.mesh.ndim == 1 and name == self.mesh_dim_names[0]:
             return self
         ranks = self.mesh.reshape(-1).tolist()
-        made = self._flattened.get(name)
-        if made is not None and made.mesh.tolist() == ranks:
-            return made
-        if made is not None or name in (self._root.mesh_dim_names or ()):
+        existing = self._flattened.get(name)
+        if existing is not None and existing.mesh.tolist() == ranks:
+            return existing
+        if existing is not None or name in (self._root.mesh_dim_names or ()):
             raise ValueError(f"'{name}' already exists in the mesh {self._root!r}; choose another mesh_dim_name")
-        found = None
+        process_group = None
         if self.get_coordinate() is not None:
             world = group.WORLD
-            whole = world is not None and ranks == list(range(world.size()))
-            found = world if whole else group_among(ranks, f"mesh_{name}")
-        flat = DeviceMesh(self.device_type, ranks, mesh_dim_names=(name,), _groups=[found], _root=self._root)
+            covers_world = world is not None and ranks == list(range(world.size()))
+            process_group = world if covers_world else group_among(ranks, f"mesh_{name}")
+        flat = DeviceMesh(self.device_type, ranks, mesh_dim_names=(name,), _groups=[process_group], _root=self._root)
         self._flattened[name] = flat
         return flat
 
@@ -269,8 +269,8 @@ class DeviceMesh:
         return hash(repr(self))
 
     def __repr__(self) -> str:
-        named = f", mesh_dim_names={self.mesh_dim_names}" if self.mesh_dim_names else ""
-        return f"DeviceMesh({self.device_type!r}, {self.mesh.tolist()}{named})"
+        names = f", mesh_dim_names={self.mesh_dim_names}" if self.mesh_dim_names else ""
+        return f"DeviceMesh({self.device_type!r}, {self.mesh.tolist()}{names})"
 
 
 def init_device_mesh(

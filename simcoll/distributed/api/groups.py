@@ -9,9 +9,18 @@ from simcoll.distributed.api.backends import Backend
 from simcoll.distributed.runtime.world import NOT_INITIALIZED, ProcessGroup, current_rank, current_rank_or_none
 
 __all__ = [
-    "GroupMember", "ProcessGroup", "get_backend", "get_backend_config", "get_global_rank", "get_group_rank", "get_process_group_ranks",
-    "get_rank", "get_world_size", "group", "is_initialized",
-]  # fmt: skip
+    "GroupMember",
+    "ProcessGroup",
+    "get_backend",
+    "get_backend_config",
+    "get_global_rank",
+    "get_group_rank",
+    "get_process_group_ranks",
+    "get_rank",
+    "get_world_size",
+    "group",
+    "is_initialized",
+]
 
 
 class _Outside:
@@ -49,10 +58,10 @@ class group(metaclass=_CurrentWorld):  # noqa: N801  # torch's name
 
 def default_group() -> ProcessGroup:
     """The default group of this rank; a ValueError before init_process_group."""
-    found = current_rank().default
-    if found is None:
+    default = current_rank().default
+    if default is None:
         raise ValueError(NOT_INITIALIZED)
-    return found
+    return default
 
 
 def default_store() -> Any:
@@ -62,37 +71,37 @@ def default_store() -> Any:
     return me.world.default_store() if me.store is None else me.store
 
 
-def _named(given: Any) -> ProcessGroup | None:
+def _resolve(group: Any) -> ProcessGroup | None:
     """The group passed to a call (None: the default); None on a rank outside it."""
     default = default_group()
-    if given is None:
+    if group is None:
         return default
-    if given is GroupMember.NON_GROUP_MEMBER:
+    if group is GroupMember.NON_GROUP_MEMBER:
         return None
-    if not isinstance(given, ProcessGroup):
-        raise ValueError(f"Invalid process group specified: {given!r}; expected what new_group returned")  # noqa: TRY004  # as torch
-    if given.global_rank != default.global_rank:
+    if not isinstance(group, ProcessGroup):
+        raise ValueError(f"Invalid process group specified: {group!r}; expected what new_group returned")  # noqa: TRY004  # as torch
+    if group.global_rank != default.global_rank:
         raise ValueError(
-            f"Invalid process group specified: {given!r} is the handle of rank {given.global_rank}, used on rank {default.global_rank}"
+            f"Invalid process group specified: {group!r} is the handle of rank {group.global_rank}, used on rank {default.global_rank}"
         )
-    if default.global_rank in given.communicator.destroyed:
-        raise ValueError(f"Group {given!r} is not registered: it was destroyed on this rank")
-    return given
+    if default.global_rank in group.communicator.destroyed:
+        raise ValueError(f"Group {group!r} is not registered: it was destroyed on this rank")
+    return group
 
 
-def member_of(given: Any, operation: str, depth: int = 3) -> ProcessGroup | None:
+def member_of(group: Any, operation: str, depth: int = 3) -> ProcessGroup | None:
     """The group passed to a call (None: the default); None, with a warning, on a rank outside it.
 
     ``depth`` is the number of frames from this function to the program's line: 3 if the program calls the function that calls this.
     """
-    found = default_group() if given is None else _named(given)
-    if found is None:
+    process_group = default_group() if group is None else _resolve(group)
+    if process_group is None:
         warnings.warn(
             f"Running {operation} on global rank {current_rank().number} which does not belong to the given group.",
             UserWarning,
             stacklevel=depth,
         )
-    return found
+    return process_group
 
 
 def is_initialized() -> bool:
@@ -103,22 +112,22 @@ def is_initialized() -> bool:
 
 def get_rank(group: Any = None) -> int:
     """The calling rank's group rank; -1 outside the group."""
-    found = _named(group)
-    return -1 if found is None else found.rank()
+    process_group = _resolve(group)
+    return -1 if process_group is None else process_group.rank()
 
 
 def get_world_size(group: Any = None) -> int:
     """The number of ranks in a group; -1 outside the group."""
-    found = _named(group)
-    return -1 if found is None else found.size()
+    process_group = _resolve(group)
+    return -1 if process_group is None else process_group.size()
 
 
 def get_backend(group: Any = None) -> str:
     """The name of a group's backend; a ValueError outside the group."""
-    found = _named(group)
-    if found is None:
+    process_group = _resolve(group)
+    if process_group is None:
         raise ValueError("Invalid process group specified")
-    return found.communicator.backend
+    return process_group.communicator.backend
 
 
 def get_backend_config(group: Any = None) -> str:
@@ -130,42 +139,46 @@ def get_backend_config(group: Any = None) -> str:
     return f"cpu:{chosen},cuda:{chosen}"
 
 
-def _numbered(given: Any) -> ProcessGroup | None:
+def _beyond_default(group: Any) -> ProcessGroup | None:
     """A group other than the default one; None for the default group, in which torch does not check ranks."""
-    if not isinstance(given, ProcessGroup):
-        text = f"Group {given!r} is not registered, please create group with torch.distributed.new_group API"
+    if not isinstance(group, ProcessGroup):
+        text = f"Group {group!r} is not registered, please create group with torch.distributed.new_group API"
         raise ValueError(text)  # noqa: TRY004  # as torch
-    _named(given)
-    return None if given.communicator.name == "0" else given
+    _resolve(group)
+    return None if group.communicator.name == "0" else group
 
 
 def get_group_rank(group: Any, global_rank: int) -> int:
     """The group rank of a global rank; a ValueError outside the group. The default group returns it unchecked, as torch does."""
-    found = _numbered(group)
-    return global_rank if found is None else rank_in_group(found, global_rank)
+    process_group = _beyond_default(group)
+    return global_rank if process_group is None else rank_in_group(process_group, global_rank)
 
 
-def rank_in_group(found: ProcessGroup, global_rank: int) -> int:
+def rank_in_group(process_group: ProcessGroup, global_rank: int) -> int:
     """The group rank of a global rank; a ValueError outside the group."""
-    if global_rank not in found.communicator.group_rank:
-        members = list(found.communicator.members)
-        raise ValueError(f"Global rank {global_rank} is not part of group {found.group_name} with ranks {members}")
-    return found.communicator.group_rank[global_rank]
+    if global_rank not in process_group.communicator.group_rank:
+        members = list(process_group.communicator.members)
+        raise ValueError(
+            f"Global rank {global_rank} is not part of group {process_group.group_name} with ranks {members}"
+        )
+    return process_group.communicator.group_rank[global_rank]
 
 
 def get_global_rank(group: Any, group_rank: int) -> int:
     """The global rank of a group rank; a ValueError if there is none. The default group returns it unchecked, as torch does."""
-    found = _numbered(group)
-    if found is None:
+    process_group = _beyond_default(group)
+    if process_group is None:
         return group_rank
-    if not 0 <= group_rank < found.size():
-        raise ValueError(f"Group rank {group_rank} is not part of group {found.group_name} with {found.size()} ranks")
-    return found.communicator.members[group_rank]
+    if not 0 <= group_rank < process_group.size():
+        raise ValueError(
+            f"Group rank {group_rank} is not part of group {process_group.group_name} with {process_group.size()} ranks"
+        )
+    return process_group.communicator.members[group_rank]
 
 
 def get_process_group_ranks(group: Any) -> list[int]:
     """The global ranks of a group, in its order; a ValueError outside the group."""
-    found = _named(group)
-    if found is None:
+    process_group = _resolve(group)
+    if process_group is None:
         raise ValueError("Invalid process group specified: this rank is not a member")
-    return list(found.communicator.members)
+    return list(process_group.communicator.members)

@@ -12,7 +12,7 @@ from simcoll.distributed.api.groups import GroupMember, ProcessGroup, default_gr
 from simcoll.distributed.runtime.tasks import Arrival, Meeting, wait_until
 from simcoll.distributed.runtime.work import timeout_fs
 from simcoll.distributed.runtime.world import Communicator, Rank, current_rank, current_rank_or_none
-from simcoll.distributed.stores.rendezvous import check_given, parse_init_method
+from simcoll.distributed.stores.rendezvous import check_store_arguments, parse_init_method
 from simcoll.libraries.choices import Choice, check_choice
 
 __all__ = ["destroy_process_group", "init_process_group", "new_group"]
@@ -20,10 +20,10 @@ __all__ = ["destroy_process_group", "init_process_group", "new_group"]
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 
 
-def count(me: Rank, what: str) -> int:
+def count(me: Rank, kind: str) -> int:
     """Number the groups (or meshes) that a rank makes."""
-    me.created[what] += 1
-    return me.created[what]
+    me.created[kind] += 1
+    return me.created[kind]
 
 
 def _checked_ranks(ranks: Sequence[int] | None, world_size: int, *, sort_ranks: bool) -> tuple[int, ...]:
@@ -131,23 +131,23 @@ def group_of(
         label, tell = f"among {members}:{count(me, f'among {members}')}", tuple(callers)
     else:
         label, tell = str(count(me, "group")), me.world.everyone
-    key, what = f"new_group {me.generation} {label}", f"new_group (number {label})"
-    meeting = me.world.meet(me, Arrival(key, what, chosen, chosen, tell=tell))
+    key, event = f"new_group {me.generation} {label}", f"new_group (number {label})"
+    meeting = me.world.meet(me, Arrival(key, event, chosen, chosen, tell=tell))
     if me.number in chosen:
         wait_until(meeting, limit[0], explicit=explicit)
     else:
         meeting.check()
         return GroupMember.NON_GROUP_MEMBER
     communicator = shared_group(me, label, chosen, limit, name, algorithm, desc=group_desc or "undefined")
-    me.groups.append(_joined(me, communicator, span, pg_options, meeting))
+    me.groups.append(_make_handle(me, communicator, span, pg_options, meeting))
     return me.groups[-1]
 
 
 def note_group(members: Sequence[int]) -> None:
     """Record that the calling rank makes a group, as a member or not."""
-    alike = current_rank().world.alike
-    if alike is not None:
-        alike.note_group(members)
+    rank_classes = current_rank().world.rank_classes
+    if rank_classes is not None:
+        rank_classes.note_group(members)
 
 
 def shared_group(
@@ -165,25 +165,30 @@ def shared_group(
     Each rank numbers its own groups, so disjoint groups may share a name. Overlapping groups of one name are a disagreement.
     """
     groups, key = me.world.groups, f"{me.generation}/{name}"
-    named = groups.setdefault(key, [])
-    found = next(
-        (each for each in named if me.number in each.group_rank or not each.group_rank.keys().isdisjoint(members)), None
+    namesakes = groups.setdefault(key, [])
+    communicator = next(
+        (
+            candidate
+            for candidate in namesakes
+            if me.number in candidate.group_rank or not candidate.group_rank.keys().isdisjoint(members)
+        ),
+        None,
     )
-    if found is None:
+    if communicator is None:
         if algorithm is None and me.default is not None:
             algorithm = me.default.communicator.algorithm
-        unique = f"{key}/{len(named)}" if named else key
-        found = Communicator(me.world, name, unique, desc, members, *limit, backend, algorithm)
-        named.append(found)
-    if found.members is not members and found.members != members:
+        unique = f"{key}/{len(namesakes)}" if namesakes else key
+        communicator = Communicator(me.world, name, unique, desc, members, *limit, backend, algorithm)
+        namesakes.append(communicator)
+    if communicator.members is not members and communicator.members != members:
         raise RuntimeError(
             f"new_group differs between ranks: rank {me.number} makes group {name} of {list(members)}, which another rank made of "
-            f"{list(found.members)}; all ranks have to make the same groups in the same order"
+            f"{list(communicator.members)}; all ranks have to make the same groups in the same order"
         )
-    return found
+    return communicator
 
 
-def _joined(
+def _make_handle(
     me: Rank, communicator: Communicator, timeout: timedelta, pg_options: Any, meeting: Meeting | None
 ) -> ProcessGroup:
     """One rank's handle of a group, with its executor: a registered backend's, the link's between processes, or None.
@@ -200,18 +205,22 @@ def _joined(
         executor = maker[0](me.store, rank, size, timeout)
     else:
         options = {
-            "store": me.store, "group_rank": rank, "group_size": size, "timeout": timeout, "group_id": communicator.name,
+            "store": me.store,
+            "group_rank": rank,
+            "group_size": size,
+            "timeout": timeout,
+            "group_id": communicator.name,
             "global_ranks_in_group": list(communicator.members),
-        }  # fmt: skip
+        }
         executor = maker[0](options, pg_options)
     return ProcessGroup(communicator, me.number, timeout, executor)
 
 
 def _leave_groups(me: Rank) -> None:
     """Destroy all groups of a rank."""
-    for each in (me.default, *me.groups):
-        if each is not None:
-            each.communicator.destroyed[me.number] = None
+    for process_group in (me.default, *me.groups):
+        if process_group is not None:
+            process_group.communicator.destroyed[me.number] = None
     me.default = None
     me.groups.clear()
     close_store(me)
@@ -243,11 +252,11 @@ def destroy_process_group(group: Any = None) -> None:
 
 def close_store(me: Rank) -> None:
     """Drop a rank's default store; a store that init_process_group made closes with its last user."""
-    own, me.store, me.own_store = me.own_store, None, None
-    if own is not None:
-        own.users.pop(me.number, None)
-        if not own.users:
-            own.store.close()
+    own_store, me.store, me.own_store = me.own_store, None, None
+    if own_store is not None:
+        own_store.users.pop(me.number, None)
+        if not own_store.users:
+            own_store.store.close()
 
 
 def set_default_group(
@@ -265,7 +274,7 @@ def set_default_group(
     span = DEFAULT_TIMEOUT if timeout is None else timeout
     limit = (timeout_fs(span), timeout is not None)
     communicator = shared_group(rank, "0", rank.world.everyone, limit, name, algorithm, desc="default_pg")
-    rank.default = _joined(rank, communicator, span, pg_options, meeting)
+    rank.default = _make_handle(rank, communicator, span, pg_options, meeting)
     rank.implicit = implicit
 
 
@@ -312,12 +321,14 @@ def init_process_group(
     if device_id is not None and (isinstance(device_id, int) or str(device_id).startswith("cpu") or not index):
         raise ValueError("init_process_group device_id parameter must be an accelerator with an index")
     if store is not None:
-        check_given(init_method, rank, world_size)
+        check_store_arguments(init_method, rank, world_size)
     elif init_method is not None and not init_method.startswith("env://"):
         rank, world_size = parse_init_method(init_method, rank, world_size)
-    for what, given, expected in (("rank", rank, me.number), ("world_size", world_size, len(me.world.ranks))):
-        if given not in (-1, expected):
-            raise ValueError(f"init_process_group: {what}={given}, but this program was spawned with {what}={expected}")
+    for parameter, value, expected in (("rank", rank, me.number), ("world_size", world_size, len(me.world.ranks))):
+        if value not in (-1, expected):
+            raise ValueError(
+                f"init_process_group: {parameter}={value}, but this program was spawned with {parameter}={expected}"
+            )
     if me.default is not None:
         _leave_groups(me)
     me.generation += 1

@@ -17,7 +17,7 @@ from simcoll.distributed.api.arguments import check_length, check_list_of_root, 
 from simcoll.distributed.api.collectives import all_gather, broadcast, gather, scatter
 from simcoll.distributed.api.groups import ProcessGroup, member_of
 from simcoll.distributed.api.point_to_point import recv, send
-from simcoll.distributed.runtime.fake import always_moved
+from simcoll.distributed.runtime.fake import move_always
 from simcoll.distributed.runtime.objects import decode, encode
 
 Bytes = NDArray[np.uint8]
@@ -33,16 +33,16 @@ __all__ = [
 ]
 
 
-def _encoded(things: Iterable[Any], trusted: bool | None) -> tuple[list[Bytes], Sizes]:
-    parts = [np.frombuffer(encode(thing, trusted=trusted), np.uint8).copy() for thing in things]
+def _encode(objects: Iterable[Any], trusted: bool | None) -> tuple[list[Bytes], Sizes]:
+    parts = [np.frombuffer(encode(obj, trusted=trusted), np.uint8).copy() for obj in objects]
     return parts, np.array([part.size for part in parts], np.int64)
 
 
-def _joined(parts: list[Bytes]) -> Bytes:
+def _concatenate(parts: list[Bytes]) -> Bytes:
     return np.concatenate([np.zeros(0, np.uint8), *parts])
 
 
-def _padded(data: Bytes, size: int) -> Bytes:
+def _pad(data: Bytes, size: int) -> Bytes:
     return np.concatenate([data, np.zeros(size - data.size, np.uint8)])
 
 
@@ -58,19 +58,19 @@ def _split(object_list: list[Any], data: Bytes, sizes: Sizes, trusted: bool | No
 
 
 def _gather(
-    object_list: list[Any] | None, obj: Any, found: ProcessGroup, root: int | None, trusted: bool | None
+    object_list: list[Any] | None, obj: Any, group: ProcessGroup, root: int | None, trusted: bool | None
 ) -> None:
     """Collect one object per rank, on the root or on all ranks."""
-    (data,), size = _encoded([obj], trusted)
-    sizes = np.zeros(found.size(), np.int64)
-    with always_moved():
-        all_gather(list(sizes[:, None]), size, found)
+    (data,), size = _encode([obj], trusted)
+    sizes = np.zeros(group.size(), np.int64)
+    with move_always():
+        all_gather(list(sizes[:, None]), size, group)
         largest = int(sizes.max())
-        parts = [np.zeros(largest, np.uint8) for _ in sizes] if root is None or found.rank() == root else None
+        parts = [np.zeros(largest, np.uint8) for _ in sizes] if root is None or group.rank() == root else None
         if root is None:
-            all_gather(parts, _padded(data, largest), found)
+            all_gather(parts, _pad(data, largest), group)
         else:
-            gather(_padded(data, largest), parts, group=found, group_dst=root)
+            gather(_pad(data, largest), parts, group=group, group_dst=root)
     if parts is not None and object_list is not None:
         _decode(object_list, parts, sizes, trusted)
 
@@ -83,8 +83,8 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Any = None, *, tr
     IndexError
         When the list is shorter than the group.
     """
-    if (found := member_of(group, "all_gather_object")) is not None:
-        _gather(object_list, obj, found, None, trusted)
+    if (process_group := member_of(group, "all_gather_object")) is not None:
+        _gather(object_list, obj, process_group, None, trusted)
 
 
 def gather_object(
@@ -103,11 +103,11 @@ def gather_object(
     ValueError
         When the destination passes no list, or another rank does.
     """
-    if (found := member_of(group, "gather_object")) is None:
+    if (process_group := member_of(group, "gather_object")) is None:
         return
-    root = root_of(found, dst, group_dst, default=0)
-    check_list_of_root(object_gather_list, "gather_list", "destination", mine=found.rank() == root)
-    _gather(object_gather_list, obj, found, root, trusted)
+    root = root_of(process_group, dst, group_dst, default=0)
+    check_list_of_root(object_gather_list, "gather_list", "destination", mine=process_group.rank() == root)
+    _gather(object_gather_list, obj, process_group, root, trusted)
 
 
 def broadcast_object_list(
@@ -123,15 +123,15 @@ def broadcast_object_list(
 
     All lists have the same length, or else there is a RuntimeError.
     """
-    if (found := member_of(group, "broadcast_object_list")) is None:
+    if (process_group := member_of(group, "broadcast_object_list")) is None:
         return
-    root = root_of(found, src, group_src, default=0)
-    mine = found.rank() == root
-    parts, sizes = _encoded(object_list, trusted) if mine else ([], np.zeros(len(object_list), np.int64))
-    with always_moved():
-        broadcast(sizes, group=found, group_src=root)
-        data = _joined(parts) if mine else np.zeros(int(sizes.sum()), np.uint8)
-        broadcast(data, group=found, group_src=root)
+    root = root_of(process_group, src, group_src, default=0)
+    mine = process_group.rank() == root
+    parts, sizes = _encode(object_list, trusted) if mine else ([], np.zeros(len(object_list), np.int64))
+    with move_always():
+        broadcast(sizes, group=process_group, group_src=root)
+        data = _concatenate(parts) if mine else np.zeros(int(sizes.sum()), np.uint8)
+        broadcast(data, group=process_group, group_src=root)
     if not mine:
         _split(object_list, data, sizes, trusted)
 
@@ -152,24 +152,26 @@ def scatter_object_list(
     ValueError
         For an output that is not a list with at least one entry, or a source without input.
     """
-    if (found := member_of(group, "scatter_object_list")) is None:
+    if (process_group := member_of(group, "scatter_object_list")) is None:
         return
     if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
         raise ValueError("Expected argument scatter_object_output_list to be a list of size at least 1.")
-    root = root_of(found, src, group_src, default=0)
-    mine = found.rank() == root
+    root = root_of(process_group, src, group_src, default=0)
+    mine = process_group.rank() == root
     if mine and scatter_object_input_list is None:
         raise ValueError("source rank must provide non-None scatter_object_input_list")
     things = scatter_object_input_list if mine and scatter_object_input_list is not None else []
     if mine:
-        check_length(things, found)
-    encoded, sizes = _encoded(things, trusted)
+        check_length(things, process_group)
+    encoded, sizes = _encode(things, trusted)
     largest = np.array([sizes.max(initial=0)], np.int64)
-    with always_moved():
-        broadcast(largest, group=found, group_src=root)
+    with move_always():
+        broadcast(largest, group=process_group, group_src=root)
         part, size = np.zeros(int(largest[0]), np.uint8), np.zeros(1, np.int64)
-        scatter(part, [_padded(data, part.size) for data in encoded] if mine else None, group=found, group_src=root)
-        scatter(size, list(sizes[:, None]) if mine else None, group=found, group_src=root)
+        scatter(
+            part, [_pad(data, part.size) for data in encoded] if mine else None, group=process_group, group_src=root
+        )
+        scatter(size, list(sizes[:, None]) if mine else None, group=process_group, group_src=root)
     _decode(scatter_object_output_list, [part], size, trusted)
 
 
@@ -184,13 +186,13 @@ def send_object_list(
     trusted: bool | None = None,
 ) -> None:
     """Send objects to a rank, which passes a list of the same length."""
-    if (found := member_of(group, "send_object_list")) is None:
+    if (process_group := member_of(group, "send_object_list")) is None:
         return
-    peer = root_of(found, dst, group_dst)
-    parts, sizes = _encoded(object_list, trusted)
-    with always_moved():
-        send(sizes, group=found, group_dst=peer)
-        send(_joined(parts), group=found, group_dst=peer)
+    peer = root_of(process_group, dst, group_dst)
+    parts, sizes = _encode(object_list, trusted)
+    with move_always():
+        send(sizes, group=process_group, group_dst=peer)
+        send(_concatenate(parts), group=process_group, group_dst=peer)
 
 
 def recv_object_list(
@@ -204,13 +206,13 @@ def recv_object_list(
     trusted: bool | None = None,
 ) -> int:
     """Receive objects, from any rank unless one is named; returns the sender's global rank, -1 outside the group."""
-    if (found := member_of(group, "recv_object_list")) is None:
+    if (process_group := member_of(group, "recv_object_list")) is None:
         return -1
     sizes = np.zeros(len(object_list), np.int64)
-    named = {} if src is None and group_src is None else {"group_src": root_of(found, src, group_src)}
-    with always_moved():
-        sender = recv(sizes, group=found, **named)
+    source = {} if src is None and group_src is None else {"group_src": root_of(process_group, src, group_src)}
+    with move_always():
+        sender = recv(sizes, group=process_group, **source)
         data = np.zeros(int(sizes.sum()), np.uint8)
-        recv(data, src=sender, group=found)
+        recv(data, src=sender, group=process_group)
     _split(object_list, data, sizes, trusted)
     return sender

@@ -12,7 +12,7 @@ from simcoll.distributed.runtime.calls import End
 from simcoll.distributed.runtime.collective_calls import begin
 from simcoll.distributed.runtime.fake import is_fake
 from simcoll.distributed.runtime.work import Work
-from simcoll.distributed.runtime.world import current_rank
+from simcoll.distributed.runtime.world import Buffers, current_rank
 
 __all__ = ["P2POp", "batch_isend_irecv", "irecv", "isend", "recv", "send"]
 
@@ -33,30 +33,31 @@ def _post(
         raise RuntimeError("input tensor has to be contiguous")
     if not sends and not array.flags.writeable:
         raise RuntimeError("the tensor of a receive is read-only")
-    if (found := member_of(group, called, 4)) is None:
+    if (process_group := member_of(group, called, 4)) is None:
         return None
-    peer = None if ranks == (None, None) and not sends else root_of(found, *ranks)
-    if blocks and peer == found.rank():
+    peer = None if ranks == (None, None) and not sends else root_of(process_group, *ranks)
+    if blocks and peer == process_group.rank():
         raise ValueError(_ITSELF[called])
-    shared = found.communicator
-    mailbox = shared.world.mailbox(found)
-    name, way, awaited, buffers = (
-        ("send", "to", "its recv", ([array], [])) if sends else ("recv", "from", "a send", ([], [array]))
-    )
+    shared = process_group.communicator
+    mailbox = shared.world.mailbox(process_group)
+    name = "send" if sends else "recv"
+    buffers: Buffers = ([array], []) if sends else ([], [array])
     work = begin(shared, current_rank(), name, buffers, p2p=True)
     work.results = [tensor]
-    other = "any rank" if peer is None else f"rank {shared.members[peer]}"
-    work.reason = lambda _: f"{name} {way} {other}, tag {tag}, on {shared} ({work.entry.site}) waits for {awaited}"
+    partner = "any rank" if peer is None else f"rank {shared.members[peer]}"
+    direction = f"to {partner}" if sends else f"from {partner}"
+    counterpart = "its recv" if sends else "a send"
+    work.reason = lambda _: f"{name} {direction}, tag {tag}, on {shared} ({work.entry.site}) waits for {counterpart}"
     if not blocks:
         work.rank.open_works[work] = None
         if shared.world.debug and not fake:
             work.guard()
-    end = End(sends, found.rank(), peer, tag, array.size, array.dtype.name, work, fake=fake)
+    end = End(sends, process_group.rank(), peer, tag, array.size, array.dtype.name, work, fake=fake)
     if work.gate is None:
         mailbox.post(end)
     else:
         work.gate.when_done(lambda: mailbox.post(end))
-    return found, work
+    return process_group, work
 
 
 def isend(
@@ -100,9 +101,9 @@ def recv(tensor: Any, src: int | None = None, group: Any = None, tag: int = 0, g
     posted = _post("recv", tensor, (src, group_src), group, tag)
     if posted is None:
         return -1
-    found, work = posted
+    process_group, work = posted
     work.wait()
-    return found.communicator.members[work.source_rank()]
+    return process_group.communicator.members[work.source_rank()]
 
 
 class P2POp:
@@ -136,10 +137,10 @@ class P2POp:
         self.tensor = tensor
         self.group = group
         self.tag = tag
-        if (found := member_of(group, "P2POp")) is None:
+        if (process_group := member_of(group, "P2POp")) is None:
             raise ValueError("Invalid process group specified: this rank is not in the group of a P2POp")
-        self.group_peer = root_of(found, peer, group_peer)
-        self.peer = found.communicator.members[self.group_peer]
+        self.group_peer = root_of(process_group, peer, group_peer)
+        self.peer = process_group.communicator.members[self.group_peer]
 
 
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:

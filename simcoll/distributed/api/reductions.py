@@ -11,8 +11,9 @@ from simcoll.core.reduction import Reduction
 from simcoll.errors import nearest
 
 __all__ = [
-    "ReduceOp", "premul_sum",
-]  # fmt: skip
+    "ReduceOp",
+    "premul_sum",
+]
 
 _NAMES = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
 

@@ -14,8 +14,8 @@ __all__ = ["new_subgroups", "new_subgroups_by_enumeration", "split_group"]
 
 def group_among(ranks: Sequence[int], desc: str) -> ProcessGroup:
     """Create a group by a call of its members only."""
-    made: ProcessGroup = group_of(ranks, None, None, group_desc=desc, sort_ranks=False, callers=ranks)
-    return made
+    process_group: ProcessGroup = group_of(ranks, None, None, group_desc=desc, sort_ranks=False, callers=ranks)
+    return process_group
 
 
 def new_subgroups(
@@ -59,19 +59,21 @@ def split_group(
     parents = get_process_group_ranks(parent_pg)
     if not split_ranks:
         raise ValueError("split_ranks cannot be None or empty")
-    seen: set[int] = set()
+    assigned: set[int] = set()
     mine = None
     for part in split_ranks:
         if not part:
             raise ValueError("the split group cannot be empty")
-        if len(set(part)) != len(part) or not seen.isdisjoint(part):
-            raise ValueError(f"the split group cannot have duplicate ranks, got {[list(each) for each in split_ranks]}")
+        if len(set(part)) != len(part) or not assigned.isdisjoint(part):
+            raise ValueError(
+                f"the split group cannot have duplicate ranks, got {[list(subgroup) for subgroup in split_ranks]}"
+            )
         if not all(0 <= rank < len(parents) for rank in part):
             raise ValueError(f"split_ranks has {list(part)}; expected ranks of the group, 0..{len(parents) - 1}")
-        seen.update(part)
+        assigned.update(part)
         ranks = [parents[rank] for rank in sorted(part)]
-        made = group_of(ranks, timeout, backend, pg_options, group_desc=group_desc, callers=parents)
-        mine = made if isinstance(made, ProcessGroup) else mine
+        process_group = group_of(ranks, timeout, backend, pg_options, group_desc=group_desc, callers=parents)
+        mine = process_group if isinstance(process_group, ProcessGroup) else mine
     return mine
 
 
@@ -85,12 +87,12 @@ def new_subgroups_by_enumeration(
 def _subgroups(
     lists: Sequence[Sequence[int]], timeout: timedelta | None, backend: str | None, callers: Sequence[int] | None
 ) -> tuple[Any, list[Any]]:
-    seen: dict[int, int] = {}
+    subgroup_of: dict[int, int] = {}
     for number, ranks in enumerate(lists):
         for rank in ranks:
-            if rank in seen:
-                raise ValueError(f"Rank {rank} has appeared in both subgroup {seen[rank]} and {number}")
-            seen[rank] = number
-    made = [group_of(list(ranks), timeout, backend, callers=callers) for ranks in lists]
-    mine = next((each for each in made if isinstance(each, ProcessGroup)), None)
-    return mine, made
+            if rank in subgroup_of:
+                raise ValueError(f"Rank {rank} has appeared in both subgroup {subgroup_of[rank]} and {number}")
+            subgroup_of[rank] = number
+    groups = [group_of(list(ranks), timeout, backend, callers=callers) for ranks in lists]
+    mine = next((handle for handle in groups if isinstance(handle, ProcessGroup)), None)
+    return mine, groups

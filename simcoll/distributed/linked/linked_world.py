@@ -25,11 +25,11 @@ from simcoll.arrays import Array
 from simcoll.core.plan import Plan
 from simcoll.distributed.linked.process_links import ControlMessages
 from simcoll.distributed.linked.remote_mailbox import RemoteMailbox
-from simcoll.distributed.runtime.calls import Call
+from simcoll.distributed.runtime.calls import CollectiveCall
 from simcoll.distributed.runtime.collective_calls import execute
 from simcoll.distributed.runtime.history import History
 from simcoll.distributed.runtime.objects import encode
-from simcoll.distributed.runtime.rank_classes import Alike
+from simcoll.distributed.runtime.rank_classes import RankClasses
 from simcoll.distributed.runtime.tasks import Arrival, Meeting, Task, Tasks, current_task
 from simcoll.distributed.runtime.work import Work
 from simcoll.distributed.runtime.world import Buffers, Communicator, OwnStore, ProcessGroup, Rank
@@ -56,8 +56,8 @@ class Ending(msgspec.Struct, frozen=True, array_like=True):
     ----------
     text
         For operations that wait for it.
-    error_type, said
-        Name and text of the error; without one, ``said`` is the type of a return value that cannot be sent.
+    error_type, message
+        Name and text of the error; without one, ``message`` is the type of a return value that cannot be sent.
     value
         The return value, encoded.
     after_failure
@@ -68,7 +68,7 @@ class Ending(msgspec.Struct, frozen=True, array_like=True):
 
     text: str
     error_type: str
-    said: str
+    message: str
     finish_fs: int
     value: bytes | None
     after_failure: bool
@@ -101,7 +101,7 @@ class LinkedWorld:
         self.control = control
         self.debug = debug
         self.timed = False
-        self.alike: Alike | None = None
+        self.rank_classes: RankClasses | None = None
         self.plans = plans
         self.history = History() if history is None else history
         self.groups: dict[str, list[Communicator]] = {}
@@ -125,23 +125,23 @@ class LinkedWorld:
     def meet(self, me: Rank, arrival: Arrival) -> Meeting:
         """Arrive at a meeting and notify the other ranks; a rank without a message of its own proposes a stream."""
         meeting = self._meetings.setdefault(arrival.key, Meeting())
-        meeting.what = arrival.what
+        meeting.event = arrival.event
         meeting.expected = self.everyone if arrival.expected is None else tuple(arrival.expected)
         subject = arrival.subject if isinstance(arrival.subject, list) else str(arrival.subject)
-        said = msgspec.msgpack.encode([subject, self.new_stream() if arrival.value is None else arrival.value])
-        others = meeting.expected if arrival.tell is None else arrival.tell
-        self.control.send((rank for rank in others if rank != me.number), "meet", arrival.key, said)
-        self._arrive(arrival.key, me.number, said)
+        message = msgspec.msgpack.encode([subject, self.new_stream() if arrival.value is None else arrival.value])
+        recipients = meeting.expected if arrival.tell is None else arrival.tell
+        self.control.send((rank for rank in recipients if rank != me.number), "meet", arrival.key, message)
+        self._arrive(arrival.key, me.number, message)
         return meeting
 
-    def _arrive(self, key: str, rank: int, said: bytes) -> None:
+    def _arrive(self, key: str, rank: int, message: bytes) -> None:
         meeting = self._meetings.setdefault(key, Meeting())
-        meeting.arrive(rank, *msgspec.msgpack.decode(said))
+        meeting.arrive(rank, *msgspec.msgpack.decode(message))
         if key == _END:
             ending = self.endings[rank] = msgspec.convert(meeting.values[rank], Ending)
             self.ended[rank] = ending.text
-            for each in list(self._meetings.values()):
-                each.settle(self.ended)
+            for pending in list(self._meetings.values()):
+                pending.settle(self.ended)
             for mailbox in self._mailboxes.values():
                 mailbox.settle()
             self._refuse_early()
@@ -150,11 +150,11 @@ class LinkedWorld:
             self._meetings.pop(key, None)
 
     @property
-    def failed(self) -> bool:
+    def has_failures(self) -> bool:
         """Whether the program of some rank has failed."""
         return any(ending.error_type for ending in self.endings.values())
 
-    def issue(self, group: ProcessGroup, me: Rank, call: Call, buffers: Buffers, *, guard: bool) -> Work:
+    def issue(self, group: ProcessGroup, me: Rank, call: CollectiveCall, buffers: Buffers, *, guard: bool) -> Work:
         """Play a call over the group's executor; the ranks compare calls in debug mode, and where sizes may differ."""
         if group.executor is None:
             raise InternalError(f"{group!r} has no executor between processes")
@@ -166,12 +166,12 @@ class LinkedWorld:
     def mailbox(self, group: ProcessGroup) -> RemoteMailbox:
         """The mailbox of a group, with the control messages that arrived before it existed."""
         communicator = group.communicator
-        found = self._mailboxes.get(communicator.key)
-        if found is None:
-            found = self._mailboxes[communicator.key] = RemoteMailbox(communicator, self)
-            for sender, (kind, *rest) in self._early.pop(communicator.key, []):
-                found.read(sender, kind, rest)
-        return found
+        mailbox = self._mailboxes.get(communicator.key)
+        if mailbox is None:
+            mailbox = self._mailboxes[communicator.key] = RemoteMailbox(communicator, self)
+            for sender, (kind, *content) in self._early.pop(communicator.key, []):
+                mailbox.handle(sender, kind, content)
+        return mailbox
 
     def executor(self, meeting: Meeting | None) -> _LinkExecutor:
         """The executor over the link; its stream is the number proposed by the meeting's lowest rank."""
@@ -195,26 +195,26 @@ class LinkedWorld:
 
     def end(self) -> Meeting:
         """Announce to all ranks how this rank's program ended."""
-        me, error_type, said = self.me, "", ""
+        me, error_type, message = self.me, "", ""
         value: bytes | None = None
         text = f"rank {me.number} has ended its program"
         if me.failure is not None:
-            error_type, said = type(me.failure).__name__, str(me.failure)
-            text = f"Connection closed by peer: rank {me.number} ended with {error_type}: {said}"
+            error_type, message = type(me.failure).__name__, str(me.failure)
+            text = f"Connection closed by peer: rank {me.number} ended with {error_type}: {message}"
         else:
             try:
                 value = encode(me.value)
             except Exception:  # noqa: BLE001  # pickle may raise anything; the others learn that it could not be sent
-                said = type(me.value).__name__
-        ending = Ending(text, error_type, said, max(0, me.finish_fs), value, self.failed, me.memory.peak_bytes)
+                message = type(me.value).__name__
+        ending = Ending(text, error_type, message, max(0, me.finish_fs), value, self.has_failures, me.memory.peak_bytes)
         return self.meet(me, Arrival(_END, "the end of the programs", None, value=ending))
 
     def _refuse_early(self) -> None:
         """Refuse sends to groups on which this rank has never received, once its program has ended."""
         if self.me.number in self.ended:
             for key, messages in self._early.items():
-                for sender, (_, *rest) in messages:
-                    self.control.send([sender], "clear", key, rest[-1], self.ended[self.me.number])
+                for sender, (_, *content) in messages:
+                    self.control.send([sender], "clear", key, content[-1], self.ended[self.me.number])
             self._early.clear()
 
     # The clock
@@ -249,7 +249,7 @@ class LinkedWorld:
             raise InternalError("poll outside of a rank program")
         self._polling.append(task)
         self.tasks.hub.switch()
-        lost = self.control.link.lost()
+        lost = self.control.link.death_notice()
         if lost:
             raise RuntimeError(lost)
 
@@ -260,7 +260,7 @@ class LinkedWorld:
             with np.errstate(all="ignore"):
                 while self.tasks.live and self.now < limit:
                     self._round()
-                    if self.failed and limit == math.inf and self.me.finish_fs >= 0:
+                    if self.has_failures and limit == math.inf and self.me.finish_fs >= 0:
                         limit = self.now + PATIENCE_FS
         finally:
             if self.tasks.live:
@@ -270,15 +270,15 @@ class LinkedWorld:
     def _round(self) -> None:
         """Read control messages, and advance every task that can progress."""
         news = self.control.receive()
-        for sender, (kind, key, *rest) in news:
+        for sender, (kind, key, *content) in news:
             if kind == "meet":
-                self._arrive(key, sender, rest[0])
+                self._arrive(key, sender, content[0])
             elif key in self._mailboxes:
-                self._mailboxes[key].read(sender, kind, rest)
+                self._mailboxes[key].handle(sender, kind, content)
             else:
-                self._early.setdefault(key, []).append((sender, [kind, *rest]))
+                self._early.setdefault(key, []).append((sender, [kind, *content]))
                 self._refuse_early()
-        lost = self.control.link.lost()
+        lost = self.control.link.death_notice()
         if lost or self.now >= self.tasks.deadline_fs:
             tasks = self.tasks
             tasks.interrupt(self.now, lost)

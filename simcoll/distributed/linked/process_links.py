@@ -18,7 +18,7 @@ from simcoll.arrays import Array
 from simcoll.core.plan import Plan
 from simcoll.errors import ConfigError, nearest
 
-__all__ = ["BACKEND_VARIABLE", "EMULATOR", "HOMES", "ControlMessages", "Link", "connected", "place_of"]
+__all__ = ["BACKEND_VARIABLE", "EMULATOR", "HOMES", "ControlMessages", "Link", "connect_processes", "place_of"]
 
 EMULATOR = "emulator"
 BACKEND_VARIABLE = "SIMCOLL_BACKEND"
@@ -39,7 +39,7 @@ class Link(Protocol):
     def receive_control(self) -> Iterable[tuple[int, bytes]]:
         """Control messages received since the last call, each with its sender."""
 
-    def lost(self) -> str:
+    def death_notice(self) -> str:
         """A sentence that names a process that died; empty if none has."""
 
     def execute(self, plan: Plan, rank: int, data: Array, stream: int, poll: Callable[[], None]) -> Array | None:
@@ -104,7 +104,7 @@ def _connection(name: str) -> ControlMessages:
     return ControlMessages(link)
 
 
-def connected(name: str, world_size: int | None = None) -> ControlMessages:
+def connect_processes(name: str, world_size: int | None = None) -> ControlMessages:
     """The connection of this process by a backend, made once; a ConfigError if the number of processes differs."""
     if name not in HOMES:
         raise ConfigError(f"no backend {name!r} runs ranks in processes; {nearest(name, [EMULATOR, *HOMES])}")

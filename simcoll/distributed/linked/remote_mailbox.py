@@ -5,7 +5,7 @@ As on the emulator, a send waits for its receive and both ends report a mismatch
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from simcoll.distributed.runtime.world import Communicator, Rank, World
 __all__ = ["RemoteMailbox"]
 
 
-class _Process(World, Protocol):
+class _ProcessWorld(World, Protocol):
     """The part of a process's world that its mailboxes use."""
 
     me: Rank
@@ -35,10 +35,20 @@ class _Process(World, Protocol):
         """A number that no rank of the run uses twice, nor two ranks."""
 
 
+class _SendNotice(NamedTuple):
+    """The control message by which a sender announces a send."""
+
+    rank: int
+    tag: int
+    size: int
+    dtype: str
+    stream: int
+
+
 class RemoteMailbox(MatchingMailbox):
     """The sends and receives that one rank has posted on a group, and the sends announced to it."""
 
-    def __init__(self, group: Communicator, world: _Process) -> None:
+    def __init__(self, group: Communicator, world: _ProcessWorld) -> None:
         super().__init__(group)
         self._world = world
         self._announced: dict[int, End] = {}
@@ -51,22 +61,22 @@ class RemoteMailbox(MatchingMailbox):
             return
         end.number = self._world.new_stream()
         self._announced[end.number] = end
-        announced = (end.rank, end.tag, end.size, end.dtype, end.number)
-        self._world.control.send([self.group.members[end.peer]], "send", self.group.key, *announced)
+        notice = _SendNotice(end.rank, end.tag, end.size, end.dtype, end.number)
+        self._world.control.send([self.group.members[end.peer]], "send", self.group.key, *notice)
 
-    def read(self, sender: int, kind: str, content: list[Any]) -> None:
+    def handle(self, sender: int, kind: str, content: list[Any]) -> None:
         """Handle a control message: an announced send, or the answer to a send of this rank."""
-        here = self.group.group_rank[self._world.me.number]
+        own_rank = self.group.group_rank[self._world.me.number]
         if kind == "send":
-            rank, tag, size, dtype, stream = content
-            self.post(End(True, rank, here, tag, size, dtype, None, stream))
+            notice = _SendNotice(*content)
+            self.post(End(True, notice.rank, own_rank, notice.tag, notice.size, notice.dtype, None, notice.stream))
             return
         stream, error = content
         end = self._announced.pop(stream)
         if error:
-            end.posted.over(error)
+            end.local_work.over(error)
         else:
-            receive = End(False, self.group.group_rank[sender], here, end.tag, end.size, end.dtype, None)
+            receive = End(False, self.group.group_rank[sender], own_rank, end.tag, end.size, end.dtype, None)
             self._start(end, receive)
 
     def _match(self, send: End, receive: End) -> None:
@@ -96,7 +106,7 @@ class RemoteMailbox(MatchingMailbox):
         def over(task: Task) -> None:
             error = None if task.failure is None else str(task.failure)
             if send.work is not None:
-                send.work.over(error or send.work.guarded())
+                send.work.over(error or send.work.violation())
                 name, sequence = message_name(group, send, receive), send.work.entry.sequence
                 world.history.add(group.name, sequence, name, plan, (begin_fs, world.now))
             if receive.work is not None and error is not None:
@@ -109,22 +119,22 @@ class RemoteMailbox(MatchingMailbox):
     def settle(self) -> None:
         """Fail the receives from ranks that have ended; after this rank's own end, refuse new arrivals."""
         world, members = self._world, self.group.members
-        here = world.me.number
+        own_rank = world.me.number
         for waiting in self._receives.values():
             for end in list(waiting):
                 peers = members if end.peer is None else (members[end.peer],)
-                if all(peer in world.ended for peer in peers if peer != here) and (
-                    here in world.ended or peers != (here,)
+                if all(peer in world.ended for peer in peers if peer != own_rank) and (
+                    own_rank in world.ended or peers != (own_rank,)
                 ):
                     waiting.remove(end)
-                    end.posted.over(
-                        f"{world.ended.get(peers[0], 'all other ranks have ended')}\n  {end.posted.waits_for()}"
+                    end.local_work.over(
+                        f"{world.ended.get(peers[0], 'all other ranks have ended')}\n  {end.local_work.waits_for()}"
                     )
-        if here in world.ended:
+        if own_rank in world.ended:
             for waiting in self._sends.values():
                 while waiting:
                     end = waiting.popleft()
                     if end.work is None:
-                        self._answer(end, world.ended[here])
+                        self._answer(end, world.ended[own_rank])
                     else:
-                        end.work.over(world.ended[here])
+                        end.work.over(world.ended[own_rank])

@@ -18,12 +18,12 @@ from simcoll.libraries.choices import Choice
 
 Splits = tuple[tuple[int, ...], tuple[int, ...]]
 
-__all__ = ["ASPECTS", "Call", "End", "faked", "matrix"]
+__all__ = ["ASPECTS", "CollectiveCall", "End", "matrix", "without_data"]
 
 ASPECTS = ("function", "number of elements", "dtype", "op", "root", "algorithm", "whether tensors are fake")
 
 
-class Call(msgspec.Struct, frozen=True, eq=False):
+class CollectiveCall(msgspec.Struct, frozen=True, eq=False):
     """One rank's call of a collective.
 
     Attributes
@@ -58,12 +58,16 @@ class Call(msgspec.Struct, frozen=True, eq=False):
         algorithm = self.algorithm if isinstance(self.algorithm, str) else None
         return self.name, self.sizes, self.dtype, self.op, self.root, algorithm, self.fake
 
-    def differences(self, other: Call) -> list[str]:
+    def differences(self, peer: CollectiveCall) -> list[str]:
         """The aspects in which two calls differ."""
-        mine, theirs = self.aspects(), other.aspects()
+        mine, theirs = self.aspects(), peer.aspects()
         if mine == theirs:
             return []
-        return [aspect for aspect, one, another in zip(ASPECTS, mine, theirs, strict=True) if one != another]
+        return [
+            aspect
+            for aspect, own_value, peer_value in zip(ASPECTS, mine, theirs, strict=True)
+            if own_value != peer_value
+        ]
 
     def __str__(self) -> str:
         parts = [self.name, self.shape, "" if self.kind == "barrier" else self.dtype.name]
@@ -81,7 +85,7 @@ class Call(msgspec.Struct, frozen=True, eq=False):
 
 
 @functools.lru_cache(maxsize=1024)
-def faked(call: Call) -> Call:
+def without_data(call: CollectiveCall) -> CollectiveCall:
     """The call without data."""
     return replace(call, fake=True)
 
@@ -104,7 +108,7 @@ class End:
     fake: bool = False
 
     @property
-    def posted(self) -> Work:
+    def local_work(self) -> Work:
         """The Work, for an end posted in this process."""
         if self.work is None:
             raise InternalError(f"the end of a message at rank {self.rank} is in another process")

@@ -1,6 +1,6 @@
 """Collective calls of a group: matching, agreement on a plan, and execution of one rank's part.
 
-On the emulator, :mod:`simcoll.distributed.runtime.streams` matches and plays them.
+On the emulator, :mod:`simcoll.distributed.runtime.matched_calls` matches and plays them.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import numpy as np
 from simcoll.arrays import Array
 from simcoll.core.collective import Collective
 from simcoll.core.plan import Plan
-from simcoll.distributed.runtime.calls import ASPECTS, Call, faked, matrix
+from simcoll.distributed.runtime.calls import ASPECTS, CollectiveCall, matrix, without_data
 from simcoll.distributed.runtime.device import start_of_calls
 from simcoll.distributed.runtime.fake import is_fake
 from simcoll.distributed.runtime.records import Entry, buffers_of, calling_site
-from simcoll.distributed.runtime.tasks import Arrival, Meeting, Task, Waitable, listed, wait_until
+from simcoll.distributed.runtime.tasks import Arrival, Meeting, Task, Waitable, list_ranks, wait_until
 from simcoll.distributed.runtime.work import Work, timeout_fs
 from simcoll.distributed.runtime.world import Buffers, Communicator, Executor, ProcessGroup, Rank, current_rank
 from simcoll.libraries.choices import plan_for
 from simcoll.units import format_time
 
-__all__ = ["Operation", "begin", "deliver", "execute", "plan_of", "play"]
+__all__ = ["CollectiveOperation", "begin", "deliver", "execute", "plan_of", "play"]
 
 SHOWN_RANKS = 64
 LINGER_FS = 3 * 10**14
@@ -39,20 +39,22 @@ def begin(group: Communicator, me: Rank, name: str, buffers: Buffers, *, p2p: bo
     for target in buffers[1]:
         if not target.flags.writeable:
             raise RuntimeError(f"{name}: an output tensor is read-only")
-    made = group.messages if p2p else group.calls
-    here, world = group.group_rank[me.number], group.world
+    counters = group.messages if p2p else group.calls
+    group_rank, world = group.group_rank[me.number], group.world
     now, history = world.now, world.history
     inputs = buffers_of(buffers[0])
     outputs = inputs if buffers[1] is buffers[0] else buffers_of(buffers[1])
     # The program is above the collective, play, the world's issue, that of a stream, and this function; messages have two fewer.
     site = calling_site(above=4 if p2p else 6)
-    entry = Entry((group.name, group.desc), name, made[here], p2p, inputs, outputs, group.timeout_fs, now, site)
-    made[here] += 1
+    entry = Entry(
+        (group.name, group.desc), name, counters[group_rank], p2p, inputs, outputs, group.timeout_fs, now, site
+    )
+    counters[group_rank] += 1
     entry.number = me.flight[-1].number + 1 if me.flight else 0
     me.flight.append(entry)
-    me.memory.given(buffers[0])
+    me.memory.hold_arrays(buffers[0])
     if buffers[1] is not buffers[0]:
-        me.memory.given(buffers[1])
+        me.memory.hold_arrays(buffers[1])
     if history.timeline is not None:
         history.timeline.operations.append((me.number, entry))
     work = Work(me, name, *buffers, entry, now + group.timeout_fs, group.explicit, group.raises, start_of_calls.get())
@@ -61,7 +63,7 @@ def begin(group: Communicator, me: Rank, name: str, buffers: Buffers, *, p2p: bo
     return work
 
 
-def plan_of(group: Communicator, call: Call, sizes: Any, members: tuple[int, ...] | None = None) -> Plan:
+def plan_of(group: Communicator, call: CollectiveCall, sizes: Any, members: tuple[int, ...] | None = None) -> Plan:
     """The plan of a call with the ``sizes`` that all ranks agreed on; for other members, if given."""
     plans = group.world.plans
     collective = Collective(call.kind, len(group.members), root=call.root)
@@ -70,9 +72,9 @@ def plan_of(group: Communicator, call: Call, sizes: Any, members: tuple[int, ...
     return plan_for(plans, collective, sizes, call.dtype, op, members or group.members, choices)
 
 
-def deliver(work: Work, call: Call, values: Array | None, nranks: int) -> str | None:
+def deliver(work: Work, call: CollectiveCall, values: Array | None, nranks: int) -> str | None:
     """Fill a call's outputs from a plan's flat output; returns a violation found in watched buffers, if any."""
-    error = work.guarded() if work.rank.watched_works else None
+    error = work.violation() if work.rank.watched_works else None
     if error is None and values is not None:
         if call.op is not None:
             call.op.finish(values, nranks)
@@ -81,12 +83,12 @@ def deliver(work: Work, call: Call, values: Array | None, nranks: int) -> str | 
 
 
 @dataclass(slots=True, eq=False)
-class Operation:
+class CollectiveOperation:
     """One collective of a group: the calls seen in this process by group rank, and their Works."""
 
     group: Communicator
     sequence: int
-    calls: dict[int, Call] = field(default_factory=dict)
+    calls: dict[int, CollectiveCall] = field(default_factory=dict)
     works: dict[int, Work] = field(default_factory=dict)
     plan: Plan | None = None
 
@@ -108,7 +110,7 @@ class Operation:
         rank = self.group.group_rank[work.rank.number]
         missing = self.missing()
         if missing:
-            return f"{self.what(rank)} waits for rank {listed(missing)}"
+            return f"{self.what(rank)} waits for rank {list_ranks(missing)}"
         return f"{self.what(rank)} waits for data{self.group.world.hindrances() or self._last_call()}"
 
     def _last_call(self) -> str:
@@ -118,9 +120,9 @@ class Operation:
             return ""
         last = max(called)
         late = [member for member, at_fs in zip(self.group.members, called, strict=True) if at_fs == last]
-        return f"; rank {listed(late)} called last, {format_time(self.group.world.now - last)} ago"
+        return f"; rank {list_ranks(late)} called last, {format_time(self.group.world.now - last)} ago"
 
-    def known_plan(self, call: Call) -> Plan | None:
+    def known_plan(self, call: CollectiveCall) -> Plan | None:
         """The plan of a call, unless it depends on the other ranks' splits; the last call's, if it is repeated."""
         group = self.group
         if call.splits is not None:
@@ -129,7 +131,7 @@ class Operation:
             group.planned = call, plan_of(group, call, call.sizes)
         return group.planned[1]
 
-    def joined(self, splits: Sequence[tuple[Sequence[int], Sequence[int]]]) -> str | None:
+    def join_splits(self, splits: Sequence[tuple[Sequence[int], Sequence[int]]]) -> str | None:
         """Make the plan of an all_to_all from every rank's splits; returns the first disagreement of two, as a sentence."""
         for a, (sends, _) in enumerate(splits):
             for b, (_, receives) in enumerate(splits):
@@ -138,12 +140,12 @@ class Operation:
         self.plan = plan_of(self.group, self.calls[min(self.calls)], matrix([sends for sends, _ in splits]))
         return None
 
-    def refusal(self, said: Mapping[int, tuple[str, Any]], reason: str) -> str:
-        """The error that lists each rank's call and its source line, from ``said`` by group rank."""
+    def refusal(self, reports: Mapping[int, tuple[str, Any]], reason: str) -> str:
+        """The error that lists each rank's call and its source line, from the ``reports`` by group rank."""
         members = self.group.members
         lines = [f"Detected mismatch between collectives on ranks: {self.where}: {reason}"]
         for rank, member in enumerate(members[:SHOWN_RANKS]):
-            call, site = said.get(rank, ("has not called", None))
+            call, site = reports.get(rank, ("has not called", None))
             lines.append(f"  rank {member}: {call}" + (f"    at {site}" if site is not None else ""))
         if len(members) > SHOWN_RANKS:
             lines.append(f"  ... and {len(members) - SHOWN_RANKS} more")
@@ -160,12 +162,12 @@ class _Announced(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class _Executed(Operation):
+class _Executed(CollectiveOperation):
     """An operation in which this process runs one rank, whose part an executor plays."""
 
     executor: Executor
-    here: int
-    before: Waitable | None
+    group_rank: int
+    predecessor: Waitable | None
     turn: Waitable = field(default_factory=Waitable)
     agreement: Meeting | None = None
 
@@ -175,18 +177,20 @@ class _Executed(Operation):
 
     def announce(self, me: Rank) -> None:
         """Announce the call to the other ranks."""
-        call = self.calls[self.here]
+        call = self.calls[self.group_rank]
         schedule = "" if self.plan is None else self.plan.schedule.content_hash()
-        said = _Announced(str(call), str(self.works[self.here].entry.site), *(call.splits or ((), ())))
+        announcement = _Announced(str(call), str(self.works[self.group_rank].entry.site), *(call.splits or ((), ())))
         subject = [*map(repr, call.aspects()), schedule]
         key, members = f"call {self.group.key} {self.sequence}", self.group.members
-        self.agreement = self.group.world.meet(me, Arrival(key, self.what(self.here), members, subject, said))
+        self.agreement = self.group.world.meet(
+            me, Arrival(key, self.what(self.group_rank), members, subject, announcement)
+        )
 
     def run(self) -> None:
         """Wait for the previous call and for the other ranks, then play the plan."""
-        if self.before is not None:
-            wait_until(self.before)
-        group, call, work = self.group, self.calls[self.here], self.works[self.here]
+        if self.predecessor is not None:
+            wait_until(self.predecessor)
+        group, call, work = self.group, self.calls[self.group_rank], self.works[self.group_rank]
         if group.failure is not None:
             raise RuntimeError(group.failure)
         if self.agreement is not None:
@@ -196,7 +200,7 @@ class _Executed(Operation):
         data = np.concatenate([np.zeros(0, call.dtype), *(source.reshape(-1) for source in work.sources)])
         if call.op is not None:
             data = call.op.prepared(data)
-        error = deliver(work, call, self.executor.execute(plan, self.here, data), len(group.members))
+        error = deliver(work, call, self.executor.execute(plan, self.group_rank, data), len(group.members))
         if error is not None:
             raise RuntimeError(error)
         group.world.history.add(group.name, self.sequence, call.name, plan, (begin_fs, group.world.now))
@@ -213,33 +217,46 @@ class _Executed(Operation):
             while agreement.missing() and world.now < limit:
                 world.poll()
             rows = list(agreement.subjects.values())
-            found = [name for i, name in enumerate(ASPECTS) if any(row[i] != rows[0][i] for row in rows)]
-            wrong = f"they differ in {', '.join(found) or 'the schedule'}"
-        said = {group.group_rank[rank]: msgspec.convert(value, _Announced) for rank, value in agreement.values.items()}
-        if wrong is None and self.calls[self.here].splits is not None:
-            wrong = self.joined([(said[rank].sends, said[rank].receives) for rank in range(len(said))])
+            aspects = [name for i, name in enumerate(ASPECTS) if any(row[i] != rows[0][i] for row in rows)]
+            wrong = f"they differ in {', '.join(aspects) or 'the schedule'}"
+        announcements = {
+            group.group_rank[rank]: msgspec.convert(value, _Announced) for rank, value in agreement.values.items()
+        }
+        if wrong is None and self.calls[self.group_rank].splits is not None:
+            wrong = self.join_splits(
+                [(announcements[rank].sends, announcements[rank].receives) for rank in range(len(announcements))]
+            )
         if wrong is not None:
-            told = {rank: (each.call, each.site) for rank, each in said.items()}
-            group.failure = group.failure or self.refusal(told, wrong)
+            reports = {rank: (announcement.call, announcement.site) for rank, announcement in announcements.items()}
+            group.failure = group.failure or self.refusal(reports, wrong)
             raise RuntimeError(group.failure) from None
 
-    def _all_sizes(self, call: Call) -> Any:
+    def _all_sizes(self, call: CollectiveCall) -> Any:
         """Collect the splits of an all_to_all whose calls were not announced."""
-        own = np.array(() if call.splits is None else call.splits[0], np.int64)
-        plan = plan_of(self.group, Call("splits", "all_gather", own.size, own.dtype), own.size)
-        rows = np.asarray(self.executor.execute(plan, self.here, own)).reshape(own.size, own.size)
+        sizes = np.array(() if call.splits is None else call.splits[0], np.int64)
+        plan = plan_of(self.group, CollectiveCall("splits", "all_gather", sizes.size, sizes.dtype), sizes.size)
+        rows = np.asarray(self.executor.execute(plan, self.group_rank, sizes)).reshape(sizes.size, sizes.size)
         return matrix([tuple(row) for row in rows.tolist()])
 
 
 def execute(
-    group: ProcessGroup, executor: Executor, me: Rank, call: Call, buffers: Buffers, *, guard: bool, announce: bool
+    group: ProcessGroup,
+    executor: Executor,
+    me: Rank,
+    call: CollectiveCall,
+    buffers: Buffers,
+    *,
+    guard: bool,
+    announce: bool,
 ) -> Work:
     """Put a call on its group's stream in this process; ``announce`` notifies the other ranks first."""
     shared = group.communicator
     work = begin(shared, me, call.name, buffers)
-    operation = _Executed(shared, work.entry.sequence, executor=executor, here=group.rank(), before=shared.turn)
+    operation = _Executed(
+        shared, work.entry.sequence, executor=executor, group_rank=group.rank(), predecessor=shared.turn
+    )
     operation.plan = operation.known_plan(call)
-    operation.calls[operation.here], operation.works[operation.here] = call, work
+    operation.calls[operation.group_rank], operation.works[operation.group_rank] = call, work
     work.reason = operation.describe
     shared.turn = operation.turn
     if announce:
@@ -257,7 +274,7 @@ def execute(
 
 def play(
     group: ProcessGroup,
-    call: Call,
+    call: CollectiveCall,
     sources: list[Array],
     targets: list[Array],
     results: list[Any],
@@ -275,7 +292,7 @@ def play(
         pending.append((call, sources, targets))
         return None
     if is_fake(sources if sources is targets else [*sources, *targets], timed=me.world.timed):
-        call = faked(call)
+        call = without_data(call)
     work = me.world.issue(group, me, call, (sources, targets), guard=async_op and not call.fake)
     if async_op:
         work.results = list(results)

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from simcoll.distributed.runtime.run_timeline import Span
+from simcoll.distributed.runtime.run_timeline import RankSpan
 from simcoll.distributed.runtime.tasks import Waitable
 from simcoll.distributed.runtime.world import Rank
 
-__all__ = ["Device", "DeviceStream", "after", "start_of_calls"]
+__all__ = ["DeviceStream", "SimulatedDevice", "after", "start_of_calls"]
 
 
 class DeviceStream:
@@ -26,13 +26,15 @@ class DeviceStream:
         Finishes when all enqueued work is done.
     """
 
-    __slots__ = ("known", "label", "name", "rank", "tail")
+    __slots__ = ("label", "name", "rank", "tail", "tail_past")
 
     def __init__(self, rank: Rank, label: str) -> None:
         self.rank = rank
         self.label = label
         self.name = f"{label} of rank {rank.number}"
-        self.known: dict[str, int] = {}  # of recorded runs: operations that are over when the stream has come so far
+        self.tail_past: dict[
+            str, int
+        ] = {}  # of recorded runs: operations that are over when the stream has come so far
         self.tail = Waitable(f"the work on {self.name}")
         self.tail.causes = {rank.number: {}}
         self.tail.finish()
@@ -41,54 +43,54 @@ class DeviceStream:
         """Enqueue an operator."""
         world, timeline = self.rank.world, self.rank.world.history.timeline
 
-        def start(done: Waitable) -> None:
+        def start(completion: Waitable) -> None:
             begin_fs = world.now
             if timeline is not None:
-                timeline.computed.append(Span(self.rank.number, name, begin_fs, begin_fs + duration_fs))
-            world.later(begin_fs + duration_fs, done.finish)
+                timeline.computed.append(RankSpan(self.rank.number, name, begin_fs, begin_fs + duration_fs))
+            world.later(begin_fs + duration_fs, completion.finish)
 
         recording = world.history.recording
         if recording is not None:
-            self.known = recording.enqueued(self.rank.number, self.label, duration_fs, name, self.known)
+            self.tail_past = recording.enqueue(self.rank.number, self.label, duration_fs, name, self.tail_past)
         self._then(start)
 
-    def wait(self, other: Waitable) -> None:
+    def wait(self, event: Waitable) -> None:
         """Make work enqueued from now on wait for something."""
         recorded = self.rank.world.history.recording is not None
-        if recorded and other.causes is not None:
-            self.known = {**self.known, **other.causes.get(self.rank.number, {})}
-        if recorded or not other.done or other.error is not None:
-            self._then(lambda done: other.when_done(lambda: done.finish(other.error)), other)
+        if recorded and event.causes is not None:
+            self.tail_past = {**self.tail_past, **event.causes.get(self.rank.number, {})}
+        if recorded or not event.done or event.error is not None:
+            self._then(lambda completion: event.when_done(lambda: completion.finish(event.error)), event)
 
-    def _then(self, start: Callable[[Waitable], None], other: Waitable | None = None) -> None:
-        before, done = self.tail, _Enqueued(self, other)
-        done.causes = {self.rank.number: self.known}
+    def _then(self, start: Callable[[Waitable], None], event: Waitable | None = None) -> None:
+        predecessor, completion = self.tail, _Enqueued(self, event)
+        completion.causes = {self.rank.number: self.tail_past}
 
         def begin() -> None:
-            if before.error is None:
-                start(done)
+            if predecessor.error is None:
+                start(completion)
             else:
-                done.finish(before.error)
+                completion.finish(predecessor.error)
 
-        self.tail = done
-        before.when_done(begin)
+        self.tail = completion
+        predecessor.when_done(begin)
 
 
 class _Enqueued(Waitable):
     """The completion of an item on a stream."""
 
-    __slots__ = ("other",)
+    __slots__ = ("event",)
 
-    def __init__(self, stream: DeviceStream, other: Waitable | None) -> None:
+    def __init__(self, stream: DeviceStream, event: Waitable | None) -> None:
         super().__init__(f"the work on {stream.name}")
-        self.other = other
+        self.event = event
 
     def waits_for(self) -> str:
         """The stream, and what it is waiting for, if anything."""
-        return self.label if self.other is None else f"{self.label}, which waits for {self.other.waits_for()}"
+        return self.label if self.event is None else f"{self.label}, which waits for {self.event.waits_for()}"
 
 
-class Device:
+class SimulatedDevice:
     """The emulated accelerator of a rank: its streams, and the current one."""
 
     def __init__(self, rank: Rank) -> None:
@@ -98,9 +100,9 @@ class Device:
 
     def stream(self) -> DeviceStream:
         """Make a stream."""
-        made = DeviceStream(self.rank, f"stream {len(self.streams)}")
-        self.streams.append(made)
-        return made
+        stream = DeviceStream(self.rank, f"stream {len(self.streams)}")
+        self.streams.append(stream)
+        return stream
 
     def tail(self) -> Waitable:
         """Finishes when all work enqueued on any stream is done."""

@@ -14,16 +14,16 @@ import numpy as np
 import simpy
 from simpy.events import EventPriority
 
-from simcoll.distributed.runtime.calls import Call
+from simcoll.distributed.runtime.calls import CollectiveCall
 from simcoll.distributed.runtime.collective_calls import execute
 from simcoll.distributed.runtime.history import History
 from simcoll.distributed.runtime.mailbox import EmulatedMailbox
+from simcoll.distributed.runtime.matched_calls import Streams
 from simcoll.distributed.runtime.plans_in_flight import Emulator
-from simcoll.distributed.runtime.rank_classes import Alike
+from simcoll.distributed.runtime.rank_classes import RankClasses
 from simcoll.distributed.runtime.recording import Recording
 from simcoll.distributed.runtime.run_events import Faults
-from simcoll.distributed.runtime.run_timeline import Span
-from simcoll.distributed.runtime.streams import Streams
+from simcoll.distributed.runtime.run_timeline import RankSpan
 from simcoll.distributed.runtime.tasks import Arrival, Meeting, Task, Tasks, Waitable, current_task, wait_until
 from simcoll.distributed.runtime.work import Work
 from simcoll.distributed.runtime.world import Buffers, Communicator, OwnStore, ProcessGroup, Rank
@@ -65,7 +65,7 @@ class EmulatedWorld:
         With the topology and protocol of the run; a protocol's name is that of the pattern of each schedule.
     timed
         Whether the run is only timed, and moves no data.
-    alike
+    rank_classes
         Classes of symmetric ranks; every other rank forms its own class.
     alone
         Whether only one rank runs in this process, and its registered backend reaches the others.
@@ -82,7 +82,7 @@ class EmulatedWorld:
         *,
         debug: bool,
         timed: bool = False,
-        alike: Alike | None = None,
+        rank_classes: RankClasses | None = None,
         history: History | None = None,
         alone: bool = False,
         events: EventTimeline | None = None,
@@ -90,7 +90,7 @@ class EmulatedWorld:
         topology = plans.topology
         self.debug = debug
         self.timed = timed
-        self.alike = alike
+        self.rank_classes = rank_classes
         self.plans = plans
         self.history = History() if history is None else history
         self.groups: dict[str, list[Communicator]] = {}
@@ -110,9 +110,9 @@ class EmulatedWorld:
         self._own_stores: dict[int, OwnStore] = {}
         self.tasks = Tasks(MAX_TIME_FS)
         if self.history.timeline is not None:
-            self.tasks.on_waited = self._waited
+            self.tasks.on_waited = self._note_wait
         if self.history.recording is not None:
-            self.tasks.on_passed = self.history.recording.passed
+            self.tasks.on_passed = self.history.recording.note_resumption
         self._asked = False
         self._blocked: set[int] = set()
         self._idle_rounds = 0
@@ -126,13 +126,13 @@ class EmulatedWorld:
         """Arrive at a meeting; the first rank opens it, the last one closes it."""
         key, expected = arrival.key, arrival.expected
         tell = arrival.tell
-        if self.alike is not None:
-            expected = None if expected is None else self.alike.leaders_of(expected)
-            tell = None if tell is None else self.alike.leaders_of(tell)
+        if self.rank_classes is not None:
+            expected = None if expected is None else self.rank_classes.leaders_of(expected)
+            tell = None if tell is None else self.rank_classes.leaders_of(tell)
         meeting = self._meetings.get(key)
         if meeting is None:
             meeting = self._meetings[key] = Meeting()
-            meeting.what, meeting.expected = arrival.what, () if expected is None or self._alone else tuple(expected)
+            meeting.event, meeting.expected = arrival.event, () if expected is None or self._alone else tuple(expected)
         if self.history.recording is not None:
             self.history.recording.meet(me.number, arrival, meeting)
         meeting.arrive(me.number, arrival.subject, arrival.value)
@@ -141,7 +141,7 @@ class EmulatedWorld:
             del self._meetings[key]
         return meeting
 
-    def issue(self, group: ProcessGroup, me: Rank, call: Call, buffers: Buffers, *, guard: bool) -> Work:
+    def issue(self, group: ProcessGroup, me: Rank, call: CollectiveCall, buffers: Buffers, *, guard: bool) -> Work:
         """Start a call on the emulator, or on the registered backend of its group."""
         guard = guard and self.debug
         if group.executor is not None:
@@ -169,12 +169,12 @@ class EmulatedWorld:
 
     def open_store(self, me: Rank, url: str, timeout: timedelta | None) -> OwnStore:
         """The store of a URL, made by the first rank that asks and shared."""
-        own = self._own_stores.get(me.generation)
-        if own is None:
+        own_store = self._own_stores.get(me.generation)
+        if own_store is None:
             store = rendezvous(url, rank=0, world_size=1, timeout=timeout).store
-            own = self._own_stores[me.generation] = OwnStore(store)
-        own.users[me.number] = None
-        return own
+            own_store = self._own_stores[me.generation] = OwnStore(store)
+        own_store.users[me.number] = None
+        return own_store
 
     # The clock
 
@@ -198,31 +198,31 @@ class EmulatedWorld:
 
     def pause(self, duration_fs: int, name: str) -> None:
         """Block the running rank for a duration."""
-        over, task = _Pause(name), current_task()
+        pause, task = _Pause(name), current_task()
         if self.history.recording is not None and task is not None and duration_fs:
-            self.history.recording.work(task, duration_fs, name, over)
+            self.history.recording.work(task, duration_fs, name, pause)
         end_fs: int | None = self.now + duration_fs
         if self._faults is not None and task is not None:
             end_fs = self._faults.worked_fs(task.owner.number, duration_fs)
         if end_fs is not None:
-            self.later(end_fs, over.finish)
-        wait_until(over)
+            self.later(end_fs, pause.finish)
+        wait_until(pause)
 
     def hindrances(self) -> str:
         """Describe stopped ranks, and messages stalled at links that are down."""
-        found = [] if self._faults is None else [*self._faults.stopped(), *self._faults.waiting()]
-        return "".join(f"; {line}" for line in found[:SHOWN_RANKS])
+        lines = [] if self._faults is None else [*self._faults.stop_notices(), *self._faults.waiting()]
+        return "".join(f"; {line}" for line in lines[:SHOWN_RANKS])
 
     def later(self, time_fs: int, action: Callable[[], None]) -> None:
         """Schedule an action."""
         self.calendar.at(time_fs, lambda _: action(), None)
 
-    def _waited(self, task: Task, what: Waitable, reason: str, begin_fs: int) -> None:
+    def _note_wait(self, task: Task, waitable: Waitable, reason: str, begin_fs: int) -> None:
         """Record a wait of a rank in the timeline."""
         timeline = self.history.timeline
         if timeline is not None and self.now > begin_fs:
-            spans = timeline.computed if isinstance(what, _Pause) else timeline.waited
-            spans.append(Span(task.owner.number, reason, begin_fs, self.now))
+            spans = timeline.computed if isinstance(waitable, _Pause) else timeline.waited
+            spans.append(RankSpan(task.owner.number, reason, begin_fs, self.now))
 
     def fail_group(self, group: Communicator, error: str, *ranks: int) -> None:
         """Fail all present and future operations of a group that need the failed ranks."""
@@ -271,18 +271,21 @@ class EmulatedWorld:
 
     def _plan_expiry(self, upcoming: float) -> None:
         """Schedule the next deadline if it comes before the next event and a task still waits for it."""
+        # Only the earliest deadline is ever on the calendar, and only if nothing else comes before it. With an event for every
+        # wait, the calendar would not be empty before the longest timeout, and an empty calendar is how a hang is seen at once.
+        # Then a deadline is no reason to go on, unless a program has asked for this timeout (_may_expire).
         tasks = self.tasks
         waiting = [task for task in tasks.live if task.waiting is not None]
         times = [task.deadline_fs for task in waiting if task.deadline_fs >= 0]
-        first = min(times, default=math.inf)
-        tasks.deadline_fs = first
-        if first > upcoming or first == math.inf:
+        deadline = min(times, default=math.inf)
+        tasks.deadline_fs = deadline
+        if deadline > upcoming or deadline == math.inf:
             return
         if upcoming == math.inf and not self._may_expire(waiting):
             tasks.deadline_fs = math.inf
             return
-        tasks.deadline_fs = min((time for time in times if time > first), default=math.inf)
-        self.calendar.at(int(first), lambda _: tasks.interrupt(self.now), None)
+        tasks.deadline_fs = min((time for time in times if time > deadline), default=math.inf)
+        self.calendar.at(int(deadline), lambda _: tasks.interrupt(self.now), None)
 
     def _may_expire(self, waiting: list[Task]) -> bool:
         """Whether an explicit timeout will end a wait, other than the endlessly repeated ones of idle waits."""
@@ -324,10 +327,10 @@ class EmulatedWorld:
             name = type(gone.failure).__name__
             lines = [f"{PEER_ENDED}: rank {gone.number} ended with {name}: {gone.failure}"]
         lines += [] if self._faults is None else [f"  {line}" for line in self._faults.waiting()[:SHOWN_RANKS]]
-        shown = waiting[:SHOWN_RANKS]
-        lines += [f"  rank {task.owner.number}: {task.waiting.waits_for()}" for task in shown if task.waiting]
-        if len(waiting) > len(shown):
-            lines.append(f"  ... and {len(waiting) - len(shown)} more")
+        sample = waiting[:SHOWN_RANKS]
+        lines += [f"  rank {task.owner.number}: {task.waiting.waits_for()}" for task in sample if task.waiting]
+        if len(waiting) > len(sample):
+            lines.append(f"  ... and {len(waiting) - len(sample)} more")
         if ended:
             lines.append(f"  ended: rank {', '.join(ended[:SHOWN_RANKS])}")
         return "\n".join(lines)
@@ -353,15 +356,15 @@ class RankWaiter:
             return ready()
         begin_fs, limit_fs = task.owner.world.now, round(timeout_s * 1e15)
         while not ready():
-            left = limit_fs - (task.owner.world.now - begin_fs)
-            if left <= 0:
+            remaining_fs = limit_fs - (task.owner.world.now - begin_fs)
+            if remaining_fs <= 0:
                 return False
             change = Waitable("a key of a store that no rank has set")
             self._waiting.append(change)
             if self._recording is not None:
                 self._recording.waits_for_key(task.owner.number, task.owner.world.now)
             try:
-                wait_until(change, left, explicit=True)
+                wait_until(change, remaining_fs, explicit=True)
             except RuntimeError:
                 return ready()
         return True
@@ -369,5 +372,5 @@ class RankWaiter:
     def notify(self) -> None:
         """Wake the ranks that wait: a store has changed."""
         waiting, self._waiting = self._waiting, []
-        for each in waiting:
-            each.finish()
+        for change in waiting:
+            change.finish()

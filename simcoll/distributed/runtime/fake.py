@@ -14,7 +14,7 @@ from simcoll.core.reduction import parse_dtype
 from simcoll.distributed.runtime.tasks import current_task
 from simcoll.errors import ConfigError
 
-__all__ = ["FakeArray", "always_moved", "fake_array", "is_fake"]
+__all__ = ["FakeArray", "fake_array", "is_fake", "move_always"]
 
 
 class FakeArray(np.ndarray[Any, Any]):
@@ -24,14 +24,16 @@ class FakeArray(np.ndarray[Any, Any]):
         """Shape and dtype of an elementwise operation."""
         if method != "__call__" or ufunc.signature is not None:
             raise TypeError(f"a fake array has no elements: {ufunc.__name__}.{method} needs them")
-        scalars = [np.zeros((), each.dtype) if isinstance(each, np.ndarray) else each for each in inputs]
+        scalars = [np.zeros((), operand.dtype) if isinstance(operand, np.ndarray) else operand for operand in inputs]
         with np.errstate(all="ignore"):
-            found = ufunc(*scalars, **kwargs)
+            outcome = ufunc(*scalars, **kwargs)
         if out is not None:
             return out[0] if len(out) == 1 else out
-        shape = np.broadcast_shapes(*(getattr(each, "shape", ()) for each in inputs))
-        results = [fake_array(shape, each.dtype) for each in (found if isinstance(found, tuple) else (found,))]
-        return tuple(results) if isinstance(found, tuple) else results[0]
+        shape = np.broadcast_shapes(*(getattr(operand, "shape", ()) for operand in inputs))
+        results = [
+            fake_array(shape, scalar.dtype) for scalar in (outcome if isinstance(outcome, tuple) else (outcome,))
+        ]
+        return tuple(results) if isinstance(outcome, tuple) else results[0]
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:  # numpy's protocol
         """Refuse functions that need elements."""
@@ -56,19 +58,19 @@ def fake_array(shape: int | Sequence[int], dtype: Any = "float32") -> FakeArray:
     sizes = (shape,) if isinstance(shape, int) else tuple(int(size) for size in shape)
     if any(size < 0 for size in sizes):
         raise ConfigError(f"shape {sizes} of a fake array: expected sizes of 0 or more")
-    one = np.zeros(1, kind)
-    made = np.lib.stride_tricks.as_strided(one, sizes, (0,) * len(sizes)).view(FakeArray)
+    element = np.zeros(1, kind)
+    array = np.lib.stride_tricks.as_strided(element, sizes, (0,) * len(sizes)).view(FakeArray)
     task = current_task()
     if task is not None:
-        task.owner.memory.given([made])
-    return made
+        task.owner.memory.hold_arrays([array])
+    return array
 
 
 _ALWAYS_MOVED: ContextVar[bool] = ContextVar("simcoll_always_moved", default=False)
 
 
 @contextmanager
-def always_moved() -> Iterator[None]:
+def move_always() -> Iterator[None]:
     """Move data inside the block even in a timed-only run, for content that the program needs (object collectives)."""
     token = _ALWAYS_MOVED.set(True)
     try:

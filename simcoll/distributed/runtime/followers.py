@@ -9,7 +9,7 @@ from functools import partial
 from simcoll.arrays import Array
 from simcoll.core.plan import Plan
 from simcoll.distributed.runtime.plans_in_flight import Emulator, Playing
-from simcoll.distributed.runtime.rank_classes import Alike
+from simcoll.distributed.runtime.rank_classes import RankClasses
 
 __all__ = ["Followers"]
 
@@ -35,7 +35,7 @@ class Followers:
         Called with the group rank of every leader whose class has left, and the leader's output.
     """
 
-    alike: Alike
+    rank_classes: RankClasses
     emulator: Emulator
     classes: Mapping[int, Sequence[int]]
     leave: Callable[[int, Array | None], None]
@@ -45,7 +45,7 @@ class Followers:
 
     def play(self, plans: Iterable[Plan], label: tuple[str, int, str]) -> None:
         """Start the operation in the corresponding groups of followers."""
-        self.elsewhere = [Playing(self.emulator, plan, label, self.follower_left, fake=True) for plan in plans]
+        self.elsewhere = [Playing(self.emulator, plan, label, self.leave_follower, fake=True) for plan in plans]
         for leader, ranks in self.classes.items():
             self._classes[leader] = _Class(len(ranks) * (1 + len(self.elsewhere)))
             self._leader.update(dict.fromkeys(ranks, leader))
@@ -56,13 +56,13 @@ class Followers:
             for rank in self.classes[leader]:
                 playing.enter(rank, ())
 
-    def left(self, rank: int, values: Array | None) -> None:
+    def leave_group(self, rank: int, values: Array | None) -> None:
         """Record that a rank of the leaders' group has left."""
         if rank == self._leader[rank]:
             self._classes[rank].values = values
-        self.follower_left(rank, None)
+        self.leave_follower(rank, None)
 
-    def follower_left(self, rank: int, _values: Array | None) -> None:
+    def leave_follower(self, rank: int, _values: Array | None) -> None:
         """Record that a follower has left; the last one of a class releases its leader."""
         leader, now = self._leader[rank], self.emulator.calendar.now
         entry = self._classes[leader]
@@ -70,7 +70,7 @@ class Followers:
             entry.first_fs = now
         entry.missing -= 1
         if not entry.missing:
-            self.alike.skew_fs = max(self.alike.skew_fs, now - entry.first_fs)
+            self.rank_classes.skew_fs = max(self.rank_classes.skew_fs, now - entry.first_fs)
             # Ranks leave as seen from their players; the leader goes on after these.
             self.emulator.calendar.at(now, partial(self._go_on, leader), None)
 

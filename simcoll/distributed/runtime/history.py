@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from simcoll.core.plan import Plan
 from simcoll.distributed.runtime.recording import Recording
-from simcoll.distributed.runtime.run_timeline import Timeline
+from simcoll.distributed.runtime.run_timeline import RunTimeline
 from simcoll.emulator.digest import MovedHash
 from simcoll.units import format_size
 
@@ -42,8 +43,14 @@ class Record:
         return f"{self.name} #{self.sequence} of group {self.group}: {self.schedule}, {size}, {self.messages} messages"
 
 
-_Unhashed = tuple[tuple[str, int, str], Plan, int, tuple[int, int], MovedHash | str]
-"""Group, sequence number and name of an operation; its plan, messages, begin and end, and hash."""
+class _Unhashed(NamedTuple):
+    """A finished operation, by its group, sequence number and name; its hash is computed together with others."""
+
+    label: tuple[str, int, str]
+    plan: Plan
+    messages: int
+    times_fs: tuple[int, int]
+    trace: MovedHash | str
 
 
 @dataclass(slots=True)
@@ -72,7 +79,7 @@ class History:
     end_fs: int = 0
     findings: list[str] = field(default_factory=list)
     failures: list[BaseException] = field(default_factory=list)
-    timeline: Timeline | None = None
+    timeline: RunTimeline | None = None
     recording: Recording | None = None
     _records: list[Record] = field(default_factory=list)
     _digest: int = 0
@@ -90,7 +97,7 @@ class History:
         trace_hash: MovedHash | str = "",
     ) -> None:
         """Add a finished operation; ``times_fs`` is its begin and end, by which a MovedHash is moved when it is needed."""
-        self._unhashed.append(((group, sequence, name), plan, messages, times_fs, trace_hash))
+        self._unhashed.append(_Unhashed((group, sequence, name), plan, messages, times_fs, trace_hash))
         self._waiting += 1 + messages
         if self._waiting > HASHED_TOGETHER:
             self._settle()
@@ -116,15 +123,29 @@ class History:
         """Hash the operations since the last time; those that repeat one another together, which takes half the time."""
         added, self._unhashed, self._waiting = self._unhashed, [], 0
         begins: defaultdict[MovedHash, list[int]] = defaultdict(list)
-        for *_, times_fs, trace in added:
-            if isinstance(trace, MovedHash):
-                begins[trace].append(times_fs[0])
+        for operation in added:
+            if isinstance(operation.trace, MovedHash):
+                begins[operation.trace].append(operation.times_fs[0])
         moved = {trace: iter(trace.hexdigests(later)) for trace, later in begins.items()}
-        for label, plan, messages, times_fs, trace in added:
-            title, trace_hash = plan.schedule.title, trace if isinstance(trace, str) else next(moved[trace])
-            text = f"{label[0]} {label[1]} {label[2]} {title} {trace_hash}"
+        for operation in added:
+            plan, trace = operation.plan, operation.trace
+            title = plan.schedule.title
+            trace_hash = trace if isinstance(trace, str) else next(moved[trace])
+            group, sequence, name = operation.label
+            text = f"{group} {sequence} {name} {title} {trace_hash}"
             number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")
             self._digest = (self._digest + number) % 2**128
             if len(self._records) < self.max_records:
-                protocol, size_bytes = plan.protocol.name, plan.total_bytes
-                self._records.append(Record(*label, title, protocol, size_bytes, messages, *times_fs, trace_hash))
+                self._records.append(
+                    Record(
+                        group,
+                        sequence,
+                        name,
+                        title,
+                        plan.protocol.name,
+                        plan.total_bytes,
+                        operation.messages,
+                        *operation.times_fs,
+                        trace_hash,
+                    )
+                )

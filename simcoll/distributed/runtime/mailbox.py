@@ -29,11 +29,11 @@ class MatchingMailbox:
     def post(self, end: End) -> None:
         """Post a send or receive, and match it with the first counterpart that fits."""
         key = (end.peer if end.sends else end.rank, end.tag)
-        mine, others = (self._sends, self._receives) if end.sends else (self._receives, self._sends)
-        for other in others.get(key, ()):
-            send, receive = (end, other) if end.sends else (other, end)
+        mine, counterparts = (self._sends, self._receives) if end.sends else (self._receives, self._sends)
+        for counterpart in counterparts.get(key, ()):
+            send, receive = (end, counterpart) if end.sends else (counterpart, end)
             if receive.peer is None or receive.peer == send.rank:
-                others[key].remove(other)
+                counterparts[key].remove(counterpart)
                 self._match(send, receive)
                 return
         mine.setdefault(key, deque()).append(end)
@@ -87,35 +87,37 @@ class EmulatedMailbox(MatchingMailbox):
             if receive.rank in ranks or send.rank in ranks:
                 del self._moving[receive]
                 for end in (receive, send):
-                    end.posted.over(error)
+                    end.local_work.over(error)
 
     def _start(self, send: End, receive: End) -> None:
         plan = plan_of_message(self.group, send, receive)
         last = plan.nranks - 1
-        work = send.posted
-        work.entry.started_fs = receive.posted.entry.started_fs = self._emulator.calendar.now
+        work = send.local_work
+        work.entry.started_fs = receive.local_work.entry.started_fs = self._emulator.calendar.now
         if self._emulator.history.recording is not None:
             self._emulator.history.recording.message(self.group, send, receive)
         timeline = self._emulator.history.timeline
         if timeline is not None:
-            ends = ((self.group.members[end.rank], end.posted.entry) for end in (send, receive))
+            ends = ((self.group.members[end.rank], end.local_work.entry) for end in (send, receive))
             timeline.messages.append((next(ends), next(ends)))
 
         def leave(rank: int, values: Array | None) -> None:
             if rank == 0:
-                work.over(work.guarded())
+                work.over(work.violation())
             if rank == last:
                 self._moving.pop(receive, None)
                 deliver_message(receive, send.rank, values)
 
         self._moving[receive] = send
         label = (self.group.name, work.entry.sequence, message_name(self.group, send, receive))
-        followers, alike = None, self.group.world.alike
-        if alike is not None:
-            pairs = alike.pairs_like(*(self.group.members[end.rank] for end in (send, receive)))
-            followers = Followers(alike, self._emulator, {rank: (rank,) for rank in range(plan.nranks)}, leave)
+        followers, rank_classes = None, self.group.world.rank_classes
+        if rank_classes is not None:
+            pairs = rank_classes.pairs_like(*(self.group.members[end.rank] for end in (send, receive)))
+            followers = Followers(rank_classes, self._emulator, {rank: (rank,) for rank in range(plan.nranks)}, leave)
             followers.play((plan_of_pair(self.group, pair, send) for pair in pairs), label)
-        playing = Playing(self._emulator, plan, label, leave if followers is None else followers.left, fake=send.fake)
+        playing = Playing(
+            self._emulator, plan, label, leave if followers is None else followers.leave_group, fake=send.fake
+        )
         for rank in range(plan.nranks):
             playing.enter(rank, work.sources)
             if followers is not None:
@@ -129,12 +131,12 @@ def message_name(group: Communicator, send: End, receive: End) -> str:
 
 def deliver_message(receive: End, sender: int, values: Array | None) -> None:
     """Finish a receive with the arrived message, which may be shorter than the tensor."""
-    work = receive.posted
-    error = work.guarded()
+    work = receive.local_work
+    error = work.violation()
     if values is not None and error is None:
         work.fill(values)
-        for other in work.rank.watched_works:
-            other.received_beside(work)
+        for watcher in work.rank.watched_works:
+            watcher.received_beside(work)
     work.sender = sender
     work.over(error)
 
@@ -146,7 +148,7 @@ def plan_of_message(group: Communicator, send: End, receive: End) -> Plan:
 
 def plan_of_pair(group: Communicator, pair: tuple[int, int], send: End) -> Plan:
     """The plan of a message like ``send`` between two global ranks."""
-    same = pair[0] == pair[1]
-    endpoints = pair[:1] if same else pair
-    collective = Collective("send_recv", len(endpoints), pairs=((0, 0),) if same else ((0, 1),))
+    to_itself = pair[0] == pair[1]
+    endpoints = pair[:1] if to_itself else pair
+    collective = Collective("send_recv", len(endpoints), pairs=((0, 0),) if to_itself else ((0, 1),))
     return plan_for(group.world.plans, collective, send.size, parse_dtype(send.dtype), "sum", endpoints, (None,))

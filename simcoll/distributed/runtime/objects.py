@@ -39,7 +39,7 @@ class ObjectDecodingError(SimcollError, ValueError):
     """Bytes that are not an encoded object, or a pickle that is not trusted."""
 
 
-class _Kind(enum.IntEnum):
+class _ExtensionKind(enum.IntEnum):
     """The extension types; their data is itself encoded unless said otherwise."""
 
     TUPLE = 1
@@ -82,7 +82,7 @@ def encode(thing: object, *, trusted: bool | None = None) -> bytes:
     if _is_trusted(trusted):
         return _PICKLE + pickle.dumps(thing, protocol=pickle.HIGHEST_PROTOCOL)
     try:
-        return _PLAIN + _packed(thing)
+        return _PLAIN + _pack(thing)
     except UnicodeEncodeError as error:
         raise ObjectEncodingError(f"the str {error.object[:40]!r} has no UTF-8 form; {_OPT_IN}") from error
 
@@ -98,7 +98,7 @@ def decode(data: bytes | bytearray | memoryview, *, trusted: bool | None = None)
     if how != _PLAIN:
         raise ObjectDecodingError(f"these {len(data)} bytes are not an encoded object: they begin with {data[:8]!r}")
     try:
-        return _unpacked(body)
+        return _unpack(body)
     except RecursionError as error:
         raise ObjectDecodingError("the encoded object is nested too deeply") from error
     except (ValueError, TypeError, struct.error, OverflowError, MemoryError) as error:
@@ -117,71 +117,71 @@ def _is_trusted(trusted: bool | None) -> bool:
 _Way = tuple["_Way", str, object] | None
 
 
-def _refused(way: _Way, why: str) -> ObjectEncodingError:
+def _refusal(path: _Way, why: str) -> ObjectEncodingError:
     place = ""
-    while way is not None:
-        way, form, found = way
-        place = form.format(found) + place
+    while path is not None:
+        path, form, key = path
+        place = form.format(key) + place
     place = f"${place}"
     return ObjectEncodingError(f"{place[:200]}{'...' if len(place) > 200 else ''} {why}; {_OPT_IN}")
 
 
-def _packed(thing: object, way: _Way = None, depth: int = 0) -> bytes:
-    return msgspec.msgpack.encode(_plain(thing, way, depth))
+def _pack(obj: object, path: _Way = None, depth: int = 0) -> bytes:
+    return msgspec.msgpack.encode(_plain(obj, path, depth))
 
 
-def _plain(thing: object, way: _Way, depth: int) -> object:
+def _plain(obj: object, path: _Way, depth: int) -> object:
     """Convert an object to MessagePack's types. Exact types only: a subclass would come back as its base."""
-    kind = type(thing)
+    kind = type(obj)
     if kind in _ATOMS:
-        return thing
+        return obj
     if kind is int:
-        number = cast("int", thing)
+        number = cast("int", obj)
         length = number.bit_length() // 8 + 1
         fits = -(1 << 63) <= number < 1 << 64
-        return number if fits else _ext(_Kind.INTEGER, number.to_bytes(length, "big", signed=True))
+        return number if fits else _ext(_ExtensionKind.INTEGER, number.to_bytes(length, "big", signed=True))
     if depth > MAX_DEPTH:
-        raise _refused(way, f"is nested more than {MAX_DEPTH} deep, or contains itself")
-    if isinstance(thing, (np.ndarray, np.generic)):
-        return _array(thing, way)
-    match thing:
+        raise _refusal(path, f"is nested more than {MAX_DEPTH} deep, or contains itself")
+    if isinstance(obj, (np.ndarray, np.generic)):
+        return _array(obj, path)
+    match obj:
         case list() if kind is list:
-            return [_plain(item, (way, "[{}]", i), depth + 1) for i, item in enumerate(thing)]
+            return [_plain(entry, (path, "[{}]", i), depth + 1) for i, entry in enumerate(obj)]
         case dict() if kind is dict:
-            keys = [_plain(key, (way, " key {!r}", key), depth + 1) for key in thing]
-            values = [_plain(value, (way, "[{!r}]", key), depth + 1) for key, value in thing.items()]
+            keys = [_plain(key, (path, " key {!r}", key), depth + 1) for key in obj]
+            values = [_plain(value, (path, "[{!r}]", key), depth + 1) for key, value in obj.items()]
             if any(isinstance(key, msgspec.msgpack.Ext) for key in keys):  # not a key that a MessagePack map can have
-                return _ext(_Kind.DICT, msgspec.msgpack.encode([keys, values]))
+                return _ext(_ExtensionKind.DICT, msgspec.msgpack.encode([keys, values]))
             return dict(zip(keys, values, strict=True))
         case set() | frozenset() if kind in {set, frozenset}:
             # Sorted by their bytes: the same set gives the same bytes in every process.
-            items = sorted(_packed(item, (way, " element {!r}", item), depth + 1) for item in thing)
-            return _ext(_Kind.SET if kind is set else _Kind.FROZENSET, msgspec.msgpack.encode(items))
+            items = sorted(_pack(entry, (path, " element {!r}", entry), depth + 1) for entry in obj)
+            return _ext(_ExtensionKind.SET if kind is set else _ExtensionKind.FROZENSET, msgspec.msgpack.encode(items))
         case tuple() if kind is tuple:
-            return _ext(_Kind.TUPLE, _packed(list(thing), way, depth))
+            return _ext(_ExtensionKind.TUPLE, _pack(list(obj), path, depth))
         case complex() if kind is complex:
-            return _ext(_Kind.COMPLEX, struct.pack(">dd", thing.real, thing.imag))
+            return _ext(_ExtensionKind.COMPLEX, struct.pack(">dd", obj.real, obj.imag))
         case bytearray() if kind is bytearray:
-            return _ext(_Kind.BYTEARRAY, bytes(thing))
+            return _ext(_ExtensionKind.BYTEARRAY, bytes(obj))
         case range():
-            return _ext(_Kind.RANGE, _packed([thing.start, thing.stop, thing.step], way, depth))
-    raise _refused(way, f"is a {kind.__qualname__}, which is not plain data")
+            return _ext(_ExtensionKind.RANGE, _pack([obj.start, obj.stop, obj.step], path, depth))
+    raise _refusal(path, f"is a {kind.__qualname__}, which is not plain data")
 
 
-def _ext(kind: _Kind, data: bytes) -> msgspec.msgpack.Ext:
+def _ext(kind: _ExtensionKind, data: bytes) -> msgspec.msgpack.Ext:
     return msgspec.msgpack.Ext(int(kind), data)
 
 
-def _array(array: np.ndarray[Any, Any] | np.generic, way: _Way) -> msgspec.msgpack.Ext:
+def _array(array: np.ndarray[Any, Any] | np.generic, path: _Way) -> msgspec.msgpack.Ext:
     if isinstance(array, np.ndarray) and type(array) is not np.ndarray:
-        raise _refused(way, f"is a {type(array).__qualname__}, which is not a plain array")
+        raise _refusal(path, f"is a {type(array).__qualname__}, which is not a plain array")
     dtype = array.dtype
     # Types registered by other packages have codes that numpy cannot read back, such as "<f1".
     name = dtype.str if dtype.isbuiltin != 2 and _NUMPY_DTYPE.fullmatch(dtype.str) else dtype.name
     if name != dtype.str and name not in _extra_dtypes():
-        raise _refused(way, f"is an array of {dtype}, which is not plain data")
+        raise _refusal(path, f"is an array of {dtype}, which is not plain data")
     body = msgspec.msgpack.encode([name, list(array.shape), array.tobytes()])
-    return _ext(_Kind.ARRAY if isinstance(array, np.ndarray) else _Kind.SCALAR, body)
+    return _ext(_ExtensionKind.ARRAY if isinstance(array, np.ndarray) else _ExtensionKind.SCALAR, body)
 
 
 _NUMPY_DTYPE = re.compile(r"[<>|=][biufcSUmM]\d{1,6}(\[\d*[A-Za-zμ]{1,7}\])?")
@@ -191,44 +191,44 @@ def _extra_dtypes() -> dict[str, np.dtype[Any]]:
     """The types of ml_dtypes by name, such as bfloat16."""
     import ml_dtypes
 
-    classes = (thing for name, thing in sorted(vars(ml_dtypes).items()) if isinstance(thing, type))
+    classes = (member for name, member in sorted(vars(ml_dtypes).items()) if isinstance(member, type))
     return {name.__name__: np.dtype(name) for name in classes if issubclass(name, np.generic)}
 
 
 # Decoding
 
 
-def _unpacked(data: bytes) -> Any:
+def _unpack(data: bytes) -> Any:
     return msgspec.msgpack.decode(data, ext_hook=_extension)
 
 
 def _extension(code: int, data: memoryview) -> object:
     match code:
-        case _Kind.COMPLEX:
+        case _ExtensionKind.COMPLEX:
             return complex(*struct.unpack(">dd", data))
-        case _Kind.INTEGER:
+        case _ExtensionKind.INTEGER:
             return int.from_bytes(data, "big", signed=True)
-        case _Kind.BYTEARRAY:
+        case _ExtensionKind.BYTEARRAY:
             return bytearray(data)
-        case _Kind.ARRAY:
+        case _ExtensionKind.ARRAY:
             return _array_of(data)
-        case _Kind.SCALAR:
+        case _ExtensionKind.SCALAR:
             return _array_of(data)[()]
-    if code not in set(_Kind):
+    if code not in set(_ExtensionKind):
         raise ValueError(f"unknown extension type {code}")
-    items = _unpacked(bytes(data))
+    items = _unpack(bytes(data))
     if not isinstance(items, list):
         raise ValueError(f"expected a list inside, got {type(items).__name__}")  # noqa: TRY004  bad data, not a bad call
     match code:
-        case _Kind.TUPLE:
+        case _ExtensionKind.TUPLE:
             return tuple(items)
-        case _Kind.RANGE:
+        case _ExtensionKind.RANGE:
             return range(*items)
-        case _Kind.DICT:
+        case _ExtensionKind.DICT:
             keys, values = items
             return dict(zip(keys, values, strict=True))
-    elements = map(_unpacked, items)
-    return set(elements) if code == _Kind.SET else frozenset(elements)
+    elements = map(_unpack, items)
+    return set(elements) if code == _ExtensionKind.SET else frozenset(elements)
 
 
 def _array_of(data: memoryview) -> np.ndarray[Any, Any]:

@@ -14,7 +14,7 @@ from simcoll.distributed.runtime.history import History
 from simcoll.distributed.runtime.takes import Event, Links, Take, Takes, take_of
 from simcoll.emulator.data.budget import check_exact, exact_bytes
 from simcoll.emulator.data.dataplane import Storage
-from simcoll.emulator.data.stepwise import Pool
+from simcoll.emulator.data.stepwise import BufferPool
 from simcoll.emulator.digest import MovedHash
 from simcoll.emulator.events.outage_routes import Detours
 from simcoll.emulator.events.pace import Pace
@@ -57,7 +57,7 @@ class Emulator:
     calendar: Calendar
     fabric: Fabric
     history: History
-    stages: dict[tuple[int, bool], list[Stage]] = field(default_factory=dict)
+    stages: dict[tuple[int, bool], list[PlanStage]] = field(default_factory=dict)
     kept_bytes: int = 0
     unsettled: dict[Callable[[], None], None] = field(default_factory=dict)
     pace: Pace | None = None
@@ -69,21 +69,21 @@ class Emulator:
     drawn: int = 0
     following: dict[Playing, None] = field(default_factory=dict)
 
-    def stage(self, plan: Plan, *, fake: bool) -> Stage:
+    def stage(self, plan: Plan, *, fake: bool) -> PlanStage:
         """Buffers for a plan, reused from an earlier run where possible."""
         waiting = self.stages.get((id(plan), fake))
         if not waiting:
-            return Stage(self, plan, fake=fake)
+            return PlanStage(self, plan, fake=fake)
         stage = waiting.pop()
         self.kept_bytes -= stage.size_bytes
         return stage
 
-    def give_back(self, stage: Stage) -> None:
+    def give_back(self, stage: PlanStage) -> None:
         """Keep buffers for reuse, unless they are large."""
-        held = self.kept_bytes + stage.size_bytes
-        known = stage.prepared is not None or stage.placement is not None
-        if known and stage.size_bytes <= KEPT_BYTES and held <= 16 * KEPT_BYTES:
-            self.kept_bytes = held
+        stored_bytes = self.kept_bytes + stage.size_bytes
+        reusable = stage.prepared is not None or stage.placement is not None
+        if reusable and stage.size_bytes <= KEPT_BYTES and stored_bytes <= 16 * KEPT_BYTES:
+            self.kept_bytes = stored_bytes
             self.stages.setdefault((id(stage.plan), stage.pool is None), []).append(stage)
 
     def catch_up(self) -> None:
@@ -97,7 +97,7 @@ class Emulator:
             playing.caught_up()
 
 
-class Stage:
+class PlanStage:
     """Staging buffers of a plan, separate from the caller's; each rank's input is copied in on arrival.
 
     ``inputs`` and ``outputs`` hold a flat array per rank; ``None`` where there is none, and everywhere if they are fake.
@@ -111,22 +111,24 @@ class Stage:
         self.plan = plan
         self.inputs: list[Array | None] = [None] * plan.nranks
         self.outputs: list[Array | None] = [None] * plan.nranks
-        self.pool: Pool | None = None
+        self.pool: BufferPool | None = None
         self.storage: Storage | None = None
         self.size_bytes = 0
         if not fake:
-            taken = plan.dtype.itemsize * sum(plan.visible_elements()[:, INPUT].tolist())
-            check_exact(taken + exact_bytes(plan, given=True))
-            self.pool = Pool(plan)
+            input_bytes = plan.dtype.itemsize * sum(plan.visible_elements()[:, INPUT].tolist())
+            check_exact(input_bytes + exact_bytes(plan, inputs_exist=True))
+            self.pool = BufferPool(plan)
             self.storage = Storage.around(plan, self.pool.buffers)
-            self.inputs = [seen if seen.size else None for seen in self.pool.seen(INPUT)]
+            self.inputs = [view if view.size else None for view in self.pool.visible(INPUT)]
             has = plan.collective.has_output(np.arange(plan.nranks)).tolist()
-            self.outputs = [seen if wanted else None for seen, wanted in zip(self.pool.seen(OUTPUT), has, strict=True)]
+            self.outputs = [
+                view if has_output else None for view, has_output in zip(self.pool.visible(OUTPUT), has, strict=True)
+            ]
             self.size_bytes = int(plan.buffer_elements().sum()) * plan.dtype.itemsize
         self.placement: Placement | None = add_caps(plan, emulator.fabric) if plan.protocol.jitter_fs else None
         few = self.placement is None and plan.proof is not None and plan.proof.transfers <= KEPT_TRANSFERS
         self.prepared = PreparedPlan(plan, emulator.topology, emulator.fabric, self.storage) if few else None
-        used = () if self.prepared is None else (column for part in self.prepared.parts for column in part.columns)
+        used = () if self.prepared is None else (column for step in self.prepared.steps for column in step.columns)
         shared = emulator.topology.nlinks
         self.links = frozenset(link for column in used for link in column[2] if link < shared)
 
@@ -135,33 +137,46 @@ class Stage:
 class Playing:
     """A plan in flight: ranks enter with their inputs, and leave with their outputs.
 
+    Its times come from a take or from a player, and a plan that follows a take has to be able to change to a player at any moment.
+
     Parameters
     ----------
     label
         Group, sequence number and name of the operation, for the history.
     leave
         Called with each rank whose last transfer is done, and its output.
-    over
+    on_end
         Called when the last rank has left.
     fake
         Whether no data moves.
     """
 
+    # What gives the times:
+    #   following  _take is set and _player is not; the log is a prefix of the take's, whose next event is on the calendar.
+    #   behind     The take was given up: _player is set, and Emulator.catch_up simulates from begin_fs to now. The player
+    #              repeats the logged entries, so its ranks leave at the logged times once more; until they have, they are in
+    #              _early, and those departures are not reported again.
+    #   playing    _player is set, and every departure comes from it.
+    # Invariant: either every plan in flight follows a take, or none does. So catching up replays all of them together on a
+    # fabric without other messages, and it cannot contradict what ranks have seen: no logged event is later than now, and up to
+    # now every plan did what its take says. If a player disagrees with its take all the same, that is an InternalError, never
+    # another time. A take could keep the state of its player instead, to continue from it; but that state is spread over the
+    # fabric's flows, and a take is only entries, departures and a hash.
     emulator: Emulator
     plan: Plan
     label: tuple[str, int, str]
     leave: Callable[[int, Array | None], None]
-    over: Callable[[], object] | None = None
+    on_end: Callable[[], object] | None = None
     fake: bool = False
     stopped: bool = False
     begin_fs: int = field(init=False)
-    _left: int = 0
+    _departures: int = 0
     _log: list[Event] = field(default_factory=list)
     _early: set[int] = field(default_factory=set)  # left by a take, and not yet by the player
     _stale: bool = True  # whether inputs have come since data was moved
     _expected_fs: int = -1  # after the first entry, as in a take
     _behind: bool = False
-    _stage: Stage = field(init=False)
+    _stage: PlanStage = field(init=False)
     _take: Take | None = None
     _player: Player | None = None
 
@@ -184,7 +199,7 @@ class Playing:
     def _play(self) -> Player:
         emulator, stage = self.emulator, self._stage
         emulator.playing += 1
-        first = emulator.drawn
+        first_message = emulator.drawn
         player = Player(
             self.plan,
             emulator.topology,
@@ -192,10 +207,10 @@ class Playing:
             stage.storage,
             prepared=stage.prepared,
             placement=stage.placement,
-            left=self._rank_left,
+            on_leave=self._note_departure,
             pace=None if emulator.pace is None else emulator.pace.of(self.plan.ranks.tolist()),
             detours=emulator.detours,
-            number=lambda message: first + message,
+            number=lambda message: first_message + message,
         )
         if stage.placement is not None:
             emulator.drawn += player.messages
@@ -229,9 +244,9 @@ class Playing:
 
     def _finds_take(self, event: Event) -> bool:
         """Follow another take, with the same history and this entry; returns whether there is one."""
-        before = (*self._log, event)
+        log = (*self._log, event)
         for take in self.emulator.takes.of(self.plan):
-            if take.log[: len(before)] == before:
+            if take.log[: len(log)] == log:
                 self._take = take
                 return True
         return False
@@ -273,14 +288,14 @@ class Playing:
     def stop_following(self) -> list[tuple[int, Callable[[int], None], int]]:
         """Abandon the take; returns the timed actions that bring a simulation to this point."""
         self._take, self._behind = None, True
-        self._early = {rank for _, rank, left in self._log if left}
+        self._early = {rank for _, rank, leaves in self._log if leaves}
         self._player = player = self._play()
-        return [(self.begin_fs + after_fs, player.enter, rank) for after_fs, rank, left in self._log if not left]
+        return [(self.begin_fs + after_fs, player.enter, rank) for after_fs, rank, leaves in self._log if not leaves]
 
     def caught_up(self) -> None:
         """Check that the simulation has reached the point of the abandoned take."""
         self._behind, now = False, self.emulator.calendar.now
-        gone = [rank for after_fs, rank, left in self._log if left and self.begin_fs + after_fs < now]
+        gone = [rank for after_fs, rank, leaves in self._log if leaves and self.begin_fs + after_fs < now]
         if not self._early.isdisjoint(gone):
             raise InternalError(
                 f"{self.label}: ranks {sorted(self._early & set(gone))} left a take, but not its player"
@@ -288,7 +303,7 @@ class Playing:
 
     # Ends
 
-    def _rank_left(self, rank: int) -> None:
+    def _note_departure(self, rank: int) -> None:
         if rank in self._early:
             self._early.remove(rank)
             self._close_when_over()
@@ -299,8 +314,8 @@ class Playing:
 
     def _leave(self, event: Event) -> None:
         self._log.append(event)
-        self._left += 1
-        if self._left == len(self._stage.inputs):
+        self._departures += 1
+        if self._departures == len(self._stage.inputs):
             self._close_when_over()
         rank = event[1]
         values, pool = self._stage.outputs[rank], self._stage.pool
@@ -311,7 +326,7 @@ class Playing:
 
     def _is_over(self) -> bool:
         """Whether all ranks have left, in the player too if a take was abandoned."""
-        return self._left == self.plan.nranks and (self._take is not None or not self._early)
+        return self._departures == self.plan.nranks and (self._take is not None or not self._early)
 
     def _close_when_over(self) -> None:
         if self._is_over():
@@ -336,9 +351,12 @@ class Playing:
                 emulator.takes.add(take_of(self.plan, self._log, begin_fs, ledger))
         emulator.history.add(*self.label, self.plan, (begin_fs, end_fs), messages, trace_hash)
         emulator.give_back(stage)
-        over, self.leave, self.over, self._player = self.over, _nobody, None, None  # no circle is left: they know this
-        if over is not None:
-            over()
+        # They refer to this operation: without them no circle is left, and it is freed at once.
+        on_end, self.on_end = self.on_end, None
+        self.leave = _nobody
+        self._player = None
+        if on_end is not None:
+            on_end()
 
 
 def _nobody(_rank: int, _values: Array | None) -> None:

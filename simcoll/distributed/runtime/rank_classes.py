@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 
 from simcoll.errors import ConfigError
 
-__all__ = ["Alike", "read_classes"]
+__all__ = ["RankClasses", "read_classes"]
 
 
-class Alike:
+class RankClasses:
     """The classes of symmetric ranks of a run, and the groups that its programs made.
 
     Attributes
@@ -29,8 +29,8 @@ class Alike:
         self.leader = tuple(leader)
         self.skew_fs = 0
         self._classes: dict[int, list[int]] = {}
-        for rank, first in enumerate(self.leader):
-            self._classes.setdefault(first, []).append(rank)
+        for rank, leading in enumerate(self.leader):
+            self._classes.setdefault(leading, []).append(rank)
         self._groups: dict[tuple[int, ...], None] = {}
 
     @property
@@ -55,16 +55,16 @@ class Alike:
             When the leader of a member is not in the group, so that no program would make the member's calls.
         """
         place = {member: number for number, member in enumerate(members)}
-        found: dict[int, list[int]] = {}
+        classes: dict[int, list[int]] = {}
         for number, member in enumerate(members):
-            first = self.leader[member]
-            if first not in place:
+            leading = self.leader[member]
+            if leading not in place:
                 raise RuntimeError(
-                    f"rank {member} does what rank {first} does, which is not in the group {list(members)}; "
+                    f"rank {member} does what rank {leading} does, which is not in the group {list(members)}; "
                     "a group of ranks that are alike must have their leaders as members"
                 )
-            found.setdefault(place[first], []).append(number)
-        return dict(found)
+            classes.setdefault(place[leading], []).append(number)
+        return dict(classes)
 
     def like(self, members: Sequence[int]) -> list[tuple[int, ...]]:
         """The leaderless groups of the same mesh dimension whose members have the same classes, rank by rank."""
@@ -78,14 +78,14 @@ class Alike:
     def _dimension(self, members: tuple[int, ...]) -> list[tuple[int, ...]]:
         """The disjoint groups of equal size that were made consecutively with a group."""
         dimension: list[tuple[int, ...]] = []
-        taken: set[int] = set()
+        grouped_ranks: set[int] = set()
         for group in self._groups:
-            if not taken.isdisjoint(group) or (dimension and len(dimension[0]) != len(group)):
+            if not grouped_ranks.isdisjoint(group) or (dimension and len(dimension[0]) != len(group)):
                 if members in dimension:
                     break
-                dimension, taken = [], set()
+                dimension, grouped_ranks = [], set()
             dimension.append(group)
-            taken.update(group)
+            grouped_ranks.update(group)
         return dimension if members in dimension else []
 
     def pairs_like(self, source: int, target: int) -> list[tuple[int, int]]:
@@ -97,7 +97,7 @@ class Alike:
         return [(a, b) for a, b in zip(*pair, strict=True) if a != source]
 
 
-def read_classes(given: str | Sequence[Sequence[int]], nranks: int) -> Alike:
+def read_classes(alike: str | Sequence[Sequence[int]], nranks: int) -> RankClasses:
     """Read classes of ranks: ``"all"``, or lists of ranks; an unlisted rank forms its own class.
 
     Raises
@@ -105,19 +105,19 @@ def read_classes(given: str | Sequence[Sequence[int]], nranks: int) -> Alike:
     ConfigError
         For a rank that does not exist or is in two classes.
     """
-    if isinstance(given, str):
-        if given != "all":
-            raise ConfigError(f'alike {given!r}: expected "all", or lists of ranks such as [range(0, 8), range(8, 16)]')
-        return Alike([0] * nranks)
+    if isinstance(alike, str):
+        if alike != "all":
+            raise ConfigError(f'alike {alike!r}: expected "all", or lists of ranks such as [range(0, 8), range(8, 16)]')
+        return RankClasses([0] * nranks)
     leader = list(range(nranks))
-    seen: dict[int, int] = {}
-    for number, ranks in enumerate(map(list, given)):
+    class_of: dict[int, int] = {}
+    for number, ranks in enumerate(map(list, alike)):
         for rank in ranks:
             if rank not in range(nranks):
                 raise ConfigError(f"alike: rank {rank!r} of class {number} does not exist; expected 0 to {nranks - 1}")
-            if rank in seen:
+            if rank in class_of:
                 raise ConfigError(
-                    f"alike: rank {rank} is in classes {seen[rank]} and {number}; expected one class each"
+                    f"alike: rank {rank} is in classes {class_of[rank]} and {number}; expected one class each"
                 )
-            seen[rank], leader[rank] = number, min(ranks)
-    return Alike(leader)
+            class_of[rank], leader[rank] = number, min(ranks)
+    return RankClasses(leader)

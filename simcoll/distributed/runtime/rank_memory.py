@@ -11,10 +11,10 @@ import numpy as np
 
 from simcoll.arrays import Array
 
-__all__ = ["Memory"]
+__all__ = ["RankMemory"]
 
 
-class Memory:
+class RankMemory:
     """Bytes of the arrays that a rank has passed to calls; fake arrays count as if they were real.
 
     Attributes
@@ -31,29 +31,29 @@ class Memory:
         self.held_bytes = self.peak_bytes = 0
         self._known: dict[int, tuple[weakref.ref[Any], int]] = {}  # by a number that the owner has while it is alive
 
-    def given(self, arrays: Iterable[Array]) -> None:
+    def hold_arrays(self, arrays: Iterable[Array]) -> None:
         """Count these arrays, or the arrays that they are views of, until they are freed."""
         for array in arrays:
-            known = self._known.get(id(array))
-            if known is not None and known[1] == array.nbytes:
+            entry = self._known.get(id(array))
+            if entry is not None and entry[1] == array.nbytes:
                 continue  # it is this array: a number is forgotten with its owner
             while isinstance(array.base, np.ndarray):
                 array = array.base  # noqa: PLW2901  # up to the owner
             self.hold(id(array), array, array.nbytes)
 
-    def hold(self, where: int, owner: Any, size_bytes: int) -> None:
+    def hold(self, address: int, owner: Any, size_bytes: int) -> None:
         """Count an owner of memory until it is freed; for a known owner, update its size."""
-        known = self._known.get(where)
-        before = 0 if known is None else known[1]
-        if known is None or size_bytes != before:
-            found = weakref.ref(owner, functools.partial(self._gone, where)) if known is None else known[0]
-            self._known[where] = found, size_bytes
-            self.held_bytes += size_bytes - before
+        entry = self._known.get(address)
+        known_bytes = 0 if entry is None else entry[1]
+        if entry is None or size_bytes != known_bytes:
+            reference = weakref.ref(owner, functools.partial(self._gone, address)) if entry is None else entry[0]
+            self._known[address] = reference, size_bytes
+            self.held_bytes += size_bytes - known_bytes
             self.peak_bytes = max(self.peak_bytes, self.held_bytes)
 
-    def knows(self, where: int) -> bool:
+    def knows(self, address: int) -> bool:
         """Whether an owner of this number is counted."""
-        return where in self._known
+        return address in self._known
 
-    def _gone(self, where: int, _reference: object) -> None:
-        self.held_bytes -= self._known.pop(where)[1]
+    def _gone(self, address: int, _reference: object) -> None:
+        self.held_bytes -= self._known.pop(address)[1]

@@ -16,14 +16,14 @@ from simcoll.algorithms import ALGORITHMS
 from simcoll.core.collective import Collective
 from simcoll.core.reduction import parse_dtype
 from simcoll.core.schedule import Schedule
-from simcoll.distributed.runtime.calls import Call, End, matrix
-from simcoll.distributed.runtime.rank_classes import Alike
+from simcoll.distributed.runtime.calls import CollectiveCall, End, matrix
+from simcoll.distributed.runtime.rank_classes import RankClasses
 from simcoll.distributed.runtime.tasks import Arrival, Meeting, Task, Waitable, current_task
 from simcoll.distributed.runtime.work import Work
 from simcoll.errors import ConfigError
 from simcoll.libraries.choices import Choice, Plans
-from simcoll.traces.gathering import gathered
-from simcoll.traces.rank_traces import Step, Together, Traces
+from simcoll.traces.gathering import gather_traces
+from simcoll.traces.rank_traces import Together, Traces, TraceStep
 from simcoll.workload.workload import Rules, Workload
 
 __all__ = ["Recording"]
@@ -32,7 +32,7 @@ Past = dict[str, int]
 """For each stream of a rank, the number of its last finished operation."""
 
 
-class _Group(Protocol):
+class _RecordedGroup(Protocol):
     """A recorded group: key and description, global ranks, algorithm."""
 
     key: str
@@ -49,10 +49,10 @@ class _Noted:
     """
 
     stream: str
-    after: tuple[int, ...]
+    predecessors: tuple[int, ...]
     name: str = ""
     time_fs: int = 0
-    asked: bool = False
+    is_request: bool = False
     together: Together | None = None
     sends: tuple[int, ...] | None = None
     gate: tuple[int, ...] = ()
@@ -61,11 +61,11 @@ class _Noted:
 
 
 @dataclass(slots=True, eq=False)
-class _Rank:
+class _RankRecording:
     """The operations and waits of a rank, in order, and the last message on each of its lanes."""
 
     noted: list[_Noted] = field(default_factory=list)
-    seen: Past = field(default_factory=dict)
+    past: Past = field(default_factory=dict)
     waited: dict[int, int] = field(default_factory=dict)
     lanes: list[int] = field(default_factory=list)
     tasks: dict[int, str] = field(default_factory=dict)
@@ -76,57 +76,63 @@ class Recording:
 
     def __init__(self, nranks: int, plans: Plans) -> None:
         self.plans = plans
-        self.ranks = [_Rank() for _ in range(nranks)]
-        self.groups: dict[str, _Group] = {}
+        self.ranks = [_RankRecording() for _ in range(nranks)]
+        self.groups: dict[str, _RecordedGroup] = {}
         self.unsaid: dict[str, None] = {}
         self._messages = 0
 
     # What tasks know
 
-    def passed(self, task: Task, waitable: Waitable) -> None:
+    def note_resumption(self, task: Task, waitable: Waitable) -> None:
         """Record that a task continues after a waitable."""
+        # Invariant: a past holds the last operation on each stream that everything later depends on, and none that another
+        # one of it implies. Operations of a stream are in order, so the highest number stands for all before it.
+        # An operation that implies an entry of the past replaces it; otherwise each operation would name a predecessor on every
+        # stream that its rank has used so far.
         rank = task.owner.number
-        own = self.ranks[rank]
-        causes = own.seen if waitable.causes is None else waitable.causes.get(rank, {})
-        for past in (task.past, own.seen):
+        history = self.ranks[rank]
+        causes = history.past if waitable.causes is None else waitable.causes.get(rank, {})
+        for past in (task.past, history.past):
             for stream, number in causes.items():
                 past[stream] = max(past.get(stream, -1), number)
-                for before in (*own.noted[number].after, *own.noted[number].gate):
-                    if past.get(own.noted[before].stream) == before:
-                        del past[own.noted[before].stream]
+                for implied in (*history.noted[number].predecessors, *history.noted[number].gate):
+                    if past.get(history.noted[implied].stream) == implied:
+                        del past[history.noted[implied].stream]
         for number in causes.values():
-            own.waited.setdefault(number, len(own.waited))
+            history.waited.setdefault(number, len(history.waited))
 
     def _note(self, rank: int, stream: str, extra: Iterable[int] = (), **traits: Any) -> int:
         """Add an operation that depends on the running task's past and ``extra``; returns its number."""
         task = current_task()
-        own = self.ranks[rank]
-        past = task.past.values() if task is not None and task.owner.number == rank else own.seen.values()
-        own.noted.append(_Noted(stream, tuple(past), gate=tuple(extra), passed=len(own.waited), **traits))
-        return len(own.noted) - 1
+        history = self.ranks[rank]
+        past = task.past.values() if task is not None and task.owner.number == rank else history.past.values()
+        history.noted.append(_Noted(stream, tuple(past), gate=tuple(extra), passed=len(history.waited), **traits))
+        return len(history.noted) - 1
 
     # What ranks do
 
-    def work(self, task: Task, duration_fs: int, name: str, over: Waitable) -> None:
-        """Record that a rank computes until ``over``, and waits for it."""
+    def work(self, task: Task, duration_fs: int, name: str, pause: Waitable) -> None:
+        """Record that a rank computes through ``pause``, and waits for it."""
         rank = task.owner.number
         names = self.ranks[rank].tasks
         stream = names.setdefault(task.order[1], f"host {len(names) + 1}" if names else "host")
         number = self._note(rank, stream, name=name, time_fs=duration_fs)
-        over.causes = {rank: {stream: number}}
+        pause.causes = {rank: {stream: number}}
 
-    def enqueued(self, rank: int, stream: str, duration_fs: int, name: str, known: Past) -> Past:
-        """Record an operator on an accelerator's stream whose tail implies ``known``; returns what the new tail implies."""
-        return {stream: self._note(rank, stream, known.values(), name=name, time_fs=duration_fs)}
+    def enqueue(self, rank: int, stream: str, duration_fs: int, name: str, tail: Past) -> Past:
+        """Record an operator on an accelerator's stream whose tail implies the past ``tail``; returns what the new tail implies."""
+        return {stream: self._note(rank, stream, tail.values(), name=name, time_fs=duration_fs)}
 
     def begin(self, work: Work) -> None:
         """Record that a rank issues an operation, or posts a send or receive."""
         rank = work.rank.number
         gate = {} if work.gate is None or work.gate.causes is None else work.gate.causes.get(rank, {})
-        number = self._note(rank, f"operation {len(self.ranks[rank].noted)}", gate.values(), name=work.name, asked=True)
+        number = self._note(
+            rank, f"operation {len(self.ranks[rank].noted)}", gate.values(), name=work.name, is_request=True
+        )
         work.causes = {rank: {self.ranks[rank].noted[number].stream: number}}
 
-    def call(self, rank: int, group: _Group, call: Call, work: Work) -> None:
+    def call(self, rank: int, group: _RecordedGroup, call: CollectiveCall, work: Work) -> None:
         """Record the call of a collective."""
         self.groups[group.key] = group
         noted, number = self._of(rank, work)
@@ -135,7 +141,7 @@ class Recording:
         noted.together = _together(group, call, work.entry.sequence, self.plans)
         noted.sends = None if call.splits is None else call.splits[0]
 
-    def message(self, group: _Group, send: End, receive: End) -> None:
+    def message(self, group: _RecordedGroup, send: End, receive: End) -> None:
         """Record that a send and a receive have matched."""
         pair = (group.members[send.rank], group.members[receive.rank])
         size = send.size * parse_dtype(send.dtype).itemsize
@@ -146,7 +152,7 @@ class Recording:
             return
         self._messages += 1
         together = Together(("message", self._messages), pair, "send", "messages", size, at_once=True)
-        ends = [(rank, *self._of(rank, end.posted)) for rank, end in zip(pair, (send, receive), strict=True)]
+        ends = [(rank, *self._of(rank, end.local_work)) for rank, end in zip(pair, (send, receive), strict=True)]
         lane = next(
             lane for lane in range(self._messages) if all(self._is_free(rank, noted, lane) for rank, noted, _ in ends)
         )
@@ -158,9 +164,9 @@ class Recording:
 
     def _is_free(self, rank: int, noted: _Noted, lane: int) -> bool:
         """Whether a rank had waited for the last message on a lane before it posted this one."""
-        own = self.ranks[rank]
-        last = own.lanes[lane] if lane < len(own.lanes) else -1
-        return last < 0 or own.waited.get(last, noted.passed) < noted.passed
+        history = self.ranks[rank]
+        last = history.lanes[lane] if lane < len(history.lanes) else -1
+        return last < 0 or history.waited.get(last, noted.passed) < noted.passed
 
     def meet(self, rank: int, arrival: Arrival, meeting: Meeting) -> None:
         """Record that a rank arrives at a meeting."""
@@ -170,7 +176,7 @@ class Recording:
         if len(expected) < 2 or rank not in expected:
             return
         together = Together(("meeting", arrival.key), expected, "meeting", "meetings", 0)
-        number = self._note(rank, "meetings", name=arrival.what, together=together)
+        number = self._note(rank, "meetings", name=arrival.event, together=together)
         meeting.causes[rank] = {"meetings": number}
 
     def waits_for_key(self, rank: int, now_fs: int) -> None:
@@ -184,7 +190,7 @@ class Recording:
 
     # The workload
 
-    def workload(self, alike: Alike | None) -> Workload:
+    def workload(self, rank_classes: RankClasses | None) -> Workload:
         """The recording as a workload.
 
         Raises
@@ -199,67 +205,67 @@ class Recording:
             raise ConfigError(
                 f"the run cannot be recorded as a workload: its protocol {self.plans.protocol.name!r} has no name that finds it again"
             )
-        named, rows = self._names(), self._rows()
-        traces = [self._steps(rank, named, rows) for rank in range(len(self.ranks))]
-        if alike is not None:
+        names, rows = self._names(), self._rows()
+        traces = [self._steps(rank, names, rows) for rank in range(len(self.ranks))]
+        if rank_classes is not None:
             traces = [
-                traces[rank] if leader == rank else _followed(rank, traces[leader], alike)
-                for rank, leader in enumerate(alike.leader)
+                traces[rank] if leader == rank else _follow(rank, traces[leader], rank_classes)
+                for rank, leader in enumerate(rank_classes.leader)
             ]
         rules = Rules(protocol=self.plans.protocol, library=self.plans.library or "")
-        return gathered(_without_idle_meetings(traces), rules=rules)
+        return gather_traces(_without_idle_meetings(traces), rules=rules)
 
     def _names(self) -> dict[str, str]:
         """A name for each group; corresponding disjoint groups share one."""
-        taken: dict[str, set[int]] = {}
-        found = {}
+        members_of: dict[str, set[int]] = {}
+        names = {}
         for key, group in self.groups.items():
             base = group.desc if group.desc not in {"", "undefined"} else f"group of {len(group.members)}"
             number = 1
-            while not taken.setdefault(name := base if number == 1 else f"{base} ({number})", set()).isdisjoint(
+            while not members_of.setdefault(name := base if number == 1 else f"{base} ({number})", set()).isdisjoint(
                 group.members
             ):
                 number += 1
-            taken[name] |= set(group.members)
-            found[f"group {key}"] = name
-        return found
+            members_of[name] |= set(group.members)
+            names[f"group {key}"] = name
+        return names
 
     def _steps(
-        self, rank: int, named: Mapping[str, str], rows: Mapping[Hashable, dict[int, tuple[int, ...]]]
-    ) -> list[Step]:
+        self, rank: int, names: Mapping[str, str], rows: Mapping[Hashable, dict[int, tuple[int, ...]]]
+    ) -> list[TraceStep]:
         """The operations of a rank, without unmatched sends and receives."""
-        made: list[Step] = []
+        steps: list[TraceStep] = []
         place: dict[int, tuple[int, ...]] = {}
         for number, noted in enumerate(self.ranks[rank].noted):
-            called = tuple(dict.fromkeys(each for one in noted.after for each in place[one]))
-            after = tuple(dict.fromkeys((*called, *(each for one in noted.gate for each in place[one]))))
+            called = tuple(dict.fromkeys(step for cause in noted.predecessors for step in place[cause]))
+            predecessors = tuple(dict.fromkeys((*called, *(step for cause in noted.gate for step in place[cause]))))
             together = noted.together
-            if noted.asked and together is None:
-                place[number] = after
+            if noted.is_request and together is None:
+                place[number] = predecessors
                 continue
-            stream = noted.lane or named.get(noted.stream, noted.stream)
-            if together is not None and noted.stream in named:
+            stream = noted.lane or names.get(noted.stream, noted.stream)
+            if together is not None and noted.stream in names:
                 together = replace(together, group=stream)
                 if noted.sends is not None:  # no rank begins before all have called: only then are the blocks known
-                    together = replace(together, **_uneven(together, rows[together.key]))
-                    here = Together(("called", together.key), together.ranks, "meeting", "meetings", 0)
-                    made.append(Step(f"calls of {stream}", called, noted.name, together=here))
-                    after = (len(made) - 1, *after)
-            place[number] = (len(made),)
-            made.append(Step(stream, after, noted.name, noted.time_fs, together=together))
-        return made
+                    together = replace(together, **_all_to_all_sizes(together, rows[together.key]))
+                    meeting = Together(("called", together.key), together.ranks, "meeting", "meetings", 0)
+                    steps.append(TraceStep(f"calls of {stream}", called, noted.name, together=meeting))
+                    predecessors = (len(steps) - 1, *predecessors)
+            place[number] = (len(steps),)
+            steps.append(TraceStep(stream, predecessors, noted.name, noted.time_fs, together=together))
+        return steps
 
     def _rows(self) -> dict[Hashable, dict[int, tuple[int, ...]]]:
         """The sizes that each rank sends in an all_to_all with splits."""
         rows: dict[Hashable, dict[int, tuple[int, ...]]] = defaultdict(dict)
-        for rank, own in enumerate(self.ranks):
-            for noted in own.noted:
+        for rank, history in enumerate(self.ranks):
+            for noted in history.noted:
                 if noted.sends is not None and noted.together is not None:
                     rows[noted.together.key][rank] = noted.sends
         return rows
 
 
-def _together(group: _Group, call: Call, sequence: int, plans: Plans) -> Together:
+def _together(group: _RecordedGroup, call: CollectiveCall, sequence: int, plans: Plans) -> Together:
     """A collective in the terms of a workload; the blocks of an all_to_all with splits are added later."""
     n = len(group.members)
     dtype = "uint8" if call.dtype.kind == "b" else call.dtype.name
@@ -274,17 +280,17 @@ def _together(group: _Group, call: Call, sequence: int, plans: Plans) -> Togethe
     return Together(key, group.members, call.kind, "", size, dtype, call.root or 0, sizes, algorithm)
 
 
-def _uneven(together: Together, rows: dict[int, tuple[int, ...]]) -> dict[str, Any]:
+def _all_to_all_sizes(together: Together, rows: dict[int, tuple[int, ...]]) -> dict[str, Any]:
     """Size and blocks of an all_to_all from the sizes that each rank sends."""
-    found = matrix([rows[rank] for rank in together.ranks])
+    sizes = matrix([rows[rank] for rank in together.ranks])
     n, itemsize = len(together.ranks), parse_dtype(together.dtype).itemsize
-    if isinstance(found, int):
-        return {"size_bytes": found * n * itemsize, "sizes": () if found else ((0,),)}
-    most = max(*(sum(row) for row in found), *(sum(row[at] for row in found) for at in range(n)))
-    return {"size_bytes": most * itemsize, "sizes": found}
+    if isinstance(sizes, int):
+        return {"size_bytes": sizes * n * itemsize, "sizes": () if sizes else ((0,),)}
+    largest = max(*(sum(row) for row in sizes), *(sum(row[column] for row in sizes) for column in range(n)))
+    return {"size_bytes": largest * itemsize, "sizes": sizes}
 
 
-def _algorithm(group: _Group, call: Call, plans: Plans) -> str:
+def _algorithm(group: _RecordedGroup, call: CollectiveCall, plans: Plans) -> str:
     """The name of the algorithm that a program chose; empty where it does not apply.
 
     Raises
@@ -292,37 +298,41 @@ def _algorithm(group: _Group, call: Call, plans: Plans) -> str:
     ConfigError
         For a schedule or a selecting function: a workload holds only names.
     """
-    for position, given in enumerate((call.algorithm, group.algorithm, plans.algorithm)):
-        choice = given.get(call.kind) if isinstance(given, Mapping) else given
+    for position, option in enumerate((call.algorithm, group.algorithm, plans.algorithm)):
+        choice = option.get(call.kind) if isinstance(option, Mapping) else option
         if choice is None:
             continue
         if not isinstance(choice, str):
             raise ConfigError(
                 f"{call.name}: recorded programs name their algorithms; got a {'schedule' if isinstance(choice, Schedule) else 'function'}"
             )
-        if position == 0 or any(each.name == choice for each in ALGORITHMS if each.collective == call.kind):
+        if position == 0 or any(
+            algorithm.name == choice for algorithm in ALGORITHMS if algorithm.collective == call.kind
+        ):
             return choice
     return ""
 
 
-def _followed(rank: int, steps: list[Step], alike: Alike) -> list[Step]:
+def _follow(rank: int, steps: list[TraceStep], rank_classes: RankClasses) -> list[TraceStep]:
     """The steps of a follower: its leader's, in the follower's own groups."""
-    made = []
+    followed_steps = []
     for step in steps:
-        asked = step.together
-        if asked is None or rank in asked.ranks:
-            made.append(step)
+        shared = step.together
+        if shared is None or rank in shared.ranks:
+            followed_steps.append(step)
             continue
-        message = asked.kind == "send"
-        others: Iterable[tuple[int, ...]] = alike.pairs_like(*asked.ranks) if message else alike.like(asked.ranks)
-        own = next((ranks for ranks in others if rank in ranks), None)
-        if own is not None:
-            made.append(replace(step, together=replace(asked, key=(asked.key, own), ranks=own)))
+        message = shared.kind == "send"
+        counterparts: Iterable[tuple[int, ...]] = (
+            rank_classes.pairs_like(*shared.ranks) if message else rank_classes.like(shared.ranks)
+        )
+        own_ranks = next((ranks for ranks in counterparts if rank in ranks), None)
+        if own_ranks is not None:
+            followed_steps.append(replace(step, together=replace(shared, key=(shared.key, own_ranks), ranks=own_ranks)))
             continue
         raise ConfigError(
-            f"the run cannot be recorded as a workload: rank {rank} has no {asked.kind} like that of {list(asked.ranks)[:8]}"
+            f"the run cannot be recorded as a workload: rank {rank} has no {shared.kind} like that of {list(shared.ranks)[:8]}"
         )
-    return made
+    return followed_steps
 
 
 def _without_idle_meetings(traces: Traces) -> Traces:
@@ -333,15 +343,15 @@ def _without_idle_meetings(traces: Traces) -> Traces:
         for step in steps
         if step.together is not None and step.together.kind == "meeting" and step.after
     }
-    found = []
+    remaining_traces = []
     for steps in traces:
         place: dict[int, tuple[int, ...]] = {}
-        made: list[Step] = []
+        remaining_steps: list[TraceStep] = []
         for number, step in enumerate(steps):
-            after = tuple(dict.fromkeys(each for one in step.after for each in place[one]))
+            predecessors = tuple(dict.fromkeys(dependency for cause in step.after for dependency in place[cause]))
             idle = step.together is not None and step.together.kind == "meeting" and step.together.key not in late
-            place[number] = () if idle else (len(made),)
+            place[number] = () if idle else (len(remaining_steps),)
             if not idle:
-                made.append(replace(step, after=after))
-        found.append(made)
-    return found
+                remaining_steps.append(replace(step, after=predecessors))
+        remaining_traces.append(remaining_steps)
+    return remaining_traces

@@ -24,10 +24,19 @@ __all__ = ["Entry", "Flight", "Site", "asked_from", "buffers_of", "calling_site"
 KEPT = 2000
 _HERE = str(Path(__file__).parents[1])
 _TORCH_TYPES = {
-    "float32": "Float", "float64": "Double", "float16": "Half", "bfloat16": "BFloat16", "int8": "Char", "uint8": "Byte",
-    "int16": "Short", "int32": "Int", "int64": "Long", "bool": "Bool", "complex64": "ComplexFloat",
+    "float32": "Float",
+    "float64": "Double",
+    "float16": "Half",
+    "bfloat16": "BFloat16",
+    "int8": "Char",
+    "uint8": "Byte",
+    "int16": "Short",
+    "int32": "Int",
+    "int64": "Long",
+    "bool": "Bool",
+    "complex64": "ComplexFloat",
     "complex128": "ComplexDouble",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +63,12 @@ def _site(function: str, file: str, line: int) -> Site:
 
 def calling_site(*folders: str, above: int = 1) -> Site:
     """The innermost stack frame outside these folders (default: outside this package); the first ``above`` frames are inside."""
-    known = asked_from.get()
-    if known is not None:
-        return known
-    inside = folders or _HERE
+    site = asked_from.get()
+    if site is not None:
+        return site
+    internal_folders = folders or _HERE
     frame: FrameType | None = sys._getframe(above)  # noqa: SLF001  # inspect.stack() reads source files; this is on every call
-    while frame is not None and (code := frame.f_code).co_filename.startswith(inside):
+    while frame is not None and (code := frame.f_code).co_filename.startswith(internal_folders):
         frame = frame.f_back
     if frame is None:
         return Site("?", "?", 0)
@@ -69,12 +78,12 @@ def calling_site(*folders: str, above: int = 1) -> Site:
 def buffers_of(arrays: Sequence[Array]) -> Described:
     """Describe arrays by shape and dtype."""
     if len(arrays) == 1:
-        return _described(arrays[0].shape, arrays[0].dtype)
-    return tuple([_described(array.shape, array.dtype)[0] for array in arrays])
+        return _describe(arrays[0].shape, arrays[0].dtype)
+    return tuple([_describe(array.shape, array.dtype)[0] for array in arrays])
 
 
 @functools.lru_cache(maxsize=1024)
-def _described(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Described:
+def _describe(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Described:
     return ((shape, dtype.name),)  # a name is composed every time
 
 
@@ -144,11 +153,13 @@ def document(flight: Flight, groups: list[tuple[str, str, tuple[int, ...]]]) -> 
     entries = list(flight)
     status = {}
     for name, _, _ in groups:
-        own = [entry for entry in entries if entry.group[0] == name and not entry.p2p]
+        group_entries = [entry for entry in entries if entry.group[0] == name and not entry.p2p]
         status[name] = {
-            "last_enqueued_collective": max((e.sequence + 1 for e in own), default=-1),
-            "last_started_collective": max((e.sequence + 1 for e in own if e.started_fs >= 0), default=-1),
-            "last_completed_collective": max((e.sequence + 1 for e in own if e.completed_fs >= 0), default=-1),
+            "last_enqueued_collective": max((e.sequence + 1 for e in group_entries), default=-1),
+            "last_started_collective": max((e.sequence + 1 for e in group_entries if e.started_fs >= 0), default=-1),
+            "last_completed_collective": max(
+                (e.sequence + 1 for e in group_entries if e.completed_fs >= 0), default=-1
+            ),
         }
     return {
         "version": "2.4",

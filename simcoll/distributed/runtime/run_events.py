@@ -86,7 +86,7 @@ class Faults:
             world.tasks.live.pop(task, None)
         world.stopped = True
         error = f"Connection closed by peer: rank {number} stopped at {format_time(world.now)}"
-        for group in [group for named in world.groups.values() for group in named]:
+        for group in [group for namesakes in world.groups.values() for group in namesakes]:
             if number in group.group_rank and not group.is_nccl:
                 world.fail_group(group, error, number)
         for task in list(world.tasks.live):
@@ -98,15 +98,15 @@ class Faults:
     def overdue(self, late: OverdueError) -> None:
         """Fail the groups whose messages have stalled at a dead link for too long."""
         world = self._world
-        told = f"was given up at {format_time(world.now)}"
-        groups = [group for named in world.groups.values() for group in named]
-        for links, ends in [each for item in late.items for each in self._each(item)]:
+        verdict = f"was given up at {format_time(world.now)}"
+        groups = [group for namesakes in world.groups.values() for group in namesakes]
+        for links, ends in [stalled for flow in late.items for stalled in self._each(flow)]:
             for group in groups:
                 if group.failure is None and all(end in group.group_rank for end in ends):
-                    error = f"the message of rank {ends[0]} to rank {ends[1]} {told}: down: {links}"
+                    error = f"the message of rank {ends[0]} to rank {ends[1]} {verdict}: down: {links}"
                     world.fail_group(group, error, *ends)
 
-    def stopped(self) -> list[str]:
+    def stop_notices(self) -> list[str]:
         """The ranks that have stopped, in words."""
         return [f"rank {number} stopped at {format_time(at_fs)}" for number, at_fs in self._stopped.items()]
 
@@ -114,13 +114,13 @@ class Faults:
         """The messages stalled at links that are down, in words."""
         return [
             f"down: {links}: a message of rank {ends[0]} to rank {ends[1]} waits"
-            for item in self._world.emulator.fabric.waiting()
-            for links, ends in self._each(item)
+            for flow in self._world.emulator.fabric.waiting()
+            for links, ends in self._each(flow)
         ]
 
-    def _each(self, item: Message | Bundle) -> list[tuple[str, tuple[int, int]]]:
+    def _each(self, flow: Message | Bundle) -> list[tuple[str, tuple[int, int]]]:
         """Dead links and ends of the messages of a flow."""
         fabric = self._world.emulator.fabric
-        links = ", ".join(sorted(map(fabric.link_name, fabric.down(item.links))))
-        messages = item.messages if isinstance(item, Bundle) else [item]
+        links = ", ".join(sorted(map(fabric.link_name, fabric.down(flow.links))))
+        messages = flow.messages if isinstance(flow, Bundle) else [flow]
         return [(links, (message.sender.place, message.receiver.place)) for message in messages]

@@ -14,11 +14,11 @@ Interval = tuple[int, int]
 HEAD = ("ranks", "total", "compute", "communication", "idle", "memory", "exposed communication")
 MAX_ROWS, MAX_RANGES = 16, 8
 
-__all__ = ["Span", "Summary", "Timeline", "covered", "overlap"]
+__all__ = ["RankSpan", "RankSummary", "RunTimeline", "overlap", "union_of"]
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class RankSpan:
     """An interval in which a rank computed or waited."""
 
     rank: int
@@ -28,7 +28,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class RankSummary:
     """The time of one rank, in femtoseconds.
 
     Attributes
@@ -57,19 +57,23 @@ class Summary:
     def cells(self) -> tuple[str, ...]:
         """All columns except the rank as text, in the order of ``HEAD``."""
         times = (self.total_fs, self.compute_fs, self.communication_fs, self.idle_fs)
-        exposed = ", ".join(f"{format_time(time)} of {group}" for group, time in self.exposed_fs.items() if time)
-        return *map(format_time, times), format_memory(self.peak_bytes), exposed or "none"
+        return *map(format_time, times), format_memory(self.peak_bytes), self._exposure_text
 
     def __str__(self) -> str:
-        total, compute, communication, idle, memory, exposed = self.cells
         return (
-            f"rank {self.rank}: {total}, compute {compute}, communication {communication} (exposed: {exposed}), "
-            f"idle {idle}, memory {memory}"
+            f"rank {self.rank}: {format_time(self.total_fs)}, compute {format_time(self.compute_fs)}, "
+            f"communication {format_time(self.communication_fs)} (exposed: {self._exposure_text}), "
+            f"idle {format_time(self.idle_fs)}, memory {format_memory(self.peak_bytes)}"
         )
+
+    @property
+    def _exposure_text(self) -> str:
+        """The exposed time of each group as text."""
+        return ", ".join(f"{format_time(time)} of {group}" for group, time in self.exposed_fs.items() if time) or "none"
 
 
 @dataclass(slots=True)
-class Timeline:
+class RunTimeline:
     """The recorded events of a run, in order.
 
     Attributes
@@ -88,8 +92,8 @@ class Timeline:
         The rank whose program each rank ran: itself, or the leader of its class.
     """
 
-    computed: list[Span] = field(default_factory=list)
-    waited: list[Span] = field(default_factory=list)
+    computed: list[RankSpan] = field(default_factory=list)
+    waited: list[RankSpan] = field(default_factory=list)
     operations: list[tuple[int, Entry]] = field(default_factory=list)
     messages: list[tuple[tuple[int, Entry], tuple[int, Entry]]] = field(default_factory=list)
     played: list[tuple[Plan, Interval]] = field(default_factory=list)
@@ -97,7 +101,7 @@ class Timeline:
     peak_bytes: tuple[int, ...] = ()
     leader: Sequence[int] = ()
 
-    def summary(self, rank: int) -> Summary:
+    def summary(self, rank: int) -> RankSummary:
         """Break down the time of a rank."""
         leader = self.leader[rank]
         spans = [span for span in self.computed if span.rank == leader]
@@ -105,33 +109,33 @@ class Timeline:
 
     def table(self) -> str:
         """The summaries of all ranks, one line for equal ones; at most 16 lines."""
-        spans: defaultdict[int, list[Span]] = defaultdict(list)
+        spans: defaultdict[int, list[RankSpan]] = defaultdict(list)
         entries: defaultdict[int, list[Entry]] = defaultdict(list)
         for span in self.computed:
             spans[span.rank].append(span)
         for owner, entry in self.operations:
             entries[owner].append(entry)
         cells = {rank: self._summary(rank, spans[rank], entries[rank]).cells for rank in dict.fromkeys(self.leader)}
-        alike: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
+        classes: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
         for rank, leader in enumerate(self.leader):
-            alike[cells[leader]].append(rank)
-        rows = [HEAD, *((_ranges(ranks), *row) for row, ranks in alike.items())][: MAX_ROWS + 1]
+            classes[cells[leader]].append(rank)
+        rows = [HEAD, *((_ranges(ranks), *row) for row, ranks in classes.items())][: MAX_ROWS + 1]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        left = sum(len(ranks) for ranks in [*alike.values()][MAX_ROWS:])
-        return "\n".join([*lines, *([f"and {left} ranks more"] if left else [])])
+        hidden = sum(len(ranks) for ranks in [*classes.values()][MAX_ROWS:])
+        return "\n".join([*lines, *([f"and {hidden} ranks more"] if hidden else [])])
 
-    def _summary(self, rank: int, spans: Sequence[Span], entries: Sequence[Entry]) -> Summary:
-        compute = covered((span.begin_fs, span.end_fs) for span in spans)
+    def _summary(self, rank: int, spans: Sequence[RankSpan], entries: Sequence[Entry]) -> RankSummary:
+        compute = union_of((span.begin_fs, span.end_fs) for span in spans)
         groups: defaultdict[str, list[Interval]] = defaultdict(list)
         for entry in entries:
             if entry.completed_fs >= 0:
                 groups[": ".join(dict.fromkeys(entry.group))].append((entry.started_fs, entry.completed_fs))
-        flying = {name: covered(intervals) for name, intervals in groups.items()}
-        every = covered(interval for intervals in flying.values() for interval in intervals)
+        flying = {name: union_of(intervals) for name, intervals in groups.items()}
+        every = union_of(interval for intervals in flying.values() for interval in intervals)
         total = max(self.finish_fs[rank], every[-1][1] if every else 0)
-        busy = covered([*compute, *every])
-        return Summary(
+        busy = union_of([*compute, *every])
+        return RankSummary(
             rank,
             total,
             _length(compute),
@@ -154,45 +158,45 @@ def _ranges(ranks: Sequence[int]) -> str:
             runs[-1][1] = rank
         else:
             runs.append([rank, rank])
-    shown = [str(first) if first == last else f"{first}-{last}" for first, last in runs[:MAX_RANGES]]
-    return ", ".join(shown) + (f", ... ({len(ranks)} ranks)" if len(runs) > MAX_RANGES else "")
+    parts = [str(begin) if begin == end else f"{begin}-{end}" for begin, end in runs[:MAX_RANGES]]
+    return ", ".join(parts) + (f", ... ({len(ranks)} ranks)" if len(runs) > MAX_RANGES else "")
 
 
 def _length(intervals: Iterable[Interval]) -> int:
     return sum(end - begin for begin, end in intervals)
 
 
-def covered(intervals: Iterable[Interval]) -> list[Interval]:
+def union_of(intervals: Iterable[Interval]) -> list[Interval]:
     """The union of intervals, as disjoint intervals in order.
 
-    >>> covered([(5, 7), (0, 2), (1, 3)])
+    >>> union_of([(5, 7), (0, 2), (1, 3)])
     [(0, 3), (5, 7)]
     """
-    found: list[Interval] = []
+    union: list[Interval] = []
     for begin, end in sorted(intervals):
-        if found and begin <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
+        if union and begin <= union[-1][1]:
+            union[-1] = (union[-1][0], max(union[-1][1], end))
         else:
-            found.append((begin, end))
-    return found
+            union.append((begin, end))
+    return union
 
 
-def overlap(one: list[Interval], other: list[Interval]) -> int:
+def overlap(one_list: list[Interval], other_list: list[Interval]) -> int:
     """The length of the intersection of two lists of disjoint intervals.
 
     >>> overlap([(0, 3), (5, 7)], [(2, 6)])
     2
     """
-    return sum(end - begin for begin, end in _common(one, other))
+    return sum(end - begin for begin, end in _common(one_list, other_list))
 
 
-def _common(one: list[Interval], other: list[Interval]) -> Iterator[Interval]:
+def _common(a: list[Interval], b: list[Interval]) -> Iterator[Interval]:
     i = j = 0
-    while i < len(one) and j < len(other):
-        begin, end = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
+    while i < len(a) and j < len(b):
+        begin, end = max(a[i][0], b[j][0]), min(a[i][1], b[j][1])
         if begin < end:
             yield begin, end
-        if one[i][1] < other[j][1]:
+        if a[i][1] < b[j][1]:
             i += 1
         else:
             j += 1

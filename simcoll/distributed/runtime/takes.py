@@ -59,23 +59,23 @@ def take_of(plan: Plan, log: Iterable[Event], begin_fs: int, ledger: Ledger) -> 
 class Takes:
     """The takes of a run by the identity of their plans, newest last."""
 
-    kept: dict[int, list[Take]] = field(default_factory=dict)
+    takes: dict[int, list[Take]] = field(default_factory=dict)
     messages: int = 0
 
     def of(self, plan: Plan) -> list[Take]:
         """The takes of a plan."""
-        return self.kept.get(id(plan), [])
+        return self.takes.get(id(plan), [])
 
     def add(self, take: Take) -> None:
         """Keep a take; evict the oldest of its plan, and those of plans least recently played."""
-        takes = self.kept.pop(id(take.plan), [])
-        self.kept[id(take.plan)] = takes
+        takes = self.takes.pop(id(take.plan), [])
+        self.takes[id(take.plan)] = takes
         takes.append(take)
         self.messages += take.messages
         while len(takes) > KEPT:
             self.messages -= takes.pop(0).messages
         while self.messages > KEPT_MESSAGES:
-            self.messages -= sum(each.messages for each in self.kept.pop(next(iter(self.kept))))
+            self.messages -= sum(discarded.messages for discarded in self.takes.pop(next(iter(self.takes))))
 
 
 @dataclass(slots=True)
@@ -87,12 +87,12 @@ class Links:
 
     def take(self, user: Hashable, links: Iterable[int]) -> bool:
         """Register a user of some links; returns whether it shares none of them."""
-        others = dict.fromkeys(self.users[link] for link in links if link in self.users) if self.users else {}
-        if others or self.crowd:
-            self.crowd.update(others)
+        sharers = dict.fromkeys(self.users[link] for link in links if link in self.users) if self.users else {}
+        if sharers or self.crowd:
+            self.crowd.update(sharers)
             self.crowd[user] = None
         self.users.update(dict.fromkeys(links, user))
-        return not others
+        return not sharers
 
     def crowd_all(self, user: Hashable) -> None:
         """Register a user that may use any link, so that until it leaves every user shares its links."""

@@ -11,10 +11,21 @@ from typing import Any, Protocol
 
 import greenlet  # type: ignore[import-untyped]
 
-from simcoll.distributed.runtime.rank_memory import Memory
+from simcoll.distributed.runtime.rank_memory import RankMemory
 
-__all__ = ["Arrival", "Clock", "Meeting", "Owner", "Task", "Tasks", "Waitable", "current_task", "listed", "past_of", "wait_until",
-]  # fmt: skip
+__all__ = [
+    "Arrival",
+    "Meeting",
+    "Owner",
+    "Task",
+    "TaskClock",
+    "Tasks",
+    "Waitable",
+    "current_task",
+    "list_ranks",
+    "past_of",
+    "wait_until",
+]
 
 SHOWN_RANKS = 16
 _order = operator.attrgetter("order")
@@ -59,12 +70,12 @@ class Waitable:
         """Its name, and the ranks that it still needs."""
         return self.label
 
-    def expired(self, waited_fs: int) -> str:
+    def timeout_message(self, waited_fs: int) -> str:
         """The error message for a wait that timed out."""
         return f"Timed out waiting {waited_fs // 10**12}ms for {self.waits_for()}"
 
 
-class Clock(Protocol):
+class TaskClock(Protocol):
     """The clock of a world."""
 
     tasks: Tasks
@@ -86,7 +97,7 @@ class Owner(Protocol):
     def number(self) -> int: ...  # noqa: D102
 
     @property
-    def world(self) -> Clock: ...  # noqa: D102
+    def world(self) -> TaskClock: ...  # noqa: D102
 
     @property
     def open_works(self) -> dict[Any, None]: ...  # noqa: D102
@@ -95,14 +106,14 @@ class Owner(Protocol):
     def watched_works(self) -> dict[Any, None]: ...  # noqa: D102
 
     @property
-    def memory(self) -> Memory: ...  # noqa: D102
+    def memory(self) -> RankMemory: ...  # noqa: D102
 
 
 class Task(greenlet.greenlet):  # type: ignore[misc]
     """A rank's program or callback, which runs until it blocks."""
 
     def __init__(
-        self, hub: greenlet.greenlet, owner: Owner, number: int, body: Callable[[], Any], over: Callable[[Task], None]
+        self, hub: greenlet.greenlet, owner: Owner, number: int, body: Callable[[], Any], on_end: Callable[[Task], None]
     ) -> None:
         super().__init__(parent=hub)
         self.owner = owner
@@ -117,7 +128,7 @@ class Task(greenlet.greenlet):  # type: ignore[misc]
         self.value: Any = None
         self.failure: BaseException | None = None
         self._body = body
-        self._over = over
+        self._on_end = on_end
 
     def run(self) -> None:
         """Run the program and keep its exception, if it raises one."""
@@ -129,7 +140,7 @@ class Task(greenlet.greenlet):  # type: ignore[misc]
 
     def close(self) -> None:
         """Report the end of the task, stopped from outside or not."""
-        self._over(self)
+        self._on_end(self)
 
 
 @dataclass(slots=True, eq=False)
@@ -159,17 +170,17 @@ class Tasks:
         self,
         owner: Owner,
         body: Callable[[], Any],
-        over: Callable[[Task], None],
+        on_end: Callable[[Task], None],
         past: Mapping[str, int] | None = None,
     ) -> None:
-        """Start a program now; ``over`` is called when it ends. ``past`` is its recorded past (default: its starter's)."""
+        """Start a program now; ``on_end`` is called when it ends. ``past`` is its recorded past (default: its starter's)."""
         self._number += 1
 
-        def ended(task: Task) -> None:
+        def retire(task: Task) -> None:
             del self.live[task]
-            over(task)
+            on_end(task)
 
-        task = Task(self.hub, owner, self._number, body, ended)
+        task = Task(self.hub, owner, self._number, body, retire)
         task.past = past_of(owner) if past is None else dict(past)
         self.live[task] = None
         self.wake(task)
@@ -192,7 +203,7 @@ class Tasks:
         for task in list(self.live):
             waiting = task.waiting
             if waiting is not None and not waiting.done and (lost or 0 <= task.deadline_fs <= now):
-                task.interrupt = lost or waiting.expired(now - task.waited_from_fs)
+                task.interrupt = lost or waiting.timeout_message(now - task.waited_from_fs)
                 self.wake(task)
 
     def stop(self) -> None:
@@ -206,13 +217,13 @@ def current_task() -> Task | None:
 
     The greenlet carries its rank, so that worlds can be nested and run in several threads.
     """
-    here: greenlet.greenlet | None = greenlet.getcurrent()
-    if type(here) is Task:
-        return here
-    while here is not None:
-        if isinstance(here, Task):
-            return here
-        here = here.parent
+    caller: greenlet.greenlet | None = greenlet.getcurrent()
+    if type(caller) is Task:
+        return caller
+    while caller is not None:
+        if isinstance(caller, Task):
+            return caller
+        caller = caller.parent
     return None
 
 
@@ -266,7 +277,7 @@ def wait_until(
         tasks.on_passed(task, waitable)
 
 
-def listed(ranks: Iterable[int]) -> str:
+def list_ranks(ranks: Iterable[int]) -> str:
     """Format ranks for messages: the first few, then an ellipsis."""
     every = list(ranks)
     return ", ".join(map(str, every[:SHOWN_RANKS])) + (", ..." if len(every) > SHOWN_RANKS else "")
@@ -280,7 +291,7 @@ class Arrival:
     ----------
     key
         Identifies the meeting: equal on all ranks, and used once.
-    what
+    event
         The purpose, for messages.
     expected
         The ranks to wait for; None to wait only until two subjects can be compared.
@@ -293,7 +304,7 @@ class Arrival:
     """
 
     key: str
-    what: str
+    event: str
     expected: Sequence[int] | None
     subject: Any = ""
     value: Any = None
@@ -305,7 +316,7 @@ class Meeting(Waitable):
 
     Attributes
     ----------
-    what, expected
+    event, expected
         From the first arrival in this process; empty before.
     subjects, values
         By rank, in order of arrival.
@@ -313,11 +324,11 @@ class Meeting(Waitable):
         The first two ranks with different subjects.
     """
 
-    __slots__ = ("clash", "expected", "subjects", "values", "what")
+    __slots__ = ("clash", "event", "expected", "subjects", "values")
 
     def __init__(self) -> None:
         super().__init__()
-        self.what = ""
+        self.event = ""
         self.expected: tuple[int, ...] = ()
         self.subjects: dict[int, Any] = {}
         self.values: dict[int, Any] = {}
@@ -327,9 +338,9 @@ class Meeting(Waitable):
         """Record the arrival of a rank."""
         self.subjects[rank] = subject
         self.values[rank] = value
-        first = next(iter(self.subjects))
-        if self.clash is None and self.subjects[first] != subject:
-            self.clash = (first, rank)
+        first_rank = next(iter(self.subjects))
+        if self.clash is None and self.subjects[first_rank] != subject:
+            self.clash = (first_rank, rank)
 
     def missing(self) -> list[int]:
         """Expected ranks that have not arrived."""
@@ -338,16 +349,16 @@ class Meeting(Waitable):
     def waits_for(self) -> str:
         """The missing ranks."""
         missing = self.missing()
-        return f"{self.what} waits for rank {listed(missing)}" if missing else f"{self.what} waits for data"
+        return f"{self.event} waits for rank {list_ranks(missing)}" if missing else f"{self.event} waits for data"
 
     def settle(self, ended: Mapping[int, str]) -> None:
         """Finish if all ranks have arrived, if they disagree, or if one never can: ``ended`` says why."""
-        if not self.what:
+        if not self.event:
             return
         if self.clash is not None:
-            one, other = self.clash
-            asked = f"rank {one} asked for {self.subjects[one]}, rank {other} for {self.subjects[other]}"
-            text = f"{self.what} differs between ranks: {asked}"
+            a, b = self.clash
+            difference = f"rank {a} asked for {self.subjects[a]}, rank {b} for {self.subjects[b]}"
+            text = f"{self.event} differs between ranks: {difference}"
             self.finish(text)
             self.error = text  # also for ranks that come after the others have gone on
         elif ended and not self.done and (gone := [rank for rank in self.missing() if rank in ended]):

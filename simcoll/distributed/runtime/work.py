@@ -86,8 +86,8 @@ def _checksum(arrays: Iterable[Array]) -> int:
     """CRC-32 of the contents."""
     value = 0
     for array in arrays:
-        whole: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        value = zlib.crc32(whole, value)
+        content: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        value = zlib.crc32(content, value)
     return value
 
 
@@ -104,9 +104,21 @@ class Work(Waitable):
     """One rank's handle of an operation, as ``async_op=True``, ``isend`` and ``irecv`` return it."""
 
     __slots__ = (
-        "_checks", "_future", "_watched", "deadline_fs", "entry", "explicit", "gate", "name", "rank", "reason", "results",
-        "sender", "sources", "targets",
-    )  # fmt: skip
+        "_checks",
+        "_future",
+        "_watched",
+        "deadline_fs",
+        "entry",
+        "explicit",
+        "gate",
+        "name",
+        "rank",
+        "reason",
+        "results",
+        "sender",
+        "sources",
+        "targets",
+    )
 
     def __init__(
         self,
@@ -144,22 +156,24 @@ class Work(Waitable):
         share memory with them are copied first.
         """
         shared = [any(np.may_share_memory(source, target) for target in self.targets) for source in self.sources]
-        self._watched = [source for source, both in zip(self.sources, shared, strict=True) if not both]
-        self.sources = [source.copy() if both else source for source, both in zip(self.sources, shared, strict=True)]
+        self._watched = [source for source, in_place in zip(self.sources, shared, strict=True) if not in_place]
+        self.sources = [
+            source.copy() if in_place else source for source, in_place in zip(self.sources, shared, strict=True)
+        ]
         _poison(self.targets)
         self._checks = (_checksum(self._watched), _checksum(self.targets))
         self.rank.watched_works[self] = None
 
-    def guarded(self) -> str | None:
+    def violation(self) -> str | None:
         """The violation found in the watched buffers, if any."""
         if self._checks is None:
             return None
-        before, watched = self._checks, self._watched
+        checksums, watched = self._checks, self._watched
         self._unwatch()
-        for which, arrays, expected in (("input", watched, before[0]), ("output", self.targets, before[1])):
+        for side, arrays, expected in (("input", watched, checksums[0]), ("output", self.targets, checksums[1])):
             if _checksum(arrays) != expected:
                 return (
-                    f"the {which} buffer of {self.name} (issued at {self.entry.site}) was changed while the operation was in"
+                    f"the {side} buffer of {self.name} (issued at {self.entry.site}) was changed while the operation was in"
                     " flight; call wait() before touching it"
                 )
         return None
@@ -168,20 +182,20 @@ class Work(Waitable):
         self._checks, self._watched = None, ()
         del self.rank.watched_works[self]
 
-    def received_beside(self, other: Work) -> None:
+    def received_beside(self, receive: Work) -> None:
         """Account for another receive into the same tensor, which is not a change by the program.
 
         PyTorch's pipelines receive twice into one tensor to set up connections; the last message stays.
         """
-        if self._checks is not None and any(np.may_share_memory(a, b) for a in self.targets for b in other.targets):
+        if self._checks is not None and any(np.may_share_memory(a, b) for a in self.targets for b in receive.targets):
             self._checks = self._checks[0], _checksum(self.targets)
 
     def fill(self, values: Array) -> None:
         """Fill the outputs in order from a flat array, which may be shorter than a receive's."""
-        begin, whole = 0, values.size
+        begin, total = 0, values.size
         for target in self.targets:
             size = target.size
-            part = values if size == whole else values[begin : begin + size]
+            part = values if size == total else values[begin : begin + size]
             if part.size == size:
                 target[...] = part if target.ndim == 1 else part.reshape(target.shape)
             else:
@@ -206,10 +220,10 @@ class Work(Waitable):
         """The operation, and the ranks it waits for."""
         return self.name if self.reason is None else self.reason(self)
 
-    def expired(self, waited_fs: int) -> str:
+    def timeout_message(self, waited_fs: int) -> str:
         """Torch's message for a timeout, with the missing ranks."""
-        before = "" if self.entry.p2p else "Operation timed out! "
-        return f"{before}Timed out waiting {waited_fs // 10**12}ms for {self.name} operation to complete: {self.waits_for()}"
+        prefix = "" if self.entry.p2p else "Operation timed out! "
+        return f"{prefix}Timed out waiting {waited_fs // 10**12}ms for {self.name} operation to complete: {self.waits_for()}"
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Block until the operation has finished.

@@ -16,21 +16,29 @@ from greenlet import getcurrent  # type: ignore[import-untyped]
 
 from simcoll.arrays import Array
 from simcoll.core.plan import Plan
-from simcoll.distributed.runtime.calls import Call, End
+from simcoll.distributed.runtime.calls import CollectiveCall, End
 from simcoll.distributed.runtime.history import History
-from simcoll.distributed.runtime.rank_classes import Alike
-from simcoll.distributed.runtime.rank_memory import Memory
+from simcoll.distributed.runtime.rank_classes import RankClasses
+from simcoll.distributed.runtime.rank_memory import RankMemory
 from simcoll.distributed.runtime.records import Flight, new_flight
-from simcoll.distributed.runtime.tasks import Arrival, Clock, Meeting, Task, Waitable, current_task
+from simcoll.distributed.runtime.tasks import Arrival, Meeting, Task, TaskClock, Waitable, current_task
 from simcoll.distributed.runtime.work import Work
 from simcoll.distributed.stores import Store
 from simcoll.distributed.stores.store_errors import DistBackendError
 from simcoll.libraries.choices import Choice, Plans
 
 __all__ = [
-    "NOT_INITIALIZED", "Communicator", "Executor", "Mailbox", "OwnStore", "ProcessGroup", "Rank", "World", "current_rank",
+    "NOT_INITIALIZED",
+    "Communicator",
+    "Executor",
+    "Mailbox",
+    "OwnStore",
+    "ProcessGroup",
+    "Rank",
+    "World",
+    "current_rank",
     "current_rank_or_none",
-]  # fmt: skip
+]
 
 NOT_INITIALIZED = "Default process group has not been initialized, please make sure to call init_process_group."
 
@@ -57,13 +65,13 @@ class OwnStore:
     users: dict[int, None] = field(default_factory=dict)
 
 
-class World(Clock, Protocol):
+class World(TaskClock, Protocol):
     """The state that the ranks of a run share."""
 
     debug: bool
     timed: bool
     """Whether no data moves, only time passes."""
-    alike: Alike | None
+    rank_classes: RankClasses | None
     """The ranks that do what another rank's program does; None where every rank runs its own."""
     ranks: list[Rank]
     everyone: tuple[int, ...]
@@ -88,7 +96,7 @@ class World(Clock, Protocol):
     def meet(self, me: Rank, arrival: Arrival) -> Meeting:
         """Arrive at a meeting."""
 
-    def issue(self, group: ProcessGroup, me: Rank, call: Call, buffers: Buffers, *, guard: bool) -> Work:
+    def issue(self, group: ProcessGroup, me: Rank, call: CollectiveCall, buffers: Buffers, *, guard: bool) -> Work:
         """Match a call with the other ranks' calls and start it; ``guard`` watches the buffers (debug mode)."""
 
     def mailbox(self, group: ProcessGroup) -> Mailbox:
@@ -148,7 +156,7 @@ class Communicator:
     destroyed: dict[int, None] = field(default_factory=dict)
     failure: str | None = None
     turn: Waitable | None = None
-    planned: tuple[Call, Plan] | None = None
+    planned: tuple[CollectiveCall, Plan] | None = None
     calls: Counter[int] = field(default_factory=Counter)
     messages: Counter[int] = field(default_factory=Counter)
     barriers: Counter[int] = field(default_factory=Counter)
@@ -244,11 +252,11 @@ class Rank:
     own_store: OwnStore | None = None
     open_works: dict[Work, None] = field(default_factory=dict)
     watched_works: dict[Work, None] = field(default_factory=dict)
-    coalescing: dict[Communicator, list[tuple[Call, list[Array], list[Array]]]] = field(default_factory=dict)
+    coalescing: dict[Communicator, list[tuple[CollectiveCall, list[Array], list[Array]]]] = field(default_factory=dict)
     debug_level: int | None = None
     breakpoints: int = 0
     value: Any = None
-    memory: Memory = field(default_factory=Memory)
+    memory: RankMemory = field(default_factory=RankMemory)
     failure: BaseException | None = None
     finish_fs: int = -1
 
@@ -261,8 +269,8 @@ def current_rank_or_none() -> Rank | None:
 
 def current_rank() -> Rank:
     """The rank whose program runs this code; a ValueError outside of rank programs."""
-    here = getcurrent()
-    task: Task | None = here if type(here) is Task else current_task()
+    caller = getcurrent()
+    task: Task | None = caller if type(caller) is Task else current_task()
     if task is None:
         raise ValueError(f"{NOT_INITIALIZED} (This code is not in a rank program: start those with spawn.)")
     return task.owner  # type: ignore[return-value]

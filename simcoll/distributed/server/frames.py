@@ -20,9 +20,26 @@ from typing import TypeVar
 import msgspec
 
 __all__ = [
-    "BACKLOG", "HEAD_BYTES", "HELLOS", "HELLO_BYTES", "Channel", "Greeting", "Hello", "Limits", "MalformedError", "Refusal",
-    "RefusedError", "Welcome", "body_length", "decode", "encode", "introduce", "is_ours", "proof", "taken",
-]  # fmt: skip
+    "BACKLOG",
+    "HEAD_BYTES",
+    "HELLOS",
+    "HELLO_BYTES",
+    "FrameChannel",
+    "Greeting",
+    "Hello",
+    "Limits",
+    "MalformedError",
+    "Refusal",
+    "RefusedError",
+    "Welcome",
+    "body_length",
+    "decode",
+    "encode",
+    "introduce",
+    "is_ours",
+    "proof",
+    "take_message",
+]
 
 Sent = TypeVar("Sent")
 
@@ -64,7 +81,7 @@ def body_length(buffer: bytes | bytearray) -> int | None:
     return _LENGTH.unpack_from(buffer)[0] if len(buffer) >= HEAD_BYTES else None
 
 
-def taken(arrived: bytearray, most_bytes: int, decoder: msgspec.msgpack.Decoder[Sent]) -> Sent | None:
+def take_message(arrived: bytearray, most_bytes: int, decoder: msgspec.msgpack.Decoder[Sent]) -> Sent | None:
     """Take the message whose frame begins here, of at most that many bytes; None until all of it has arrived."""
     length = body_length(arrived)
     if length is not None and length > most_bytes:
@@ -78,7 +95,7 @@ def taken(arrived: bytearray, most_bytes: int, decoder: msgspec.msgpack.Decoder[
 
 
 @dataclass(slots=True)
-class Channel:
+class FrameChannel:
     """A client's end of a connection: a blocking socket and what has arrived on it."""
 
     sock: socket.socket
@@ -86,7 +103,7 @@ class Channel:
 
     def receive(self, decoder: msgspec.msgpack.Decoder[Sent], most_bytes: int, until_s: float | None = None) -> Sent:
         """The next message, of at most that many bytes; an OSError when ``time.monotonic()`` passes ``until_s``."""
-        while (message := taken(self.arrived, most_bytes, decoder)) is None:
+        while (message := take_message(self.arrived, most_bytes, decoder)) is None:
             if until_s is not None:
                 # One deadline for the whole frame: a sender that drips cannot stretch it.
                 self.sock.settimeout(max(until_s - time.monotonic(), 1e-6))
@@ -168,7 +185,7 @@ def proof(secret: bytes, service: str, who: bytes, server_nonce: bytes, client_n
     return hmac.digest(secret, b"|".join((service.encode(), who, server_nonce, client_nonce)), hashlib.sha256)
 
 
-def introduce(channel: Channel, service: str, secret: bytes, patience_s: float) -> int:
+def introduce(channel: FrameChannel, service: str, secret: bytes, patience_s: float) -> int:
     """Authenticate with a server, which must be the expected one and know the secret; returns its message size limit."""
     until_s = time.monotonic() + patience_s
     try:

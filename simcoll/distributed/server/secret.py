@@ -60,9 +60,9 @@ def job_secret(environment: Mapping[str, str]) -> str:
 
 def is_own_file(descriptor: int) -> bool:
     """Whether an open file is a regular file of this user, without access for others."""
-    found = os.fstat(descriptor)
-    mine = not hasattr(os, "getuid") or found.st_uid == os.getuid()
-    return stat.S_ISREG(found.st_mode) and mine and not (hasattr(os, "getuid") and found.st_mode & 0o077)
+    status = os.fstat(descriptor)
+    mine = not hasattr(os, "getuid") or status.st_uid == os.getuid()
+    return stat.S_ISREG(status.st_mode) and mine and not (hasattr(os, "getuid") and status.st_mode & 0o077)
 
 
 def check_reach(address: str, secret: str | bytes) -> None:

@@ -37,11 +37,11 @@ class Service(Protocol):
     name: str
     decoder: msgspec.msgpack.Decoder[Any]
 
-    def received(self, peer: Peer, message: Any) -> None:
+    def handle(self, peer: Peer, message: Any) -> None:
         """Handle a message from an authenticated client."""
         ...
 
-    def lost(self, peer: Peer) -> None:
+    def drop(self, peer: Peer) -> None:
         """Drop a client whose connection has ended."""
         ...
 
@@ -77,12 +77,12 @@ class Peer:
         frame = frames.encode(message)
         if self._outbox:
             self._outbox += frame
-        elif (sent := self._sent(frame)) < len(frame):
+        elif (sent := self._send_some(frame)) < len(frame):
             # The client takes its reply slowly: do not listen to it until it is through.
             self._outbox = frame
             del frame[:sent]
             self._server.loop.remove_reader(self._descriptor)
-            self._server.loop.add_writer(self._descriptor, self._guarded, Peer._flush)
+            self._server.loop.add_writer(self._descriptor, self._guard, Peer._flush)
         self._account()
 
     def park(self, held_bytes: int | None) -> None:
@@ -96,7 +96,7 @@ class Peer:
 
     def soon(self, action: Callable[[Peer], None]) -> None:
         """Call an action for this client after the current event."""
-        self._server.loop.call_soon(self._guarded, action)
+        self._server.loop.call_soon(self._guard, action)
 
     def in_turn(self, action: Callable[[Peer], None]) -> None:
         """Call an action for this client, unless it is in line already: of all that are, one for each look at what has arrived."""
@@ -107,12 +107,12 @@ class Peer:
     def take_turn(self, action: Callable[[Peer], None]) -> None:
         """Call the action that was in line."""
         self.in_line, self.has_turn = False, True
-        self._guarded(action)
+        self._guard(action)
         self.has_turn = False
 
     def later(self, delay_s: float, action: Callable[[Peer], None]) -> asyncio.TimerHandle:
         """Schedule an action for this client, unless cancelled or the client disconnects."""
-        return self._server.loop.call_later(delay_s, self._guarded, action)
+        return self._server.loop.call_later(delay_s, self._guard, action)
 
     def close(self) -> None:
         """Close the connection at once."""
@@ -139,7 +139,7 @@ class Peer:
 
     def greet(self) -> None:
         """Start the handshake."""
-        self._server.loop.add_reader(self._descriptor, self._guarded, Peer._receive)
+        self._server.loop.add_reader(self._descriptor, self._guard, Peer._receive)
         self.send(frames.Greeting(self._server.service.name, self._nonce))
 
     def is_late(self, now_s: float, limits: frames.Limits) -> bool:
@@ -169,7 +169,7 @@ class Peer:
             self.close()
 
     def _flush(self) -> None:
-        del self._outbox[: self._sent(self._outbox)]
+        del self._outbox[: self._send_some(self._outbox)]
         self._account()
         if self.closed or self._outbox:
             return
@@ -177,9 +177,9 @@ class Peer:
             self.close()
             return
         self._server.loop.remove_writer(self._descriptor)
-        self._server.loop.add_reader(self._descriptor, self._guarded, Peer._receive)
+        self._server.loop.add_reader(self._descriptor, self._guard, Peer._receive)
 
-    def _sent(self, data: bytearray) -> int:
+    def _send_some(self, data: bytearray) -> int:
         """The number of bytes accepted by the socket; all of them if the client has disconnected."""
         try:
             return self._sock.send(memoryview(data)[:_SEND_BYTES])
@@ -193,11 +193,11 @@ class Peer:
         return self._server.limits.max_message_bytes if self.known else frames.HELLO_BYTES
 
     def _account(self) -> None:
-        held = 0 if self.closed else len(self._inbox) + len(self._outbox) + self._parked_bytes
-        self._server.buffered_bytes += held - self.held_bytes
-        self.held_bytes = held
+        held_bytes = 0 if self.closed else len(self._inbox) + len(self._outbox) + self._parked_bytes
+        self._server.buffered_bytes += held_bytes - self.held_bytes
+        self.held_bytes = held_bytes
 
-    def _guarded(self, action: Callable[[Peer], None]) -> None:
+    def _guard(self, action: Callable[[Peer], None]) -> None:
         """Run an action for a client; an error closes only its connection."""
         if self.closed:
             return
@@ -224,13 +224,13 @@ class Peer:
         if self.closed or self._outbox or self._leaving or self.waiting:
             return
         decoder = self._server.service.decoder if self.known else frames.HELLOS
-        message = frames.taken(self._inbox, self._most_bytes(), decoder)
+        message = frames.take_message(self._inbox, self._most_bytes(), decoder)
         if message is None:
             return
         self._account()
         if self.known:
             self.since_s = time.monotonic()
-            self._server.service.received(self, message)
+            self._server.service.handle(self, message)
         else:
             self._introduce(message)
         if self._inbox and not self.waiting:
@@ -306,7 +306,7 @@ class Server(threading.Thread):
     def run(self) -> None:
         """Serve until stopped."""
         self._listener.setblocking(False)
-        self._listen()
+        self._watch_listener()
         self._sweep()
         try:
             self.loop.run_forever()
@@ -344,7 +344,7 @@ class Server(threading.Thread):
         """Record that a connection has ended."""
         self._strangers.pop(peer, None)
         del self._peers[peer]
-        self.service.lost(peer)
+        self.service.drop(peer)
 
     def make_room(self) -> None:
         """Close the connections with the largest buffers until the rest fits, so that small requests always get through."""
@@ -353,7 +353,7 @@ class Server(threading.Thread):
 
     # The loop
 
-    def _listen(self) -> None:
+    def _watch_listener(self) -> None:
         self.loop.add_reader(self._listener, self._accept)
 
     def _accept(self) -> None:
@@ -364,7 +364,7 @@ class Server(threading.Thread):
         except OSError:
             # Out of descriptors or memory: strangers make room. Trying again at once would spin.
             self.loop.remove_reader(self._listener)
-            self.loop.call_later(_SWEEP_S, self._listen)
+            self.loop.call_later(_SWEEP_S, self._watch_listener)
             for peer in list(self._strangers):
                 peer.close()
             return

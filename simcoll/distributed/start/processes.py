@@ -21,14 +21,14 @@ from simcoll.errors import ConfigError
 
 _Started = Sequence[tuple["Worker", subprocess.Popen[bytes]]]
 
-__all__ = ["Job", "Worker", "run_workers", "worker_environment"]
+__all__ = ["ProcessJob", "Worker", "run_workers", "worker_environment"]
 
 _POLL_S = 0.02
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ProcessJob:
     """The processes to start, on all machines together.
 
     Attributes
@@ -73,7 +73,7 @@ class Job:
                 object.__setattr__(self, "master_port", probe.getsockname()[1])
 
 
-def worker_environment(job: Job, local_rank: int) -> dict[str, str]:
+def worker_environment(job: ProcessJob, local_rank: int) -> dict[str, str]:
     """The environment variables of one worker.
 
     >>> variables = worker_environment(Job(nproc_per_node=4, nnodes=2, node_rank=1), local_rank=3)
@@ -189,18 +189,18 @@ def _first_failure(started: _Started, signals: Sequence[int], attend: Callable[[
     while running:
         if signals:
             return 128 + signals[0]
-        for each in list(running):
-            worker, process = each
+        for child in list(running):
+            worker, process = child
             status = _status(process)
             if status is None:
                 continue
             if status != 0:
-                how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
+                fate = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
                 full = " (is /dev/shm full?)" if status == -getattr(signal, "SIGBUS", 0) else ""
-                sys.stderr.write(f"{worker.title}, process {process.pid}) {how}{full}; ending the others\n")
+                sys.stderr.write(f"{worker.title}, process {process.pid}) {fate}{full}; ending the others\n")
                 return 128 - status if status < 0 else status
             process.wait()
-            running.remove(each)
+            running.remove(child)
         attend(_POLL_S)
     return 0
 
@@ -212,10 +212,10 @@ def _status(process: subprocess.Popen[bytes]) -> int | None:
     """
     if process.returncode is not None:
         return process.returncode
-    found = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    if found is None:
+    status = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if status is None:
         return None
-    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+    return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
 
 
 def _end(
@@ -226,21 +226,23 @@ def _end(
     attend: Callable[[float], object],
 ) -> None:
     """End the remaining workers and all their descendants."""
-    left = [process for _, process in started if process.returncode is None]
+    survivors = [process for _, process in started if process.returncode is None]
     noted = len(signals)
 
     def pause(seconds: float) -> None:
         until_s = time.monotonic() + seconds
         while (
-            time.monotonic() < until_s and len(signals) == noted and any(_status(process) is None for process in left)
+            time.monotonic() < until_s
+            and len(signals) == noted
+            and any(_status(process) is None for process in survivors)
         ):
             attend(_POLL_S)
 
     pause(last_words_s)
-    _signal_all(left, signal.SIGTERM)
+    _signal_all(survivors, signal.SIGTERM)
     pause(terminate_s)
-    _signal_all(left, signal.SIGKILL)
-    for process in left:
+    _signal_all(survivors, signal.SIGKILL)
+    for process in survivors:
         process.wait()
 
 
@@ -262,15 +264,15 @@ def _noting_signals() -> Iterator[list[int]]:
     def note(number: int, _: FrameType | None) -> None:
         noted.append(number)
 
-    before = []
+    handlers = []
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
             continue  # nohup
         # Only the main thread may; in other threads the program's own handlers stay.
         with contextlib.suppress(ValueError):
-            before.append((number, signal.signal(number, note)))
+            handlers.append((number, signal.signal(number, note)))
     try:
         yield noted
     finally:
-        for number, handler in before:
+        for number, handler in handlers:
             signal.signal(number, handler)

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from simcoll.arrays import MaybeNone
 from simcoll.distributed.runtime.history import Record
 from simcoll.distributed.runtime.records import Flight, document
-from simcoll.distributed.runtime.run_timeline import Timeline
+from simcoll.distributed.runtime.run_timeline import RunTimeline
 from simcoll.distributed.runtime.world import Rank, World
 from simcoll.errors import ConfigError
 from simcoll.files.output import write_file
@@ -23,7 +23,16 @@ from simcoll.workload.workload import Workload
 
 Groups = list[tuple[str, str, tuple[int, ...]]]
 
-__all__ = ["RunResult", "collected", "flight_of", "leftovers", "memory_of", "raise_first", "result_of", "table_of"]
+__all__ = [
+    "RunResult",
+    "collect_results",
+    "flight_of",
+    "leftovers",
+    "memory_of",
+    "raise_first",
+    "result_of",
+    "table_of",
+]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,7 +80,7 @@ class RunResult:
     topology: str
     skew_fs: int
     peak_bytes: tuple[int, ...]
-    timeline: Timeline | MaybeNone
+    timeline: RunTimeline | MaybeNone
     workload: Workload | MaybeNone
     _flights: Mapping[int, tuple[Flight, Groups]] = field(repr=False)
 
@@ -99,8 +108,8 @@ class RunResult:
 
 def memory_of(result: RunResult) -> str:
     """The largest peak memory of a rank, for a run's summary line; empty where nothing was counted."""
-    most = max(result.peak_bytes)
-    return f", at most {format_memory(most)} of tensors on a rank" if most else ""
+    peak_bytes = max(result.peak_bytes)
+    return f", at most {format_memory(peak_bytes)} of tensors on a rank" if peak_bytes else ""
 
 
 def table_of(result: RunResult) -> str:
@@ -113,12 +122,12 @@ _COLLECTED: ContextVar[list[RunResult] | None] = ContextVar("simcoll_results", d
 
 
 @contextlib.contextmanager
-def collected() -> Iterator[list[RunResult]]:
+def collect_results() -> Iterator[list[RunResult]]:
     """Collect the results of all runs inside the block, in order."""
-    found: list[RunResult] = []
-    token = _COLLECTED.set(found)
+    results: list[RunResult] = []
+    token = _COLLECTED.set(results)
     try:
-        yield found
+        yield results
     finally:
         _COLLECTED.reset(token)
 
@@ -139,19 +148,19 @@ def leftovers(world: World) -> None:
 
 def raise_first(failures: list[BaseException], ranks: Sequence[Rank]) -> NoReturn:
     """Raise the first failure, and clear the list: errors refer to frames, and these to ranks, which must not refer back."""
-    first = failures[0]
+    failure = failures[0]
     failures.clear()
     for rank in ranks:
         rank.failure = None
     try:
-        raise first
+        raise failure
     finally:
-        del first
+        del failure
 
 
 def result_of(
     world: World,
-    own: Sequence[Rank],
+    own_ranks: Sequence[Rank],
     finish: Sequence[int],
     returns: Sequence[Any],
     *,
@@ -160,7 +169,7 @@ def result_of(
 ) -> RunResult:
     """The result of a successful run; findings become warnings at the line that called spawn."""
     history = world.history
-    leaders = world.everyone if world.alike is None else world.alike.leader
+    leaders = world.everyone if world.rank_classes is None else world.rank_classes.leader
     peaks = tuple(world.ranks[number].memory.peak_bytes for number in leaders)
     if history.timeline is not None:
         history.timeline.finish_fs, history.timeline.peak_bytes, history.timeline.leader = tuple(finish), peaks, leaders
@@ -176,20 +185,20 @@ def result_of(
         records=tuple(history.records),
         findings=tuple(history.findings),
         topology=world.plans.topology.name,
-        skew_fs=0 if world.alike is None else world.alike.skew_fs,
+        skew_fs=0 if world.rank_classes is None else world.rank_classes.skew_fs,
         peak_bytes=peaks,
         timeline=history.timeline,
-        workload=None if history.recording is None else history.recording.workload(world.alike),
-        _flights={rank.number: flight_of(rank) for rank in own},
+        workload=None if history.recording is None else history.recording.workload(world.rank_classes),
+        _flights={rank.number: flight_of(rank) for rank in own_ranks},
     )
-    found = _COLLECTED.get()
-    if found is not None:
-        found.append(result)
+    results = _COLLECTED.get()
+    if results is not None:
+        results.append(result)
     return result
 
 
 def flight_of(rank: Rank) -> tuple[Flight, Groups]:
     """The operations and groups that a rank's flight record shows."""
     groups: Groups = [("0", "default_pg", tuple(range(len(rank.world.ranks))))]
-    groups += [(made.communicator.name, made.communicator.desc, made.communicator.members) for made in rank.groups]
+    groups += [(group.communicator.name, group.communicator.desc, group.communicator.members) for group in rank.groups]
     return rank.flight, groups

@@ -17,7 +17,7 @@ from simcoll.core.protocol import Protocol
 from simcoll.distributed.api.backends import Backend
 from simcoll.distributed.api.making_groups import close_store, set_default_group
 from simcoll.distributed.linked.linked_world import LinkedWorld
-from simcoll.distributed.linked.process_links import EMULATOR, ControlMessages, Link, connected, place_of
+from simcoll.distributed.linked.process_links import EMULATOR, ControlMessages, Link, connect_processes, place_of
 from simcoll.distributed.runtime.emulated import EmulatedWorld, RankWaiter
 from simcoll.distributed.runtime.fake import fake_array
 from simcoll.distributed.runtime.history import History
@@ -25,7 +25,7 @@ from simcoll.distributed.runtime.objects import decode
 from simcoll.distributed.runtime.rank_classes import read_classes
 from simcoll.distributed.runtime.recording import Recording
 from simcoll.distributed.runtime.records import document
-from simcoll.distributed.runtime.run_timeline import Timeline
+from simcoll.distributed.runtime.run_timeline import RunTimeline
 from simcoll.distributed.runtime.tasks import Arrival, Task, current_task, wait_until
 from simcoll.distributed.runtime.world import Rank, World, current_rank
 from simcoll.distributed.start.recording_files import write_recording
@@ -137,27 +137,29 @@ def spawn(
     if library is not None:
         load_library(library)  # an unknown name is an error here
     plans = Plans(_topology(topology, nprocs), protocol, algorithm, library)
-    where = place_of(backend)
+    place = place_of(backend)
     if data not in DATA:
         raise ConfigError(f"data {data!r}; {nearest(data, DATA)}")
     happens = timeline_of(events, policy, plans.topology, nprocs)
-    if where != EMULATOR and happens is not None:
-        raise ConfigError(f"backend {where!r} runs for real: events= are for the emulator")
-    if where != EMULATOR and (data != "exact" or trace or record or alike is not None):
+    if place != EMULATOR and happens is not None:
+        raise ConfigError(f"backend {place!r} runs for real: events= are for the emulator")
+    if place != EMULATOR and (data != "exact" or trace or record or alike is not None):
         raise ConfigError(
-            f"backend {where!r} runs for real: data='none', alike=, trace= and record= are for the emulator"
+            f"backend {place!r} runs for real: data='none', alike=, trace= and record= are for the emulator"
         )
 
     def body(rank: int) -> Any:
         return program(rank, nprocs, *args, **(kwargs or {}))
 
-    if where != EMULATOR and current_task() is None:
-        linked = LinkedWorld(connected(where, nprocs), plans, debug=debug)
+    if place != EMULATOR and current_task() is None:
+        linked = LinkedWorld(connect_processes(place, nprocs), plans, debug=debug)
         return _linked_run(linked, body, (backend or linked.home) if init else None)
-    history = History(timeline=Timeline() if trace else None, recording=Recording(nprocs, plans) if record else None)
+    history = History(timeline=RunTimeline() if trace else None, recording=Recording(nprocs, plans) if record else None)
     classes = None if alike is None else read_classes(alike, nprocs)
     timed = data == "none"
-    world = EmulatedWorld(nprocs, plans, debug=debug, timed=timed, alike=classes, history=history, events=happens)
+    world = EmulatedWorld(
+        nprocs, plans, debug=debug, timed=timed, rank_classes=classes, history=history, events=happens
+    )
     result = _emulated_run(world, body, (backend or EMULATOR) if init else None)
     if not isinstance(trace, bool):
         write_timeline(trace, result, plans.topology)
@@ -170,14 +172,14 @@ def _play(
     world: World,
     ranks: Sequence[Rank],
     body: Callable[[Rank], Any],
-    over: Callable[[Rank, Task], None],
+    on_end: Callable[[Rank, Task], None],
     backend: str | None,
 ) -> None:
     """Run ranks of a world to completion, each with a default group unless ``backend`` is None."""
     for rank in ranks:
         if backend is not None:
             set_default_group(rank, backend, implicit=True)
-        world.tasks.launch(rank, functools.partial(body, rank), functools.partial(over, rank))
+        world.tasks.launch(rank, functools.partial(body, rank), functools.partial(on_end, rank))
     try:
         world.run()
     finally:
@@ -194,21 +196,21 @@ def _emulated_run(world: EmulatedWorld, program: Callable[[int], Any], backend: 
         use_waiter(waiter)
         return program(rank.number)
 
-    leader = world.everyone if world.alike is None else world.alike.leader
-    own = [world.ranks[number] for number in dict.fromkeys(leader)]
-    _play(world, own, body, _ended, backend)
+    leader = world.everyone if world.rank_classes is None else world.rank_classes.leader
+    own_ranks = [world.ranks[number] for number in dict.fromkeys(leader)]
+    _play(world, own_ranks, body, _note_end, backend)
     history, finish = world.history, tuple(world.ranks[number].finish_fs for number in leader)
     if history.failures:
-        raise_first(history.failures, own)
+        raise_first(history.failures, own_ranks)
     digest = hashlib.sha256(f"{history.digest:032x} {finish}".encode()).hexdigest()[:32]
     returns = [world.ranks[number].value for number in leader]
-    return result_of(world, own, finish, returns, last_fs=history.end_fs, trace_hash=digest)
+    return result_of(world, own_ranks, finish, returns, last_fs=history.end_fs, trace_hash=digest)
 
 
 def _linked_run(world: LinkedWorld, program: Callable[[int], Any], backend: str | None) -> RunResult:
     """Run the rank of this process; raises the error of the first rank that failed."""
     me = world.me
-    _run_linked(world, lambda: program(me.number), backend)
+    _run_until_all_end(world, lambda: program(me.number), backend)
     returns = []
     for rank in world.everyone:
         end = world.endings[rank]
@@ -216,7 +218,7 @@ def _linked_run(world: LinkedWorld, program: Callable[[int], Any], backend: str 
         world.ranks[rank].memory.peak_bytes = end.peak_bytes
         if end.value is None:
             world.history.findings.append(
-                f"rank {rank} returned a {end.said}, which cannot be sent: the other ranks see None"
+                f"rank {rank} returned a {end.message}, which cannot be sent: the other ranks see None"
             )
     return result_of(world, [me], [world.endings[rank].finish_fs for rank in world.everyone], returns)
 
@@ -227,7 +229,7 @@ AFTER_FAILURE_FS = 5 * 10**15
 """Time that a rank with a failed program waits for the other programs."""
 
 
-def _run_linked(world: LinkedWorld, program: Callable[[], Any], backend: str | None) -> None:
+def _run_until_all_end(world: LinkedWorld, program: Callable[[], Any], backend: str | None) -> None:
     """Run this rank's program, and wait until all others have ended; raises the error of the first rank that failed."""
 
     def body(me: Rank) -> None:
@@ -242,17 +244,17 @@ def _run_linked(world: LinkedWorld, program: Callable[[], Any], backend: str | N
         except BaseException as error:  # noqa: BLE001  # also sys.exit(): raised again when the others know
             me.failure = error
         me.finish_fs = world.now
-        over = world.end()
+        farewell = world.end()
         try:
-            wait_until(over, None if me.failure is None else AFTER_FAILURE_FS, explicit=True)
+            wait_until(farewell, None if me.failure is None else AFTER_FAILURE_FS, explicit=True)
         except RuntimeError:
             if me.failure is None:
                 raise
 
-    def closed(me: Rank, task: Task) -> None:
+    def close(me: Rank, task: Task) -> None:
         me.failure = me.failure or task.failure
 
-    _play(world, [world.me], body, closed, backend)
+    _play(world, [world.me], body, close, backend)
     failure = _failure(world)
     if failure is not None:
         raise failure
@@ -262,19 +264,23 @@ def _failure(world: LinkedWorld) -> BaseException | None:
     """The earliest failure by the ranks' clocks; another rank's is rebuilt from its name and text."""
     me, endings = world.me, world.endings
     failed = sorted((end.after_failure, end.finish_fs, rank) for rank, end in endings.items() if end.error_type)
-    first = failed[0][2] if failed else me.number
-    if first == me.number:
+    culprit = failed[0][2] if failed else me.number
+    if culprit == me.number:
         if me.failure is not None:
             me.failure.add_note(
-                f"[rank{first}]: raised by the program of rank {first} at {format_time(max(0, me.finish_fs))}"
+                f"[rank{culprit}]: raised by the program of rank {culprit} at {format_time(max(0, me.finish_fs))}"
             )
         return me.failure
-    end = endings[first]
-    found = getattr(builtins, end.error_type, RuntimeError)
-    known = isinstance(found, type) and issubclass(found, Exception) and not issubclass(found, (OSError, UnicodeError))
-    error: BaseException = found(end.said) if known else RuntimeError(f"{end.error_type}: {end.said}")
+    end = endings[culprit]
+    error_class = getattr(builtins, end.error_type, RuntimeError)
+    is_builtin = (
+        isinstance(error_class, type)
+        and issubclass(error_class, Exception)
+        and not issubclass(error_class, (OSError, UnicodeError))
+    )
+    error: BaseException = error_class(end.message) if is_builtin else RuntimeError(f"{end.error_type}: {end.message}")
     error.add_note(
-        f"[rank{first}]: raised by the program of rank {first}, in another process, at {format_time(end.finish_fs)}"
+        f"[rank{culprit}]: raised by the program of rank {culprit}, in another process, at {format_time(end.finish_fs)}"
     )
     return error
 
@@ -327,7 +333,7 @@ def run_rank(
             raise ConfigError(f"rank {rank} of {world_size}: the link is that of rank {link.rank} of {link.world_size}")
         world = LinkedWorld(ControlMessages(link), plans, debug=True, history=History(0))
         world.me.store = store
-        _run_linked(world, lambda: program(rank, world_size, *args), backend)
+        _run_until_all_end(world, lambda: program(rank, world_size, *args), backend)
         return world.me.value
     if Backend.maker(backend) is None:
         raise ValueError(
@@ -337,33 +343,35 @@ def run_rank(
     me = alone.ranks[rank]
     me.store = store
     set_default_group(me, backend, implicit=True)
-    alone.tasks.launch(me, lambda: program(rank, world_size, *args), functools.partial(_ended, me))
+    alone.tasks.launch(me, lambda: program(rank, world_size, *args), functools.partial(_note_end, me))
     alone.run()
     if me.failure is not None:
         raise me.failure
     return me.value
 
 
-def _topology(given: str | Path | Topology | None, nprocs: int) -> Topology:
+def _topology(source: str | Path | Topology | None, nprocs: int) -> Topology:
     """The topology, with enough nodes for the ranks; by default a crossbar."""
-    if given is None:
+    if source is None:
         return crossbar(nprocs, "50 GB/s", "1 us")
-    place = given if isinstance(given, Topology) else load_topology(given)
+    place = source if isinstance(source, Topology) else load_topology(source)
     nodes = ""
-    if place.nranks < nprocs and not isinstance(given, Topology):
+    if place.nranks < nprocs and not isinstance(source, Topology):
         boxes = place.groups.get("box")
-        each = place.nranks if boxes is None else int((boxes == boxes[0]).sum())
+        box_ranks = place.nranks if boxes is None else int((boxes == boxes[0]).sum())
         nodes = " and no nodes to add"
         with contextlib.suppress(ConfigError):
-            place = load_topology(given, nodes=math.ceil(nprocs / each))
+            place = load_topology(source, nodes=math.ceil(nprocs / box_ranks))
     if place.nranks < nprocs:
         raise ConfigError(f"topology {place.name!r} has {place.nranks} ranks{nodes}; {nprocs} were asked for")
     return place
 
 
-def _ended(rank: Rank, task: Task) -> None:
+def _note_end(rank: Rank, task: Task) -> None:
     """Record a program's end, with its result or exception."""
-    rank.finish_fs, rank.value, rank.failure, task.failure = rank.world.now, task.value, task.failure, None
+    rank.finish_fs = rank.world.now
+    rank.value = task.value
+    rank.failure, task.failure = task.failure, None
     if rank.failure is not None:
         rank.world.history.failures.append(rank.failure)
         rank.failure.add_note(

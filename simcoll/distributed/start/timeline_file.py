@@ -11,14 +11,14 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from simcoll.arrays import Floats
 from simcoll.core.plan import Plan
 from simcoll.distributed.runtime.records import Entry
-from simcoll.distributed.runtime.run_timeline import Timeline
+from simcoll.distributed.runtime.run_timeline import RunTimeline
 from simcoll.distributed.start.results import RunResult
 from simcoll.distributed.start.timeline_path import COMPUTE, Piece, critical_pieces
 from simcoll.emulator.traces.trace_marks import RED
@@ -56,16 +56,22 @@ def write_timeline(path: str | Path, result: RunResult, topology: Topology) -> N
     critical = critical_pieces(timeline)
     one_file = target.suffix in {".json", ".gz"}
     tick_fs = 1 if one_file or result.time_fs < WHOLE_US_FROM_FS else FS_PER_US
-    by_rank = {rank: _Events(timeline, rank, critical, tick_fs).found for rank in result.own_ranks}
+    by_rank = {rank: _Events(timeline, rank, critical, tick_fs).events for rank in result.own_ranks}
     shared = [*_arrows(timeline, by_rank.values()), *_counters(timeline, topology, result.time_fs)]
     covered = sum(piece.end_fs - piece.begin_fs for piece in critical) / result.time_fs if result.time_fs else 0.0
     about = {
-        "topology": result.topology, "time_us": result.time_fs / FS_PER_US, "trace_hash": result.trace_hash,
+        "topology": result.topology,
+        "time_us": result.time_fs / FS_PER_US,
+        "trace_hash": result.trace_hash,
         "critical_path": {"operations": len(critical), "share": round(covered, 4)},
-    }  # fmt: skip
+    }
     if one_file:
-        events = [*_names(topology, by_rank), *(event for found in by_rank.values() for event in found), *shared]
-        content = _encoded({"otherData": about, "traceEvents": events}, compressed=target.suffix == ".gz")
+        events = [
+            *_names(topology, by_rank),
+            *(event for rank_events in by_rank.values() for event in rank_events),
+            *shared,
+        ]
+        content = _encode_document({"otherData": about, "traceEvents": events}, compressed=target.suffix == ".gz")
         write_files(target.parent, {target.name: content})
         return
     target.mkdir(parents=True, exist_ok=True)
@@ -73,11 +79,11 @@ def write_timeline(path: str | Path, result: RunResult, topology: Topology) -> N
     for rank, events in by_rank.items():
         info = {"rank": rank, "world_size": len(timeline.finish_fs), "backend": "nccl"}
         document = {"distributedInfo": info, "otherData": about, "traceEvents": events}
-        files[f"rank-{rank}.json.gz"] = _encoded(document, compressed=True)
+        files[f"rank-{rank}.json.gz"] = _encode_document(document, compressed=True)
     write_files(target, files)
 
 
-def _encoded(document: dict[str, Any], *, compressed: bool) -> bytes:
+def _encode_document(document: dict[str, Any], *, compressed: bool) -> bytes:
     text = json.dumps({"displayTimeUnit": "ns", **document}, separators=(",", ": ")).encode()
     if not compressed:
         return text
@@ -95,35 +101,58 @@ def _names(topology: Topology, ranks: Iterable[int]) -> Iterable[Event]:
         yield {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}}
 
 
+class _Slice(NamedTuple):
+    """An interval on a track of the trace."""
+
+    begin_fs: int
+    end_fs: int
+    name: str
+    category: str
+    arguments: Event
+
+
 class _Events:
     """The events of one rank: a track for compute, one for waits, and one for each group; more where operations overlap.
 
     Times are rounded to ticks.
     """
 
-    def __init__(self, timeline: Timeline, rank: int, critical: Sequence[Piece], tick_fs: int) -> None:
+    def __init__(self, timeline: RunTimeline, rank: int, critical: Sequence[Piece], tick_fs: int) -> None:
         self.rank, self._tick_fs = rank, tick_fs
-        own = [piece for piece in critical if piece.rank == rank]
-        self._critical = {(each.operation, each.begin_fs if each.operation == COMPUTE else 0) for each in own}
-        self.found: list[Event] = []
+        own_pieces = [piece for piece in critical if piece.rank == rank]
+        self._critical = {
+            (piece.operation, piece.begin_fs if piece.operation == COMPUTE else 0) for piece in own_pieces
+        }
+        self.events: list[Event] = []
         self._tracks: dict[int, list[int]] = {}  # until when each track of a stream is taken
         self._next = COMPUTE_STREAM
-        computed = [(span.begin_fs, span.end_fs, span.name) for span in timeline.computed if span.rank == rank]
-        self._add(self._stream("compute"), [(*span, "kernel", {}) for span in computed])
+        computed = [
+            _Slice(span.begin_fs, span.end_fs, span.name, "kernel", {})
+            for span in timeline.computed
+            if span.rank == rank
+        ]
+        self._add(self._stream("compute"), computed)
         groups: defaultdict[tuple[str, str], list[Entry]] = defaultdict(list)
         for owner, entry in timeline.operations:
             if owner == rank and entry.completed_fs >= 0:
                 groups[entry.group].append(entry)
         for group, entries in groups.items():
             rows = [
-                (entry.started_fs, entry.completed_fs, f"ncclDevKernel_{entry.name}", "kernel", _arguments(entry, rank))
+                _Slice(
+                    entry.started_fs,
+                    entry.completed_fs,
+                    f"ncclDevKernel_{entry.name}",
+                    "kernel",
+                    _arguments(entry, rank),
+                )
                 for entry in entries
             ]
             self._add(self._stream(": ".join(dict.fromkeys(("group " + group[0], group[1])))), rows)
-        waits = [(span.begin_fs, span.end_fs, span.name) for span in timeline.waited if span.rank == rank]
         self._name(WAITS, "waits")
-        for begin, end, name in waits:
-            self.found.append(self._event(WAITS, begin, end, name, "user_annotation", {}))
+        for span in timeline.waited:
+            if span.rank == rank:
+                wait = _Slice(span.begin_fs, span.end_fs, span.name, "user_annotation", {})
+                self.events.append(self._event(WAITS, wait))
 
     def _stream(self, name: str) -> int:
         stream, self._next = self._next, self._next + 100
@@ -131,23 +160,33 @@ class _Events:
         return stream
 
     def _name(self, track: int, name: str) -> None:
-        self.found.append({"ph": "M", "name": "thread_name", "pid": self.rank, "tid": track, "args": {"name": name}})
+        self.events.append({"ph": "M", "name": "thread_name", "pid": self.rank, "tid": track, "args": {"name": name}})
 
-    def _add(self, stream: int, rows: Iterable[tuple[int, int, str, str, Event]]) -> None:
-        taken: list[int] = []
-        for begin, end, name, category, arguments in sorted(rows, key=lambda row: row[:2]):
-            track = next((track for track, free in enumerate(taken) if free <= begin), len(taken))
-            taken[track : track + 1] = [end]
-            own = {"stream": stream + track, "device": self.rank, **arguments}
-            self.found.append(self._event(stream + track, begin, end, name, category, own))
+    def _add(self, stream: int, slices: Iterable[_Slice]) -> None:
+        busy_until: list[int] = []
+        for interval in sorted(slices, key=lambda interval: (interval.begin_fs, interval.end_fs)):
+            track = next(
+                (track for track, free_fs in enumerate(busy_until) if free_fs <= interval.begin_fs), len(busy_until)
+            )
+            busy_until[track : track + 1] = [interval.end_fs]
+            details = {"stream": stream + track, "device": self.rank, **interval.arguments}
+            self.events.append(self._event(stream + track, interval._replace(arguments=details)))
 
-    def _event(self, track: int, begin: int, end: int, name: str, category: str, arguments: Event) -> Event:
-        where = {"ph": "X", "cat": category, "name": name, "pid": self.rank, "tid": track}
+    def _event(self, track: int, interval: _Slice) -> Event:
+        event = {"ph": "X", "cat": interval.category, "name": interval.name, "pid": self.rank, "tid": track}
+        arguments = interval.arguments
         operation = arguments.get("External id", COMPUTE)
-        if category == "kernel" and (operation, begin if operation == COMPUTE else 0) in self._critical:
-            where["cname"], arguments = RED, {**arguments, "critical": True}
-        start, stop = ((time + self._tick_fs // 2) // self._tick_fs * self._tick_fs for time in (begin, end))
-        return {**where, "ts": start / FS_PER_US, "dur": (stop - start) / FS_PER_US, "args": arguments}
+        begin_fs = interval.begin_fs if operation == COMPUTE else 0
+        if interval.category == "kernel" and (operation, begin_fs) in self._critical:
+            event["cname"] = RED
+            arguments = {**arguments, "critical": True}
+        start_fs = self._round(interval.begin_fs)
+        stop_fs = self._round(interval.end_fs)
+        return {**event, "ts": start_fs / FS_PER_US, "dur": (stop_fs - start_fs) / FS_PER_US, "args": arguments}
+
+    def _round(self, time_fs: int) -> int:
+        """The nearest tick."""
+        return (time_fs + self._tick_fs // 2) // self._tick_fs * self._tick_fs
 
 
 def _elements(buffers: Sequence[tuple[tuple[int, ...], str]]) -> int:
@@ -171,7 +210,7 @@ def _arguments(entry: Entry, rank: int) -> Event:
     }
 
 
-def _arrows(timeline: Timeline, by_rank: Iterable[list[Event]]) -> Iterable[Event]:
+def _arrows(timeline: RunTimeline, by_rank: Iterable[list[Event]]) -> Iterable[Event]:
     """An arrow from every send to its receive."""
     place = {
         (event["pid"], event["args"]["External id"]): event
@@ -187,7 +226,7 @@ def _arrows(timeline: Timeline, by_rank: Iterable[list[Event]]) -> Iterable[Even
             yield {**arrow, "ph": "f", "bp": "e", "pid": target, "tid": end["tid"], "ts": end["ts"] + end["dur"]}
 
 
-def _counters(timeline: Timeline, topology: Topology, time_fs: int) -> Iterable[Event]:
+def _counters(timeline: RunTimeline, topology: Topology, time_fs: int) -> Iterable[Event]:
     """Utilisation counters of the busiest links, with each plan's bytes spread evenly over its time in flight."""
     loads: dict[int, Floats] = {}
     for plan, _ in timeline.played:
@@ -213,16 +252,16 @@ def _counters(timeline: Timeline, topology: Topology, time_fs: int) -> Iterable[
         for point, value in enumerate(np.append(np.round(used, 4), 0).tolist()):
             if value != last:
                 name = f"link {topology.link_name(link)}"
-                where = {"ph": "C", "name": name, "pid": -1, "ts": time_fs / FS_PER_US * point / POINTS}
-                yield {**where, "args": {"share in use": value}}
+                counter = {"ph": "C", "name": name, "pid": -1, "ts": time_fs / FS_PER_US * point / POINTS}
+                yield {**counter, "args": {"share in use": value}}
             last = value
 
 
 def _link_bytes(plan: Plan, topology: Topology) -> Floats:
     """The bytes that a plan sends over each link."""
-    found, place = np.zeros(topology.nlinks), np.asarray(plan.ranks)
+    link_bytes, place = np.zeros(topology.nlinks), np.asarray(plan.ranks)
     for step in plan.steps():
         links = topology.route(place[step.src_rank], place[step.dst_rank]).links
         sizes = np.broadcast_to(step.size_bytes[:, None], links.shape)
-        np.add.at(found, links[links >= 0], sizes[links >= 0])
-    return found
+        np.add.at(link_bytes, links[links >= 0], sizes[links >= 0])
+    return link_bytes

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from simcoll.distributed.runtime.run_timeline import Timeline
+from simcoll.distributed.runtime.run_timeline import RunTimeline
 from simcoll.emulator.traces.trace_marks import path_back
 
 __all__ = ["COMPUTE", "Piece", "critical_pieces"]
@@ -25,20 +25,22 @@ class Piece(NamedTuple):
     ranks: tuple[int, ...]
 
 
-def critical_pieces(timeline: Timeline) -> list[Piece]:
+def critical_pieces(timeline: RunTimeline) -> list[Piece]:
     """The path that leads to the last piece, in order of time.
 
     The predecessor of a computation ended on its rank, that of an operation on any of its ranks.
     """
     pieces = sorted(_pieces(timeline))
-    over: dict[tuple[int, int], list[Piece]] = defaultdict(list)
+    ending: dict[tuple[int, int], list[Piece]] = defaultdict(list)
     for piece in pieces:
-        over[piece.rank, piece.end_fs].append(piece)
+        ending[piece.rank, piece.end_fs].append(piece)
     last = max(pieces, key=lambda piece: (piece.end_fs, -piece.rank), default=None)
-    return path_back(last, lambda piece: (each for rank in piece.ranks for each in over[rank, piece.begin_fs]))
+    return path_back(
+        last, lambda piece: (piece_before for rank in piece.ranks for piece_before in ending[rank, piece.begin_fs])
+    )
 
 
-def _pieces(timeline: Timeline) -> Iterator[Piece]:
+def _pieces(timeline: RunTimeline) -> Iterator[Piece]:
     for span in timeline.computed:
         yield Piece(span.rank, span.begin_fs, span.end_fs, COMPUTE, (span.rank,))
     together: dict[object, list[tuple[int, int]]] = defaultdict(list)

@@ -16,6 +16,15 @@ from simcoll.distributed.stores.store_errors import *
 from simcoll.distributed.stores.tcp.tcp_store import TCPStore
 
 __all__ = [
-    "FileStore", "HashStore", "Limits", "PollingWaiter", "PrefixStore", "Store", "TCPStore", "ThreadWaiter", "Waiter", "use_waiter",
-]  # fmt: skip
+    "FileStore",
+    "HashStore",
+    "Limits",
+    "PollingWaiter",
+    "PrefixStore",
+    "Store",
+    "TCPStore",
+    "ThreadWaiter",
+    "Waiter",
+    "use_waiter",
+]
 __all__ += _errors.__all__

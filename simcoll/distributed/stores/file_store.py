@@ -26,8 +26,8 @@ import msgspec
 from simcoll.distributed.server.frames import decode
 from simcoll.distributed.stores.store import PollingWaiter, Store, call_and_wait
 from simcoll.distributed.stores.store_errors import DistStoreError
-from simcoll.distributed.stores.store_table import Table
-from simcoll.distributed.stores.wire import REQUESTS, Answer, Request, Verb
+from simcoll.distributed.stores.store_table import StoreTable
+from simcoll.distributed.stores.wire import REQUESTS, Answer, StoreRequest, Verb
 
 __all__ = ["FileStore"]
 
@@ -39,22 +39,22 @@ _RECORD = struct.Struct(">II")
 
 
 @dataclass(slots=True)
-class _Log:
+class _StoreLog:
     """A store's view of the file: the replayed position, and the resulting table."""
 
     path: str
-    table: Table = field(default_factory=Table)
+    table: StoreTable = field(default_factory=StoreTable)
     position: int = 0
     inode: tuple[int, int] | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def run(self, request: Request, patience_s: float, *, create: bool = False) -> Answer:
+    def run(self, request: StoreRequest, patience_s: float, *, create: bool = False) -> Answer:
         """Catch up with the file, apply one operation, and append it if it is a change; ``patience_s`` bounds the wait for the lock."""
         writing = request.code.changes
         with self.lock:
             if not writing and self._is_current():
                 return self.table.apply(request)
-            with _locked(self.path, patience_s, exclusive=writing, create=create) as file:
+            with _lock_file(self.path, patience_s, exclusive=writing, create=create) as file:
                 self._catch_up(file, writing)
                 result = self.table.apply(request)
                 if writing:
@@ -69,7 +69,7 @@ class _Log:
         with (
             contextlib.suppress(DistStoreError),
             self.lock,
-            _locked(self.path, LEAVE_S, exclusive=True, create=False) as file,
+            _lock_file(self.path, LEAVE_S, exclusive=True, create=False) as file,
         ):
             self._catch_up(file, True)
             users = self._count(file, "members", -1)
@@ -78,47 +78,47 @@ class _Log:
                 os.unlink(self.path)  # noqa: PTH108
 
     def _count(self, file: int, name: str, amount: int) -> int:
-        request = Request(Verb.COUNT, amount, keys=(name,))
+        request = StoreRequest(Verb.COUNT, amount, keys=(name,))
         self._append(file, request)
         return cast("int", self.table.apply(request))
 
     def _is_current(self) -> bool:
         """Whether the file's length is unchanged since the last replay, the common case of reads."""
         try:
-            found = os.stat(self.path)  # noqa: PTH116
+            status = os.stat(self.path)  # noqa: PTH116
         except OSError:
             return False
-        return (found.st_dev, found.st_ino) == self.inode and found.st_size == self.position
+        return (status.st_dev, status.st_ino) == self.inode and status.st_size == self.position
 
     def _catch_up(self, file: int, writing: bool) -> None:
-        found = os.fstat(file)
-        if (found.st_dev, found.st_ino) != self.inode or found.st_size < self.position:
+        status = os.fstat(file)
+        if (status.st_dev, status.st_ino) != self.inode or status.st_size < self.position:
             # Another file under this name: the old content is void.
-            self.table, self.position, self.inode = Table(), 0, (found.st_dev, found.st_ino)
+            self.table, self.position, self.inode = StoreTable(), 0, (status.st_dev, status.st_ino)
         with open(file, "rb", closefd=False) as reader:
             reader.seek(self.position)
             data = reader.read()
-        start, at = self.position, 0
+        start, offset = self.position, 0
         if start == 0:
             if data and not FIRST_LINE.startswith(data[: len(FIRST_LINE)]):
                 raise DistStoreError(f"{self.path} is not the file of a FileStore: it begins with {data[:20]!r}")
-            self.position = at = len(FIRST_LINE) if len(data) >= len(FIRST_LINE) else 0
-        while (end := self._record_end(data, at)) is not None:
-            self._play(data[at + _RECORD.size : end])
-            at = end
-            self.position = start + at
-        if writing and at < len(data):
+            self.position = offset = len(FIRST_LINE) if len(data) >= len(FIRST_LINE) else 0
+        while (end := self._record_end(data, offset)) is not None:
+            self._play(data[offset + _RECORD.size : end])
+            offset = end
+            self.position = start + offset
+        if writing and offset < len(data):
             os.ftruncate(file, self.position)
 
-    def _record_end(self, data: bytes, at: int) -> int | None:
+    def _record_end(self, data: bytes, offset: int) -> int | None:
         """The end of the record at a position; None at the end of the file, or where a writer died."""
-        if self.position == 0 or len(data) - at < _RECORD.size:
+        if self.position == 0 or len(data) - offset < _RECORD.size:
             return None
-        length, checksum = cast("tuple[int, int]", _RECORD.unpack_from(data, at))
-        end = at + _RECORD.size + length
+        length, checksum = cast("tuple[int, int]", _RECORD.unpack_from(data, offset))
+        end = offset + _RECORD.size + length
         if end > len(data):
             return None
-        if zlib.crc32(data[at + _RECORD.size : end]) != checksum:
+        if zlib.crc32(data[offset + _RECORD.size : end]) != checksum:
             if end == len(data):
                 return None
             raise DistStoreError(f"{self.path}: the record at byte {self.position} is damaged")
@@ -132,13 +132,13 @@ class _Log:
         except ValueError as error:
             raise DistStoreError(f"{self.path}: the record at byte {self.position} makes no sense: {error}") from error
 
-    def _append(self, file: int, request: Request) -> None:
+    def _append(self, file: int, request: StoreRequest) -> None:
         body = msgspec.msgpack.encode(request)
         record = (FIRST_LINE if self.position == 0 else b"") + _RECORD.pack(len(body), zlib.crc32(body)) + body
         try:
-            done = 0
-            while done < len(record):
-                done += os.pwrite(file, record[done:], self.position + done)
+            written_bytes = 0
+            while written_bytes < len(record):
+                written_bytes += os.pwrite(file, record[written_bytes:], self.position + written_bytes)
         except OSError as error:
             # The table is ahead of the file: forget it, and play the file again next time.
             self.inode = None
@@ -147,7 +147,7 @@ class _Log:
 
 
 @contextlib.contextmanager
-def _locked(path: str, patience_s: float, *, exclusive: bool, create: bool) -> Iterator[int]:
+def _lock_file(path: str, patience_s: float, *, exclusive: bool, create: bool) -> Iterator[int]:
     """Open and lock the file; a new open each time also excludes other threads and forked processes."""
     if sys.platform == "win32":
         raise DistStoreError("FileStore needs the file locks of a POSIX system; use a TCPStore")
@@ -168,10 +168,10 @@ def _locked(path: str, patience_s: float, *, exclusive: bool, create: bool) -> I
                     )
                 time.sleep(0.001)
             # The last user may have removed the file between opening and locking.
-            same = False
+            current = False
             with contextlib.suppress(FileNotFoundError):
-                same = os.path.samestat(os.fstat(file), os.stat(path))  # noqa: PTH116
-            if same:
+                current = os.path.samestat(os.fstat(file), os.stat(path))  # noqa: PTH116
+            if current:
                 yield file
                 return
         finally:
@@ -188,10 +188,10 @@ def _open(path: str, create: bool) -> int:
     except OSError as error:
         reason = "it is a link" if error.errno == errno.ELOOP else error.strerror
         raise DistStoreError(f"cannot use {path} as a store: {reason}") from error
-    found = os.fstat(file)
-    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid():
+    status = os.fstat(file)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid():
         os.close(file)
-        why = "belongs to another user" if stat.S_ISREG(found.st_mode) else "is not a regular file"
+        why = "belongs to another user" if stat.S_ISREG(status.st_mode) else "is not a regular file"
         raise DistStoreError(f"cannot use {path} as a store: it {why}")
     return file
 
@@ -222,8 +222,8 @@ class FileStore(Store):
             raise TypeError(f"FileStore's world_size must be an int, got {world_size!r}")
         self._path = os.fspath(file_name)
         self._world_size = world_size
-        self._log = _Log(self._path)
-        self._log.run(Request(Verb.COUNT, 1, keys=("members",)), self.timeout.total_seconds(), create=True)
+        self._log = _StoreLog(self._path)
+        self._log.run(StoreRequest(Verb.COUNT, 1, keys=("members",)), self.timeout.total_seconds(), create=True)
         self._released = weakref.finalize(self, self._log.leave, world_size, os.getpid())
 
     @property
@@ -231,7 +231,7 @@ class FileStore(Store):
         """The file's name as given."""
         return self._path
 
-    def call(self, request: Request, timeout_s: float | None = None) -> Answer:
+    def call(self, request: StoreRequest, timeout_s: float | None = None) -> Answer:
         """Catch up with the file and carry out the operation; a change is in the file when this returns."""
         if request.code in _QUEUES:
             raise NotImplementedError("queue support is not implemented by FileStore; use HashStore or TCPStore")

@@ -9,8 +9,8 @@ from typing import Self
 import msgspec
 
 from simcoll.distributed.stores.store import Store, ThreadWaiter, Waiter, call_and_wait, key_text
-from simcoll.distributed.stores.store_table import Table
-from simcoll.distributed.stores.wire import Answer, Request
+from simcoll.distributed.stores.store_table import StoreTable
+from simcoll.distributed.stores.wire import Answer, StoreRequest
 
 __all__ = ["HashStore", "PrefixStore"]
 
@@ -29,9 +29,9 @@ class HashStore(Store):
     def __init__(self) -> None:
         super().__init__()
         # Shared with the clones.
-        self._shared = (Table(), threading.Lock(), ThreadWaiter())
+        self._shared = (StoreTable(), threading.Lock(), ThreadWaiter())
 
-    def call(self, request: Request, timeout_s: float | None = None) -> Answer:
+    def call(self, request: StoreRequest, timeout_s: float | None = None) -> Answer:
         """Apply the operation under the lock; a change wakes the waiting threads."""
         table, lock, threads = self._shared
         if timeout_s is not None:
@@ -49,9 +49,9 @@ class HashStore(Store):
 
     def clone(self) -> Self:
         """Another object for the same data."""
-        other = type(self)()
-        other._shared = self._shared  # noqa: SLF001  the same class
-        return self._like(other)
+        copy = type(self)()
+        copy._shared = self._shared  # noqa: SLF001  the same class
+        return self._like(copy)
 
 
 class PrefixStore(Store):
@@ -95,7 +95,7 @@ class PrefixStore(Store):
         """Change the underlying store's timeout."""
         self._store.set_timeout(timeout)
 
-    def call(self, request: Request, timeout_s: float | None = None) -> Answer:
+    def call(self, request: StoreRequest, timeout_s: float | None = None) -> Answer:
         """Forward the operation with the prefix before each key."""
         keys = tuple(f"{self._prefix}/{key}" for key in request.keys)
         return self._store.call(msgspec.structs.replace(request, keys=keys), timeout_s)

@@ -11,7 +11,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from simcoll.distributed.stores import DistNetworkError, FileStore, Store, TCPStore
 
-__all__ = ["MeetingPlace", "check_given", "parse_init_method", "rendezvous"]
+__all__ = ["MeetingPlace", "check_store_arguments", "parse_init_method", "rendezvous"]
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 
@@ -75,13 +75,13 @@ def rendezvous(
     if timeout is not None and not isinstance(timeout, timedelta):
         raise TypeError(f"Expected timeout argument to be of type datetime.timedelta, got {timeout!r}")
     if store is not None:
-        check_given(init_method, rank, world_size)
+        check_store_arguments(init_method, rank, world_size)
         if not isinstance(store, Store):
             raise TypeError(f"store must be a Store, got {store!r} of type {type(store).__name__}")
         if rank >= world_size:
             raise AssertionError(f"rank must be 0 to {world_size - 1} (world size {world_size}), got {rank}")
         return MeetingPlace(store, rank, world_size)
-    rank, world_size, opened = _parsed("env://" if init_method is None else init_method, rank, world_size)
+    rank, world_size, opened = _parse("env://" if init_method is None else init_method, rank, world_size)
     return MeetingPlace(opened(DEFAULT_TIMEOUT if timeout is None else timeout), rank, world_size)
 
 
@@ -91,10 +91,10 @@ def parse_init_method(init_method: str, rank: int = -1, world_size: int = -1) ->
     >>> parse_init_method("tcp://127.0.0.1:29500", rank=1, world_size=4)
     (1, 4)
     """
-    return _parsed(init_method, rank, world_size)[:2]
+    return _parse(init_method, rank, world_size)[:2]
 
 
-def _parsed(url: object, rank: int, world_size: int) -> tuple[int, int, Callable[[timedelta], Store]]:
+def _parse(url: object, rank: int, world_size: int) -> tuple[int, int, Callable[[timedelta], Store]]:
     """The rank and world size in a URL or given with it, and a function that opens the store."""
     if not isinstance(url, str):
         raise TypeError(f"init_method must be a str such as 'tcp://127.0.0.1:29500', got {url!r}")
@@ -116,7 +116,7 @@ def _parsed(url: object, rank: int, world_size: int) -> tuple[int, int, Callable
         host, port = _tcp(parts) if parts.scheme == "tcp" else _env(query)
     rank, size = _both(parts.scheme, query)
 
-    def opened(timeout: timedelta) -> Store:
+    def open_store(timeout: timedelta) -> Store:
         if host:
             try:
                 return TCPStore(host, port, size, rank == 0, timeout=timeout, multi_tenant=True, rank=rank)
@@ -128,10 +128,10 @@ def _parsed(url: object, rank: int, world_size: int) -> tuple[int, int, Callable
         store.set_timeout(timeout)
         return store
 
-    return rank, size, opened
+    return rank, size, open_store
 
 
-def check_given(init_method: str | None, rank: int, world_size: int) -> None:
+def check_store_arguments(init_method: str | None, rank: int, world_size: int) -> None:
     """Refuse a method beside a store, or a store without rank and world size; AssertionErrors, as in torch."""
     if init_method is not None:
         raise AssertionError("Cannot specify both init_method and store.")

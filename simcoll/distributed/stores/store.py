@@ -19,12 +19,20 @@ from datetime import timedelta
 from typing import Any, Protocol, Self, TypeVar, cast
 
 from simcoll.distributed.stores.store_errors import DistNetworkError, DistStoreError, QueueEmptyError
-from simcoll.distributed.stores.wire import NOT_READY, Answer, Request, Verb
+from simcoll.distributed.stores.wire import NOT_READY, Answer, StoreRequest, Verb
 from simcoll.errors import listed
 
 __all__ = [
-    "DEFAULT_TIMEOUT", "PollingWaiter", "Store", "ThreadWaiter", "Waiter", "call_and_wait", "key_text", "timed_out", "use_waiter",
-]  # fmt: skip
+    "DEFAULT_TIMEOUT",
+    "PollingWaiter",
+    "Store",
+    "ThreadWaiter",
+    "Waiter",
+    "call_and_wait",
+    "key_text",
+    "timed_out",
+    "use_waiter",
+]
 
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 # Keys that are looked at one by one after a timeout, to find those that are missing.
@@ -86,10 +94,10 @@ class PollingWaiter:
         deadline = time.monotonic() + timeout_s
         pause_s = 0.0005
         while not ready():
-            left = deadline - time.monotonic()
-            if left <= 0:
+            remaining_s = deadline - time.monotonic()
+            if remaining_s <= 0:
                 return False
-            self._sleep(min(pause_s, left))
+            self._sleep(min(pause_s, remaining_s))
             pause_s = min(2 * pause_s, self._longest_s)
         return True
 
@@ -121,10 +129,10 @@ def _value_bytes(value: object) -> bytes:
     raise TypeError(f"a store's value must be str or bytes, got {value!r} of type {type(value).__name__}")
 
 
-def _several(given: object, what: str, item: Callable[[object], _Item]) -> tuple[_Item, ...]:
-    if type(given) not in {list, tuple} and (isinstance(given, (str, bytes)) or not isinstance(given, Sequence)):
-        raise TypeError(f"{what}, got {given!r} of type {type(given).__name__}")
-    return tuple(map(item, cast("Sequence[object]", given)))
+def _several(values: object, expectation: str, convert: Callable[[object], _Item]) -> tuple[_Item, ...]:
+    if type(values) not in {list, tuple} and (isinstance(values, (str, bytes)) or not isinstance(values, Sequence)):
+        raise TypeError(f"{expectation}, got {values!r} of type {type(values).__name__}")
+    return tuple(map(convert, cast("Sequence[object]", values)))
 
 
 def _amount(amount: object) -> int:
@@ -161,7 +169,7 @@ class Store:
         self._timeout = DEFAULT_TIMEOUT
         self._waiter: Waiter | None = None
 
-    def call(self, request: Request, timeout_s: float | None = None) -> Answer:
+    def call(self, request: StoreRequest, timeout_s: float | None = None) -> Answer:
         """Carry out one operation; the only method that a custom store has to implement.
 
         Parameters
@@ -180,7 +188,7 @@ class Store:
         """Check the arguments of an operation and call it."""
         checked = _several(keys, "keys must be a list of str", key_text)
         contents = _several(values, "values must be a list of str or bytes", _value_bytes)
-        return self.call(Request(verb, _amount(amount), keys=checked, values=contents), timeout_s)
+        return self.call(StoreRequest(verb, _amount(amount), keys=checked, values=contents), timeout_s)
 
     @property
     def waiter(self) -> Waiter | None:
@@ -208,11 +216,11 @@ class Store:
         """Another object for the same data, which can be used concurrently with this one."""
         raise RuntimeError("Not implemented.")
 
-    def _like(self, other: Self) -> Self:
+    def _like(self, store: Self) -> Self:
         """Another store, made to wait as this one."""
-        other.set_timeout(self.timeout)
-        other.waiter = self._waiter
-        return other
+        store.set_timeout(self.timeout)
+        store.waiter = self._waiter
+        return store
 
     def close(self) -> None:
         """Release connections and files. Idempotent; garbage collection does it too."""
@@ -320,7 +328,7 @@ class Store:
         return cast("int", self._ask(Verb.QUEUE_LEN, [key]))
 
 
-def call_and_wait(store: Store, waiter: Waiter, request: Request, timeout_s: float) -> Answer:
+def call_and_wait(store: Store, waiter: Waiter, request: StoreRequest, timeout_s: float) -> Answer:
     """Retry an operation through a waiter until it is ready; a DistStoreError after ``timeout_s`` seconds."""
     answer: Answer = NOT_READY
 
@@ -340,6 +348,6 @@ def timed_out(store: Store, keys: Sequence[str], timeout_s: float) -> DistStoreE
         # A queue that is waited for may have a value of the same name.
         # Nor is its end meanwhile, with the process that keeps it, what this error is about.
         with suppress(DistNetworkError):
-            keys = [key for key in keys if not store.call(Request(Verb.CHECK, keys=(key,)))] or keys
-    shown = listed(f"/{key}" for key in keys)
-    return DistStoreError(f"wait timeout after {round(timeout_s * 1000)}ms, keys: {shown}")
+            keys = [key for key in keys if not store.call(StoreRequest(Verb.CHECK, keys=(key,)))] or keys
+    names = listed(f"/{key}" for key in keys)
+    return DistStoreError(f"wait timeout after {round(timeout_s * 1000)}ms, keys: {names}")

@@ -13,7 +13,18 @@ import msgspec
 from simcoll.distributed.server.frames import Refusal
 from simcoll.distributed.stores.store_errors import DistNetworkError, DistStoreError
 
-__all__ = ["ANSWERS", "MAX_ITEMS", "NOT_READY", "REQUESTS", "SERVICE", "Answer", "Reply", "Request", "Status", "Verb"]
+__all__ = [
+    "ANSWERS",
+    "MAX_ITEMS",
+    "NOT_READY",
+    "REQUESTS",
+    "SERVICE",
+    "Answer",
+    "Reply",
+    "Status",
+    "StoreRequest",
+    "Verb",
+]
 
 SERVICE = "simcoll-store/2"
 MAX_ITEMS = 65_536
@@ -64,10 +75,11 @@ class Verb(enum.IntEnum):
 
     def __new__(cls, number: int, keys: int | None, values: int | None, changes: bool, answer: str) -> Self:
         """Keep the shape of the operation beside its number."""
-        made = int.__new__(cls, number)
-        made._value_ = number
-        made.keys, made.values, made.changes, made.answer = keys, values, changes, answer
-        return made
+        verb = int.__new__(cls, number)
+        verb._value_ = number
+        verb.keys, verb.values = keys, values
+        verb.changes, verb.answer = changes, answer
+        return verb
 
 
 class Status:
@@ -93,19 +105,19 @@ class _Fields(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_field
         return heads + sum(len(key.encode()) for key in self.keys) + sum(map(len, self.values))
 
 
-class Request(_Fields, frozen=True, tag=1):
+class StoreRequest(_Fields, frozen=True, tag=1):
     """One operation and its arguments; ``number`` is the amount to add."""
 
     code: Verb
 
     def check(self) -> None:
         """Refuse wrong numbers of keys or values, which only a request from outside can have."""
-        for what, given, expected in (
+        for subject, actual, expected in (
             ("keys", len(self.keys), self.code.keys),
             ("values", len(self.values), self.code.values),
         ):
-            if expected is not None and given != expected:
-                raise ValueError(f"{self.code.name.lower()} takes {expected} {what}, got {given}")
+            if expected is not None and actual != expected:
+                raise ValueError(f"{self.code.name.lower()} takes {expected} {subject}, got {actual}")
 
 
 class Reply(_Fields, frozen=True, tag=1):
@@ -119,8 +131,8 @@ class Reply(_Fields, frozen=True, tag=1):
         if isinstance(answer, bytes):
             return cls(Status.OK, values=(answer,))
         if isinstance(answer, list):
-            keys = tuple(item for item in answer if isinstance(item, str))
-            return cls(Status.OK, keys=keys, values=tuple(item for item in answer if isinstance(item, bytes)))
+            keys = tuple(entry for entry in answer if isinstance(entry, str))
+            return cls(Status.OK, keys=keys, values=tuple(entry for entry in answer if isinstance(entry, bytes)))
         return cls(Status.OK, number=int(answer or 0))
 
     @classmethod
@@ -162,5 +174,5 @@ class Reply(_Fields, frozen=True, tag=1):
         return None
 
 
-REQUESTS = msgspec.msgpack.Decoder(Request)
+REQUESTS = msgspec.msgpack.Decoder(StoreRequest)
 ANSWERS: msgspec.msgpack.Decoder[Reply | Refusal] = msgspec.msgpack.Decoder(Reply | Refusal)

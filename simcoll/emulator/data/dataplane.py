@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from simcoll.arrays import Array
+from simcoll.arrays import Array, Ints
 from simcoll.core.plan import INPUT, OUTPUT, Plan, PlanStep
 from simcoll.core.reduction import combine
 from simcoll.core.schedule import COPY, REDUCE, SWITCH_REDUCE, SYNC
 from simcoll.core.switches import switch_groups
 from simcoll.errors import ConfigError
 
-__all__ = ["Place", "Storage", "unwritten"]
+__all__ = ["BufferPlace", "Storage", "blank_memory"]
 
 
-class Place:
+class BufferPlace:
     """Source and destination of a transfer, as views of the buffers."""
 
     __slots__ = ("op", "reduce", "source", "staged", "target")
@@ -37,8 +37,15 @@ class Place:
             self.target[...] = value
 
 
-class FoldedPlace(Place):
-    """A place that several reductions of one step write; each waits for its predecessors in the fold."""
+class FoldedPlace(BufferPlace):
+    """A place that several reductions of one step write; each waits for its predecessors in the fold.
+
+    Floating-point sums depend on the order of their terms. The plan therefore fixes the order of a fold, and the bits of a result are
+    the same on every machine, although messages arrive in an order that depends on its speed. A value that arrives early is set aside
+    as a copy (its source may change meanwhile). The alternative, to make the message itself wait, would let data decide about time.
+
+    Invariant: ``early`` is the number of predecessors that have not been written, and a place has a ``value`` only while it is above 0.
+    """
 
     __slots__ = ("before", "behind", "early", "value")
 
@@ -48,10 +55,10 @@ class FoldedPlace(Place):
         self.behind: list[FoldedPlace] = []
         self.value: Array | None = None
 
-    def follow(self, other: FoldedPlace) -> None:
+    def follow(self, predecessor: FoldedPlace) -> None:
         """Come after another place in the fold."""
         self.before = self.early = self.before + 1
-        other.behind.append(self)
+        predecessor.behind.append(self)
 
     def write(self, value: Array) -> None:
         """Copy or combine a value into the destination as soon as all predecessors have done so."""
@@ -63,8 +70,8 @@ class FoldedPlace(Place):
         for place in self.behind:
             place.early -= 1
             if not place.early and place.value is not None:
-                held, place.value = place.value, None
-                place.write(held)
+                late_value, place.value = place.value, None
+                place.write(late_value)
 
 
 class Storage:
@@ -94,17 +101,18 @@ class Storage:
         self._plan = plan
         sizes = plan.buffer_elements().tolist()
         self._buffers: list[list[Array]] = []
-        for rank, (given, elements) in enumerate(zip(inputs, sizes, strict=True)):
+        for rank, (values, elements) in enumerate(zip(inputs, sizes, strict=True)):
             buffer, offset, length = plan.view(rank, INPUT)
-            whole = buffer == INPUT and not plan.collective.in_place
+            unbuffered = buffer == INPUT and not plan.collective.in_place
             store = [
-                unwritten(0 if whole and which == INPUT else count, plan.dtype) for which, count in enumerate(elements)
+                blank_memory(0 if unbuffered and number == INPUT else count, plan.dtype)
+                for number, count in enumerate(elements)
             ]
             if length:
-                array = _checked(given, rank, length, plan.dtype)
+                array = _check_input(values, rank, length, plan.dtype)
                 if plan.collective.spec.reduces:
                     array = plan.reduction.prepared(array)
-                if whole:
+                if unbuffered:
                     store[INPUT] = array.view()
                     store[INPUT].setflags(write=False)
                 else:
@@ -114,37 +122,39 @@ class Storage:
     @classmethod
     def around(cls, plan: Plan, buffers: list[list[Array]]) -> Storage:
         """Storage on existing buffers: input, output and scratch of every rank."""
-        made = cls.__new__(cls)
-        made._plan, made._buffers = plan, buffers  # noqa: SLF001  # its own
-        return made
+        storage = cls.__new__(cls)
+        storage._plan, storage._buffers = plan, buffers  # noqa: SLF001  # its own
+        return storage
 
-    def places(self, step: PlanStep) -> list[Place | None]:
+    def places(self, step: PlanStep) -> list[BufferPlace | None]:
         """The views of every transfer of a step; ``None`` for those without data."""
-        buffers, op = self._buffers, self._plan.op
+        op = self._plan.op
         # A switch reduction ignores the old content of its destination: the first of its transfers copies, the others combine.
         combines = (step.op == REDUCE) | (step.op == SWITCH_REDUCE)
         for group in switch_groups(step):
             combines[group[0]] = False
-        columns = (
-            step.src_rank, step.src_buffer, step.src_offset, step.dst_rank, step.dst_buffer, step.dst_offset,
-            step.elements, step.op, step.staged, combines,
-        )  # fmt: skip
-        rows = zip(*(column.tolist() for column in columns), strict=True)
-        followed = self._followed(step)
-        kind = FoldedPlace if followed else Place
+        pairs = self._fold_pairs(step)
+        kind = FoldedPlace if pairs else BufferPlace
+        sources = self._slices(step.src_rank, step.src_buffer, step.src_offset, step.elements)
+        targets = self._slices(step.dst_rank, step.dst_buffer, step.dst_offset, step.elements)
+        codes, staged, combining = step.op.tolist(), step.staged.tolist(), combines.tolist()
         places = [
-            None
-            if code == SYNC
-            else kind(buffers[src][sb][so : so + n], buffers[dst][db][do : do + n], staged, op, combining)
-            for src, sb, so, dst, db, do, n, code, staged, combining in rows
+            None if code == SYNC else kind(sources[row], targets[row], staged[row], op, combining[row])
+            for row, code in enumerate(codes)
         ]
-        for later, earlier in followed:
-            after, before = places[later], places[earlier]
-            if isinstance(after, FoldedPlace) and isinstance(before, FoldedPlace):
-                after.follow(before)
+        for later_row, earlier_row in pairs:
+            later_place, earlier_place = places[later_row], places[earlier_row]
+            if isinstance(later_place, FoldedPlace) and isinstance(earlier_place, FoldedPlace):
+                later_place.follow(earlier_place)
         return places
 
-    def _followed(self, step: PlanStep) -> list[tuple[int, int]]:
+    def _slices(self, rank: Ints, buffer: Array, offset: Ints, elements: Ints) -> list[Array]:
+        """The views of one end of every transfer."""
+        stores = [self._buffers[name][number] for name, number in zip(rank.tolist(), buffer.tolist(), strict=True)]
+        bounds = zip(stores, offset.tolist(), (offset + elements).tolist(), strict=True)
+        return [store[begin:end] for store, begin, end in bounds]
+
+    def _fold_pairs(self, step: PlanStep) -> list[tuple[int, int]]:
         """Pairs (later, earlier) of rows of a step that write the same elements, in fold order."""
         if not self._plan.schedule.known.folds:
             return []
@@ -152,13 +162,13 @@ class Storage:
         start = step.dst_rank * self._plan.schedule.layout.size + step.dst_chunk
         order = rows[np.lexsort((rows, start[rows]))].tolist()
         begin, end = start.tolist(), (start + step.count).tolist()
-        found: list[tuple[int, int]] = []
+        pairs: list[tuple[int, int]] = []
         reaching: list[int] = []
         for row in order:
-            reaching = [other for other in reaching if end[other] > begin[row]]
-            found += [(max(row, other), min(row, other)) for other in reaching]
+            reaching = [earlier for earlier in reaching if end[earlier] > begin[row]]
+            pairs += [(max(row, earlier), min(row, earlier)) for earlier in reaching]
             reaching.append(row)
-        return sorted(found)
+        return sorted(pairs)
 
     def play(self) -> None:
         """Move all data in step order, without a clock.
@@ -178,17 +188,17 @@ class Storage:
         result: list[Array | None] = []
         for rank, store in enumerate(self._buffers):
             buffer, offset, length = self._plan.view(rank, OUTPUT)
-            seen = store[buffer][offset : offset + length]
+            output = store[buffer][offset : offset + length]
             if has[rank] and self._plan.collective.spec.reduces:
-                self._plan.reduction.finish(seen, self._plan.nranks)
-            result.append(seen if has[rank] else None)
+                self._plan.reduction.finish(output, self._plan.nranks)
+            result.append(output if has[rank] else None)
         return tuple(result)
 
 
-def _checked(given: Array | None, rank: int, length: int, dtype: np.dtype[Any]) -> Array:
-    if given is None:
+def _check_input(values: Array | None, rank: int, length: int, dtype: np.dtype[Any]) -> Array:
+    if values is None:
         raise ConfigError(f"rank {rank} needs {length} elements of {dtype.name} as input; got none")
-    array = np.asarray(given)
+    array = np.asarray(values)
     if array.dtype != dtype or array.size != length:
         raise ConfigError(
             f"rank {rank} needs {length} elements of {dtype.name} as input; got {array.size} of {array.dtype.name}"
@@ -196,7 +206,7 @@ def _checked(given: Array | None, rank: int, length: int, dtype: np.dtype[Any]) 
     return array.reshape(-1)
 
 
-def unwritten(count: int, dtype: np.dtype[Any]) -> Array:
+def blank_memory(count: int, dtype: np.dtype[Any]) -> Array:
     """Memory filled with a pattern (NaN, or odd integers) that reveals reads of unwritten elements."""
     array = np.empty(count, dtype)
     if dtype.kind in "iu":

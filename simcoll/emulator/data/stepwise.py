@@ -20,9 +20,9 @@ from simcoll.core.reference import count_wrong, exact_inputs, expected_outputs
 from simcoll.core.schedule import REDUCE, SWITCH_REDUCE, SYNC
 from simcoll.core.step import distinct
 from simcoll.core.switches import switch_groups
-from simcoll.emulator.data.dataplane import unwritten
+from simcoll.emulator.data.dataplane import blank_memory
 
-__all__ = ["Pool", "data_errors", "moved"]
+__all__ = ["BufferPool", "data_errors", "move_inputs"]
 
 COMBINED = 1 << 18
 """Elements to combine at a time, outside their buffers."""
@@ -33,28 +33,28 @@ def data_errors(plan: Plan, seed: int = 0) -> int:
     inputs = exact_inputs(plan, seed)
     expected = expected_outputs(plan, inputs)
     inputs.reverse()  # they are freed when all have been copied
-    return count_wrong(moved(plan, (inputs.pop() for _ in range(plan.nranks))), expected)
+    return count_wrong(move_inputs(plan, (inputs.pop() for _ in range(plan.nranks))), expected)
 
 
-def moved(plan: Plan, inputs: Iterable[Array]) -> tuple[Array | None, ...]:
+def move_inputs(plan: Plan, inputs: Iterable[Array]) -> tuple[Array | None, ...]:
     """Output of each rank; ``None`` where the collective gives it none.
 
     Every engine yields these bits, since the plan orders all transfers that share a chunk.
     """
-    pool, reduces = Pool(plan), plan.collective.spec.reduces
+    pool, reduces = BufferPool(plan), plan.collective.spec.reduces
     pool.fill(inputs)
     for moves in pool.steps():
         pool.move(moves)
     outputs: list[Array | None] = []
     has = plan.collective.has_output(np.arange(plan.nranks)).tolist()
-    for seen, wanted in zip(pool.seen(OUTPUT), has, strict=True):
-        if wanted and reduces:
-            plan.reduction.finish(seen, plan.nranks)
-        outputs.append(seen if wanted else None)
+    for output, receives in zip(pool.visible(OUTPUT), has, strict=True):
+        if receives and reduces:
+            plan.reduction.finish(output, plan.nranks)
+        outputs.append(output if receives else None)
     return tuple(outputs)
 
 
-class _Moves(NamedTuple):
+class _TransferGroup(NamedTuple):
     """Similar transfers of one step: of equal length, and all copied or all combined.
 
     ``sources`` and ``targets`` are their first elements; no two write the same element. Kept targets may be a slice.
@@ -66,7 +66,7 @@ class _Moves(NamedTuple):
     combines: bool
 
 
-class Pool:
+class BufferPool:
     """The buffers of all ranks of a plan as one array.
 
     Attributes
@@ -75,78 +75,79 @@ class Pool:
         Views of the array: input, output and scratch of every rank. They start with a pattern that reveals reads of unwritten memory.
     """
 
-    __slots__ = ("_array", "_first", "_kept", "_plan", "_views", "buffers")
+    __slots__ = ("_array", "_first", "_plan", "_steps_in_place", "_views", "buffers")
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         sizes = plan.buffer_elements()
         ends = np.cumsum(sizes.reshape(-1))
         self._first = (ends - sizes.reshape(-1)).reshape(sizes.shape)
-        self._array = unwritten(int(ends[-1]), plan.dtype)
-        self._kept: list[list[_Moves]] | None = None
+        self._array = blank_memory(int(ends[-1]), plan.dtype)
+        self._steps_in_place: list[list[_TransferGroup]] | None = None
         self._views: dict[int, Array] = {}
         pieces = np.split(self._array, ends[:-1])
         self.buffers = [pieces[rank : rank + 3] for rank in range(0, len(pieces), 3)]
 
-    def seen(self, which: int) -> list[Array]:
+    def visible(self, kind: int) -> list[Array]:
         """Every rank's visible input (0) or output (1); empty for a rank without one."""
-        places = [self._plan.view(rank, which) for rank in range(self._plan.nranks)]
+        places = [self._plan.view(rank, kind) for rank in range(self._plan.nranks)]
         return [
-            own[buffer][start : start + size] for own, (buffer, start, size) in zip(self.buffers, places, strict=True)
+            buffers[buffer][start : start + size]
+            for buffers, (buffer, start, size) in zip(self.buffers, places, strict=True)
         ]
 
     def fill(self, inputs: Iterable[Array]) -> None:
         """Copy the input of every rank, prepared for a reduction."""
         reduces = self._plan.collective.spec.reduces
-        for given, place in zip(inputs, self.seen(INPUT), strict=True):
+        for values, place in zip(inputs, self.visible(INPUT), strict=True):
             if place.size:
-                place[...] = self._plan.reduction.prepared(given) if reduces else given
+                place[...] = self._plan.reduction.prepared(values) if reduces else values
 
     def play(self) -> None:
         """Move all data; the moves are derived on the first call and kept."""
-        if self._kept is None:
-            self._kept = [list(map(_in_place, moves)) for moves in self.steps()]
-        for moves in self._kept:
+        if self._steps_in_place is None:
+            self._steps_in_place = [list(map(_in_place, moves)) for moves in self.steps()]
+        for moves in self._steps_in_place:
             self.move(moves)
 
-    def steps(self) -> Iterator[list[_Moves]]:
+    def steps(self) -> Iterator[list[_TransferGroup]]:
         """Stream the moves of every step, in an order in which they can be written."""
         for step in self._plan.steps(staged=False):
             if (step.op != SYNC).any():
                 yield self._moves(step)
 
-    def move(self, moves: list[_Moves]) -> None:
+    def move(self, moves: list[_TransferGroup]) -> None:
         """Perform one step: read everything, then write it."""
-        windows = [self._windows(each.length) for each in moves]
-        values = [here[each.sources] for each, here in zip(moves, windows, strict=True)]
-        for each, here, value in zip(moves, windows, values, strict=True):
-            if not each.combines:
-                here[each.targets] = value
-            elif isinstance(each.targets, slice):
-                combine(self._plan.op, here[each.targets], value)
+        windows = [self._windows(group.length) for group in moves]
+        values = [window[group.sources] for group, window in zip(moves, windows, strict=True)]
+        for group, window, value in zip(moves, windows, values, strict=True):
+            if not group.combines:
+                window[group.targets] = value
+            elif isinstance(group.targets, slice):
+                combine(self._plan.op, window[group.targets], value)
             else:
-                count = max(1, COMBINED // each.length)
+                count = max(1, COMBINED // group.length)
                 for begin in range(0, len(value), count):
                     rows = slice(begin, begin + count)
-                    total = here[each.targets[rows]]
+                    total = window[group.targets[rows]]
                     combine(self._plan.op, total, value[rows])
-                    here[each.targets[rows]] = total
+                    window[group.targets[rows]] = total
 
     def _windows(self, length: int) -> Array:
         """Windows of ``length`` elements at every offset, as views: ``[offset, length]``."""
-        found = self._views.get(length)
-        if found is None:
+        windows = self._views.get(length)
+        if windows is None:
             array = self._array
             shape, strides = (array.size - length + 1, length), array.strides * 2
-            found = self._views[length] = np.lib.stride_tricks.as_strided(array, shape, strides)
-        return found
+            windows = self._views[length] = np.lib.stride_tricks.as_strided(array, shape, strides)
+        return windows
 
-    def _moves(self, step: PlanStep) -> list[_Moves]:
-        first, moving = self._first, step.op != SYNC
+    def _moves(self, step: PlanStep) -> list[_TransferGroup]:
+        starts, moving = self._first, step.op != SYNC
         rows: Any = slice(None) if moving.all() else np.flatnonzero(moving)
         length = step.elements[rows]
-        source = first[step.src_rank[rows], step.src_buffer[rows]] + step.src_offset[rows]
-        target = first[step.dst_rank[rows], step.dst_buffer[rows]] + step.dst_offset[rows]
+        source = starts[step.src_rank[rows], step.src_buffer[rows]] + step.src_offset[rows]
+        target = starts[step.dst_rank[rows], step.dst_buffer[rows]] + step.dst_offset[rows]
         switched = bool((step.op == SWITCH_REDUCE).any())
         combines = step.op[rows] == REDUCE
         if switched:  # the first transfer of a switch reduction copies: the old content does not count
@@ -157,18 +158,20 @@ class Pool:
         if switched or self._plan.schedule.known.folds:  # only these write an element twice in a step
             if _overlap(target, length):
                 row = np.repeat(np.arange(len(length)), length)
-                inside = np.arange(len(row)) - np.repeat(np.cumsum(length) - length, length)
-                source, target, combines = source[row] + inside, target[row] + inside, combines[row]
+                offset = np.arange(len(row)) - np.repeat(np.cumsum(length) - length, length)
+                source, target, combines = source[row] + offset, target[row] + offset, combines[row]
                 length = np.ones_like(row)
             turn = _turns(target)
         kind = (turn * 2 + combines) * (int(length.max()) + 1) + length
-        alike: list[Any] = (
-            [np.flatnonzero(kind == each) for each in distinct(kind)] if (kind != kind[0]).any() else [slice(None)]
+        groups: list[Any] = (
+            [np.flatnonzero(kind == value) for value in distinct(kind)] if (kind != kind[0]).any() else [slice(None)]
         )
-        return [_Moves(source[mine], target[mine], int(length[mine][0]), bool(combines[mine][0])) for mine in alike]
+        return [
+            _TransferGroup(source[mine], target[mine], int(length[mine][0]), bool(combines[mine][0])) for mine in groups
+        ]
 
 
-def _in_place(moves: _Moves) -> _Moves:
+def _in_place(moves: _TransferGroup) -> _TransferGroup:
     """The same transfers with a slice as targets, if these are at equal distances: they are then written without a copy."""
     order = np.argsort(moves.targets)
     targets = moves.targets[order]
@@ -184,8 +187,8 @@ def _overlap(target: Ints, length: Ints) -> bool:
     order = np.lexsort((length, target))
     begin, size = target[order], length[order]
     reach = np.maximum.accumulate(begin + size)[:-1]
-    other = (begin[1:] != begin[:-1]) | (size[1:] != size[:-1])
-    return bool(((begin[1:] < reach) & other).any())
+    differs = (begin[1:] != begin[:-1]) | (size[1:] != size[:-1])
+    return bool(((begin[1:] < reach) & differs).any())
 
 
 def _turns(places: Ints) -> Ints:

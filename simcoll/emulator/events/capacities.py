@@ -28,7 +28,7 @@ class CapacityTimeline:
     ) -> None:
         self.timeline = timeline
         self._whole, self._companions = whole_uBps, companions or {}
-        self._left: dict[int, Fraction] = {}
+        self._shares: dict[int, Fraction] = {}
         self._next = 0
 
     @property
@@ -41,13 +41,13 @@ class CapacityTimeline:
         """Advance to the next change; return links and their new capacities."""
         change = self.timeline.changes[self._next]
         self._next += 1
-        self._left |= change.left
+        self._shares |= change.shares
         return {
-            each: self.timeline.capacity(link, left, int(self._whole[each]))
-            for link, left in change.left.items()
-            for each in (link, *self._companions.get(link, ()))
+            member: self.timeline.capacity(link, share, int(self._whole[member]))
+            for link, share in change.shares.items()
+            for member in (link, *self._companions.get(link, ()))
         }
 
     def down(self) -> list[int]:
         """Links of the topology that are down now."""
-        return [link for link, left in self._left.items() if not left]
+        return [link for link, share in self._shares.items() if not share]

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from simcoll.emulator.events.timeline import Timeline
 from simcoll.errors import listed
-from simcoll.units import format_size, format_time, printable
+from simcoll.terminal import printable
+from simcoll.units import format_size, format_time
 
 __all__ = ["Cut", "CutMessage", "cut_at"]
 
@@ -67,12 +68,12 @@ class Cut:
     def __str__(self) -> str:
         causes = []
         if self.messages:
-            each = [f"{m.message} (rank {m.src} -> {m.dst})" for m in self.messages]
-            causes.append(f"down: {listed(self.links, SHOWN)}; cut off: message {listed(each, SHOWN)}")
+            messages = [f"{m.message} (rank {m.src} -> {m.dst})" for m in self.messages]
+            causes.append(f"down: {listed(self.links, SHOWN)}; cut off: message {listed(messages, SHOWN)}")
         if self.stopped:
             causes.append(f"stopped: rank {listed(self.stopped, SHOWN)}")
-        others = [rank for rank in self.waiting if rank not in self.stopped]
-        waits = f"; waiting: rank {listed(others, SHOWN)}" if others else ""
+        waiting = [rank for rank in self.waiting if rank not in self.stopped]
+        waits = f"; waiting: rank {listed(waiting, SHOWN)}" if waiting else ""
         return printable(
             f"{self.kind} at {format_time(self.time_fs)}: {'; '.join(causes)}{waits}; "
             f"{format_size(self.delivered_bytes)} delivered, {format_size(self.dropped_bytes)} dropped"
@@ -95,7 +96,7 @@ def cut_at(
     return Cut(
         "aborted" if aborted else "stuck",
         time_fs,
-        tuple(sorted(messages, key=lambda each: each.message)),
+        tuple(sorted(messages, key=lambda message: message.message)),
         tuple(stopped),
         tuple(waiting),
         *payload_bytes,

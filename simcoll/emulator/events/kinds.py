@@ -17,10 +17,10 @@ MOST_ABOVE, MOST_BELOW = 10**9, 10**6
 """Limits of a factor's numerator and denominator, so that a time in femtoseconds times a factor can be computed in 64 bits."""
 
 
-def _check_time(time_fs: object, what: str) -> None:
+def _check_time(time_fs: object, quantity: str) -> None:
     if not isinstance(time_fs, int) or isinstance(time_fs, bool) or not 0 <= time_fs <= MAX_TIME_FS:
         raise ConfigError(
-            f"{what} of an event: expected femtoseconds from 0 to {MAX_TIME_FS}, a whole number; got {shown(time_fs)}"
+            f"{quantity} of an event: expected femtoseconds from 0 to {MAX_TIME_FS}, a whole number; got {shown(time_fs)}"
         )
 
 
@@ -32,15 +32,15 @@ def _check_window(at_fs: int, for_fs: int | None) -> None:
             raise ConfigError("duration of an event: expected more than 0; omit it for an event that lasts to the end")
 
 
-def _share(value: Ratio, what: str) -> Fraction:
-    share = factor(value, what, zero=True)
+def _share(value: Ratio, subject: str) -> Fraction:
+    share = factor(value, subject, zero=True)
     if share > 1:
-        raise ConfigError(f"{what}: expected 0 to 1, got {shown(value)}")
+        raise ConfigError(f"{subject}: expected 0 to 1, got {shown(value)}")
     return share
 
 
-def _window(at_fs: int, for_fs: int | None, what: str) -> str:
-    return f"t={exact_time(at_fs)} {what}{'' if for_fs is None else f' for {exact_time(for_fs)}'}"
+def _window(at_fs: int, for_fs: int | None, change: str) -> str:
+    return f"t={exact_time(at_fs)} {change}{'' if for_fs is None else f' for {exact_time(for_fs)}'}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,8 +51,8 @@ class Detours:
     def _around(self, src: int, dst: int, planned: tuple[int, ...]) -> tuple[int, ...]:
         topology = self._topology
         if self._rest is None:
-            kept = ~np.isin(np.arange(topology.nlinks), list(self._down))
-            self._rest = topology.detours(kept), np.flatnonzero(kept)
+            intact = ~np.isin(np.arange(topology.nlinks), list(self._down))
+            self._rest = topology.detours(intact), np.flatnonzero(intact)
         router, number = self._rest
         row = router.links(np.array([src]), np.array([dst]))[0]
         route = number[row[row >= 0]].tolist()

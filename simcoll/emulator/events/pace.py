@@ -48,14 +48,14 @@ class Pace:
             work_fs -= (stretches[place][0] - now_fs) * down // up
             now_fs = stretches[place][0]
 
-    def stopped(self, rank: int, now_fs: int) -> bool:
+    def at_rest(self, rank: int, now_fs: int) -> bool:
         """Whether a rank has stopped."""
         stretches = self.stretches.get(rank)
         return stretches is not None and not stretches[-1][1] and now_fs >= stretches[-1][0]
 
     def stops(self) -> list[tuple[int, int]]:
         """Ranks that stop, with the times."""
-        return [(rank, each[-1][0]) for rank, each in sorted(self.stretches.items()) if not each[-1][1]]
+        return [(rank, course[-1][0]) for rank, course in sorted(self.stretches.items()) if not course[-1][1]]
 
     def of(self, ranks: Sequence[int]) -> Pace:
         """The paces of some ranks, renumbered."""
@@ -72,9 +72,9 @@ def paces(events: Iterable[Slow | Stop]) -> Pace:
 
 def _stretches(events: list[Slow | Stop]) -> list[Stretch]:
     stop = min((event.at_fs for event in events if isinstance(event, Stop)), default=None)
-    found: list[Stretch] = [(0, 1, 1)]
+    stretches: list[Stretch] = [(0, 1, 1)]
     for time, active in windows([event for event in events if isinstance(event, Slow)]):
         up, down = max([event.factor for event in active], default=Fraction(1)).as_integer_ratio()
-        if (stop is None or time < stop) and found[-1][1:] != (up, down):
-            found.append((time, up, down))
-    return found if stop is None else [*found, (stop, 0, 1)]
+        if (stop is None or time < stop) and stretches[-1][1:] != (up, down):
+            stretches.append((time, up, down))
+    return stretches if stop is None else [*stretches, (stop, 0, 1)]

@@ -45,16 +45,16 @@ def parse_event(text: str) -> Event:
         raise ConfigError(f"event {shown(text)}: expected a time first; such as {FORMS}")
     at_fs = parse_time(when[1], what=f"time of event {shown(text)}")
     lasts = _FOR.fullmatch(when[2])
-    what = (lasts[1] if lasts else when[2]).strip()
+    change = (lasts[1] if lasts else when[2]).strip()
     for_fs = parse_time(lasts[2], what=f"duration of event {shown(text)}") if lasts else None
     try:
-        return _event(what, at_fs, for_fs)
+        return _event(change, at_fs, for_fs)
     except ConfigError as error:
         raise ConfigError(f"event {shown(text)}: {error.message}") from None
 
 
-def _event(what: str, at_fs: int, for_fs: int | None) -> Event:
-    rank = _RANK.fullmatch(what)
+def _event(change: str, at_fs: int, for_fs: int | None) -> Event:
+    rank = _RANK.fullmatch(change)
     if rank is not None:
         number, verb, factor = int(rank[1]), rank[2], rank[3]
         if verb == "slower" and factor:
@@ -65,16 +65,16 @@ def _event(what: str, at_fs: int, for_fs: int | None) -> Event:
             return Stop(number, at_fs)
         if verb not in {"->", "<->"}:
             raise ConfigError(f"expected 'rank {number} slower 1.5' or 'rank {number} stops'")
-    link, sign, share = what.rpartition("=")
+    link, sign, share = change.rpartition("=")
     if not sign:
-        link, sign, share = what.rpartition(" background ")
+        link, sign, share = change.rpartition(" background ")
     if not sign or not link.strip():
         raise ConfigError(f"expected one of the forms {FORMS}")
     kind = LinkShare if sign == "=" else Background
     return kind(link.strip(), share.strip(), at_fs, for_fs)
 
 
-def parse_events(given: Sequence[Event | str]) -> tuple[Event, ...]:
+def parse_events(events: Sequence[Event | str]) -> tuple[Event, ...]:
     """Events, given as objects or text.
 
     Raises
@@ -82,17 +82,17 @@ def parse_events(given: Sequence[Event | str]) -> tuple[Event, ...]:
     ConfigError
         When an item is neither, or there are more than 100,000.
     """
-    if isinstance(given, (str, LinkShare, Background, Slow, Stop)):
-        raise ConfigError(f"events: expected a list, got {shown(given)} alone; put it in brackets")
-    found: list[Event] = []
-    for each in given:
-        found.append(each if isinstance(each, (LinkShare, Background, Slow, Stop)) else parse_event(each))
-        if len(found) > MOST_EVENTS:
+    if isinstance(events, (str, LinkShare, Background, Slow, Stop)):
+        raise ConfigError(f"events: expected a list, got {shown(events)} alone; put it in brackets")
+    parsed: list[Event] = []
+    for event in events:
+        parsed.append(event if isinstance(event, (LinkShare, Background, Slow, Stop)) else parse_event(event))
+        if len(parsed) > MOST_EVENTS:
             raise ConfigError(f"more than {MOST_EVENTS} events in one run; expected fewer")
-    return tuple(found)
+    return tuple(parsed)
 
 
-def parse_policy(given: Policy | str) -> Policy:
+def parse_policy(policy: Policy | str) -> Policy:
     """Parse a policy as written on the command line: ``"stall"``, ``"stall 67ms x 7"``, ``"re-route"``, ``"abort"``.
 
     Raises
@@ -105,14 +105,14 @@ def parse_policy(given: Policy | str) -> Policy:
     >>> parse_policy("stall 67ms x 7").limit_fs == 8 * 67 * 10**12
     True
     """
-    if isinstance(given, Policy):
-        return given
-    if not isinstance(given, str):
-        raise ConfigError(f"policy: expected text such as 'stall 67ms x 7', got {shown(given)}")
-    limited = _RETRIES.fullmatch(given.strip())
+    if isinstance(policy, Policy):
+        return policy
+    if not isinstance(policy, str):
+        raise ConfigError(f"policy: expected text such as 'stall 67ms x 7', got {shown(policy)}")
+    limited = _RETRIES.fullmatch(policy.strip())
     if limited is None:
-        return Policy(given.strip())
+        return Policy(policy.strip())
     kind, timeout, retries = limited.groups()
     if kind not in POLICIES:
-        raise ConfigError(f"policy {shown(given)} is not known; {nearest(kind, POLICIES)}")
+        raise ConfigError(f"policy {shown(policy)} is not known; {nearest(kind, POLICIES)}")
     return Policy(kind, parse_time(timeout, what=f"timeout of policy {kind!r}"), int(retries or 0))

@@ -22,7 +22,7 @@ class Change:
     """The remaining shares of some links' capacities from a time on."""
 
     time_fs: int
-    left: Mapping[int, Fraction]
+    shares: Mapping[int, Fraction]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +59,7 @@ class Timeline:
         """Whether messages may leave their routes."""
         return self.policy.kind == "re-route"
 
-    def capacity(self, link: int, left: Fraction, whole_uBps: int) -> int:
+    def capacity(self, link: int, share: Fraction, whole_uBps: int) -> int:
         """A share of a link's capacity, rounded down.
 
         Raises
@@ -67,13 +67,13 @@ class Timeline:
         ConfigError
             When a share above 0 leaves nothing.
         """
-        found = int(whole_uBps * left)
-        if left and not found:
+        capacity_uBps = int(whole_uBps * share)
+        if share and not capacity_uBps:
             raise ConfigError(
-                f"link {self.topology.link_name(link)}: a share of {left} of {whole_uBps} micro-bytes per second rounds to nothing; "
+                f"link {self.topology.link_name(link)}: a share of {share} of {whole_uBps} micro-bytes per second rounds to nothing; "
                 "a link that is down has the share 0"
             )
-        return found
+        return capacity_uBps
 
 
 def timeline_of(
@@ -89,37 +89,37 @@ def timeline_of(
     ConfigError
         For a link or a rank that does not exist, and for background traffic that takes all of a link.
     """
-    given, rule = parse_events(events), parse_policy(policy)
-    if not given:
+    parsed, rule = parse_events(events), parse_policy(policy)
+    if not parsed:
         return None
     on_links: dict[int, list[LinkShare | Background]] = {}
     on_ranks: list[Slow | Stop] = []
-    for event in given:
+    for event in parsed:
         if isinstance(event, (LinkShare, Background)):
-            for link in topology.links_named(event.link):
+            for link in topology.find_links(event.link):
                 on_links.setdefault(link, []).append(event)
         elif event.rank >= nranks:
             raise ConfigError(f"event '{event}': the run has ranks 0 to {nranks - 1}")
         else:
             on_ranks.append(event)
-    at: dict[int, dict[int, Fraction]] = {}
+    shares_at: dict[int, dict[int, Fraction]] = {}
     for link, mine in sorted(on_links.items()):
-        before = Fraction(1)
+        previous = Fraction(1)
         for time, active in windows(mine):
-            left = _left(topology, link, time, active)
-            if left != before:
-                at.setdefault(time, {})[link] = before = left
-    changes = tuple(Change(time, at[time]) for time in sorted(at))
-    return Timeline(topology, rule, changes, paces(on_ranks) if on_ranks else None, len(given))
+            share = _share_at(topology, link, time, active)
+            if share != previous:
+                shares_at.setdefault(time, {})[link] = previous = share
+    changes = tuple(Change(time, shares_at[time]) for time in sorted(shares_at))
+    return Timeline(topology, rule, changes, paces(on_ranks) if on_ranks else None, len(parsed))
 
 
-def _left(topology: Topology, link: int, time: int, active: Sequence[LinkShare | Background]) -> Fraction:
+def _share_at(topology: Topology, link: int, time: int, active: Sequence[LinkShare | Background]) -> Fraction:
     """The remaining share of a link while some events are active."""
     share = min((event.share for event in active if isinstance(event, LinkShare)), default=Fraction(1))
-    taken = sum((event.share for event in active if isinstance(event, Background)), Fraction(0))
-    if taken >= 1:
+    background = sum((event.share for event in active if isinstance(event, Background)), Fraction(0))
+    if background >= 1:
         raise ConfigError(
-            f"link {topology.link_name(link)}: from {exact_time(time)} on background traffic takes {taken} of it; "
+            f"link {topology.link_name(link)}: from {exact_time(time)} on background traffic takes {background} of it; "
             "expected a total below 1"
         )
-    return share * (1 - taken)
+    return share * (1 - background)

@@ -36,10 +36,10 @@ def _home(time: int, mask: int) -> int:
 def find(s: State, time: int) -> int:
     """Position of a time in the table, or of the hole where it belongs."""
     mask = len(s.table_key) - 1
-    at = _home(time, mask)
-    while s.table_key[at] != time and s.table_key[at] >= 0:
-        at = (at + 1) & mask
-    return at
+    position = _home(time, mask)
+    while s.table_key[position] != time and s.table_key[position] >= 0:
+        position = (position + 1) & mask
+    return position
 
 
 @part
@@ -52,13 +52,13 @@ def at_time(s: State, m: int, delay: int) -> None:
     time = r[NOW] + delay
     s.key[m] = time
     if delay == 0:  # slots of the current time form a separate chain
-        s.after[m] = r[CHAIN]
+        s.next_slot[m] = r[CHAIN]
         r[CHAIN] = m
         return
-    at = find(s, time)
-    if s.table_key[at] < 0:
-        s.table_key[at] = time
-        s.table_head[at] = -1
+    position = find(s, time)
+    if s.table_key[position] < 0:
+        s.table_key[position] = time
+        s.table_head[position] = -1
         place = r[HEAP]
         r[HEAP] = place + 1
         while place > 0:
@@ -68,24 +68,24 @@ def at_time(s: State, m: int, delay: int) -> None:
             s.heap[place] = s.heap[up]
             place = up
         s.heap[place] = time
-    first = s.table_head[at]
-    s.before[m] = -1
-    s.after[m] = first
-    if first >= 0:
-        s.before[first] = m
-    s.table_head[at] = m
+    head = s.table_head[position]
+    s.previous_slot[m] = -1
+    s.next_slot[m] = head
+    if head >= 0:
+        s.previous_slot[head] = m
+    s.table_head[position] = m
 
 
 @part
 def unlink(s: State, m: int) -> None:
     """Remove a slot from the queue; its time may remain without slots."""
-    before, after = s.before[m], s.after[m]
-    if before >= 0:
-        s.after[before] = after
+    previous, following = s.previous_slot[m], s.next_slot[m]
+    if previous >= 0:
+        s.next_slot[previous] = following
     else:
-        s.table_head[find(s, s.key[m])] = after
-    if after >= 0:
-        s.before[after] = before
+        s.table_head[find(s, s.key[m])] = following
+    if following >= 0:
+        s.previous_slot[following] = previous
 
 
 @part
@@ -95,16 +95,16 @@ def drop_key(s: State, hole: int) -> None:
     Tombstones would be cheaper here, but would fill the table in a long run.
     """
     mask = len(s.table_key) - 1
-    at = hole
+    position = hole
     while True:
-        at = (at + 1) & mask
-        if s.table_key[at] < 0:
+        position = (position + 1) & mask
+        if s.table_key[position] < 0:
             break
-        home = _home(s.table_key[at], mask)
-        if ((at - home) & mask) >= ((at - hole) & mask):
-            s.table_key[hole] = s.table_key[at]
-            s.table_head[hole] = s.table_head[at]
-            hole = at
+        home = _home(s.table_key[position], mask)
+        if ((position - home) & mask) >= ((position - hole) & mask):
+            s.table_key[hole] = s.table_key[position]
+            s.table_head[hole] = s.table_head[position]
+            hole = position
     s.table_key[hole] = -1
 
 
@@ -129,12 +129,12 @@ def next_time(s: State) -> bool:
             s.heap[place] = s.heap[down]
             place = down
         s.heap[place] = moved
-        at = find(s, time)
-        first = s.table_head[at]
-        drop_key(s, at)
-        if first >= 0:  # unlinked slots leave empty times: removing one from inside the heap would cost more
+        position = find(s, time)
+        head = s.table_head[position]
+        drop_key(s, position)
+        if head >= 0:  # unlinked slots leave empty times: removing one from inside the heap would cost more
             r[NOW] = time
-            r[CHAIN] = first
+            r[CHAIN] = head
             return True
     return False
 
@@ -143,11 +143,11 @@ def next_time(s: State) -> bool:
 def rehash(s: State, _sources: int = SOURCES) -> None:
     """Insert every queued slot into a new, empty table."""
     for place in range(s.reg[HEAP]):
-        at = find(s, s.heap[place])
-        s.table_key[at] = s.heap[place]
-        s.table_head[at] = -1
+        position = find(s, s.heap[place])
+        s.table_key[position] = s.heap[place]
+        s.table_head[position] = -1
     for m in range(len(s.key)):
         phase = s.phase[m]
-        own = phase in (PRE, POST, TIMER, LATE, LANE, TICK) or (phase == FLOW and s.cover[m] < 0)
-        if own and s.key[m] > s.reg[NOW] and s.before[m] < 0:
+        queued = phase in (PRE, POST, TIMER, LATE, LANE, TICK) or (phase == FLOW and s.cover[m] < 0)
+        if queued and s.key[m] > s.reg[NOW] and s.previous_slot[m] < 0:
             s.table_head[find(s, s.key[m])] = m

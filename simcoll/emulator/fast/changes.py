@@ -5,7 +5,7 @@ from __future__ import annotations
 from simcoll.arrays import Ints
 from simcoll.emulator.fast.calendar import unlink
 from simcoll.emulator.fast.compiled import SOURCES, entry
-from simcoll.emulator.fast.rates import FS_PER_SECOND_UBPS, find_own, part_links, put_in_queue, put_on_links
+from simcoll.emulator.fast.rates import FS_PER_SECOND_UBPS, find_private_rate, part_links, put_in_queue, put_on_links
 from simcoll.emulator.fast.state import FLOW, NOW, STARTED, State
 
 __all__ = ["change", "move"]
@@ -17,7 +17,7 @@ def change(s: State, links: Ints, capacities: Ints, _sources: int = SOURCES) -> 
     for i in range(len(links)):
         s.capacity[links[i]] = capacities[i]
     for m in range(len(s.phase)):
-        find_own(s, m)
+        find_private_rate(s, m)
     for i in range(len(links)):
         l = links[i]
         if s.head[l] >= 0:
@@ -37,7 +37,7 @@ def move(s: State, slots: Ints, entries: Ints, links: Ints, _sources: int = SOUR
         flows, fresh = s.phase[m] == FLOW, s.finish_fs[m] < 0
         if flows:
             if s.rate[m] > 0:
-                s.left[m] -= float(s.rate[m]) * float(r[NOW] - s.since_fs[m]) / FS_PER_SECOND_UBPS
+                s.remaining[m] -= float(s.rate[m]) * float(r[NOW] - s.since_fs[m]) / FS_PER_SECOND_UBPS
             if s.cover[m] < 0 and not fresh and s.key[m] > r[NOW]:
                 unlink(s, m)
                 s.key[m] = 0
@@ -54,7 +54,7 @@ def move(s: State, slots: Ints, entries: Ints, links: Ints, _sources: int = SOUR
             s.shared[e] = 0
             count += 1
         s.hops[m] = count
-        find_own(s, m)
+        find_private_rate(s, m)
         if flows:
             s.rate[m] = 0
             s.cover[m] = s.finish_fs[m] = -1

@@ -20,7 +20,16 @@ from simcoll.errors import ConfigError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-__all__ = ["COMPILED", "REMEDY", "SOURCES", "UNCOMPILED", "announced", "entry", "interrupts_wait", "part"]
+__all__ = [
+    "COMPILED",
+    "REMEDY",
+    "SOURCES",
+    "UNCOMPILED",
+    "announce_compiling",
+    "entry",
+    "interrupts_wait",
+    "part",
+]
 
 SWITCH = "NUMBA_DISABLE_JIT"
 
@@ -42,7 +51,7 @@ def _turned_off() -> bool:
         return False
 
 
-def _uncompiled() -> tuple[str, str]:
+def _compiler_absence() -> tuple[str, str]:
     if find_spec("numba") is None:
         remedy = "pip install 'simcoll[fast]'"
         return f"numba is not installed; {remedy} makes this faster", remedy
@@ -51,7 +60,7 @@ def _uncompiled() -> tuple[str, str]:
     return "", ""
 
 
-UNCOMPILED, REMEDY = _uncompiled()
+UNCOMPILED, REMEDY = _compiler_absence()
 """Why the loops are not machine code, and what changes it; empty if they are."""
 COMPILED = not UNCOMPILED
 """Whether the loops are machine code."""
@@ -82,19 +91,19 @@ def _jit(function: Function, **options: Any) -> Function:
     ready: Any = numba.njit(**settings)(function)
     compiled = ready.compile
 
-    def undisturbed(signature: Any) -> Any:
+    def compile_to_end(signature: Any) -> Any:
         with interrupts_wait():
             return compiled(signature)
 
-    ready.compile = undisturbed
+    ready.compile = compile_to_end
     return cast("Function", ready)
 
 
 @contextmanager
 def interrupts_wait() -> Iterator[None]:
     """Let Ctrl-C wait: LLVM loses an exception that comes in one of its calls, and numba then fails in another way."""
-    usual = signal.getsignal(signal.SIGINT)
-    if not callable(usual) or threading.current_thread() is not threading.main_thread():
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
         yield
         return
     came: list[FrameType | None] = []
@@ -102,9 +111,9 @@ def interrupts_wait() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, usual)
+        signal.signal(signal.SIGINT, handler)
     if came:
-        usual(signal.SIGINT, came[0])
+        handler(signal.SIGINT, came[0])
 
 
 def part(function: Function) -> Function:
@@ -129,7 +138,7 @@ def entry(function: Function) -> Function:
 
 
 @contextmanager
-def announced(function: Callable[..., Any]) -> Iterator[None]:
+def announce_compiling(function: Callable[..., Any]) -> Iterator[None]:
     """Print a note on stderr, once in a process, if a function has to be compiled within this context."""
     if not COMPILED:
         yield
@@ -140,7 +149,7 @@ def announced(function: Callable[..., Any]) -> Iterator[None]:
         if begun.data["dispatcher"] is function:
             _tell()
 
-    listener = type("Announcement", (event.Listener,), {"on_start": tell, "on_end": lambda _listener, _done: None})
+    listener = type("Announcement", (event.Listener,), {"on_start": tell, "on_end": lambda _listener, _event: None})
     with event.install_listener("numba:compile", listener()):
         yield
 

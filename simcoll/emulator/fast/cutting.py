@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -28,10 +28,19 @@ from simcoll.emulator.steps.timed import Timed
 from simcoll.errors import InternalError
 
 if TYPE_CHECKING:
-    from simcoll.emulator.fast.driver import Machine
+    from simcoll.emulator.fast.driver import StepMachine
 
 
 __all__ = ["Remains", "remains"]
+
+
+class WaitingMessage(NamedTuple):
+    """A message that waits for links that are down."""
+
+    number: int
+    src: int
+    dst: int
+    links: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +58,7 @@ class Remains:
     trace_hash
         Trace hash of the completed messages.
     waiting
-        Messages that were waiting for a link that was down: number, source, destination, and links.
+        Messages that were waiting for a link that was down.
     """
 
     aborted: bool
@@ -60,10 +69,10 @@ class Remains:
     delivered_bytes: int
     dropped_bytes: int
     trace_hash: str
-    waiting: tuple[tuple[int, int, int, tuple[int, ...]], ...]
+    waiting: tuple[WaitingMessage, ...]
 
 
-def remains(machine: Machine) -> Remains:
+def remains(machine: StepMachine) -> Remains:
     """Close the accounts of a machine that stopped before its end.
 
     Raises
@@ -78,53 +87,56 @@ def remains(machine: Machine) -> Remains:
     slots, numbers = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     on_wire, last = 0, machine.time_fs
     for block, step in blocks:
-        here = int(s.block_base[block]) + np.arange(len(step))
-        ended = np.isin(s.phase[here], (POST, ARRIVED, FINISHED, LATE)) & (s.delay_fs[here] >= 0)
-        on_wire += int(s.wire[here][~ended].sum())
+        block_slots = int(s.block_base[block]) + np.arange(len(step))
+        ended = np.isin(s.phase[block_slots], (POST, ARRIVED, FINISHED, LATE)) & (s.delay_fs[block_slots] >= 0)
+        on_wire += int(s.wire[block_slots][~ended].sum())
         if step.role in {MOVES, LAUNCHES}:
-            last = max([last, *s.done_fs[here[s.phase[here] == FINISHED]].tolist()])
+            last = max([last, *s.done_fs[block_slots[s.phase[block_slots] == FINISHED]].tolist()])
         if step.role == MOVES:
-            slots.append(here)
+            slots.append(block_slots)
             numbers.append(int(s.block_first_number[block]) + np.arange(len(step)))
-    at, number = np.concatenate(slots), np.concatenate(numbers)
+    slot, number = np.concatenate(slots), np.concatenate(numbers)
     if machine.loaded_wire - on_wire != s.reg[DELIVERED]:
         raise InternalError(
             f"links delivered {s.reg[DELIVERED]} bytes; flows that have ended had {machine.loaded_wire - on_wire}"
         )
-    done = s.phase[at] == FINISHED
+    complete = s.phase[slot] == FINISHED
     trace = TraceHash(s.sums.tolist())
-    trace.add([number[done], *(column[at[done]] for column in (s.src, s.dst, s.size, s.start_fs, s.end_fs, s.done_fs))])
-    left, unloaded = int(s.size[at[~done]].sum()), list(_unloaded(machine))
+    trace.add(
+        [
+            number[complete],
+            *(column[slot[complete]] for column in (s.src, s.dst, s.size, s.start_fs, s.end_fs, s.done_fs)),
+        ]
+    )
+    open_bytes, unloaded = int(s.size[slot[~complete]].sum()), list(_steps_ahead(machine))
     return Remains(
         aborted,
         int(s.reg[NOW]) if aborted else last,
-        number[done],
-        s.done_fs[at[done]],
-        int(s.reg[NEXT_NUMBER]) - int((~done).sum()),
-        sum(machine.bytes_by_op) - left,
-        left + sum(times * sum(step.bytes_by_op) for step, times in unloaded),
+        number[complete],
+        s.done_fs[slot[complete]],
+        int(s.reg[NEXT_NUMBER]) - int((~complete).sum()),
+        sum(machine.bytes_by_op) - open_bytes,
+        open_bytes + sum(times * sum(step.bytes_by_op) for step, times in unloaded),
         trace.hexdigest(),
-        tuple(_waiting(machine, dict(zip(at.tolist(), number.tolist(), strict=True)), late=aborted)),
+        tuple(_waiting(machine, dict(zip(slot.tolist(), number.tolist(), strict=True)), late=aborted)),
     )
 
 
-def _unloaded(machine: Machine) -> Iterator[tuple[Timed, int]]:
+def _steps_ahead(machine: StepMachine) -> Iterator[tuple[Timed, int]]:
     """Steps that no lane has reached, and their repetitions."""
-    if machine.left_of_run is not None:
-        yield machine.left_of_run
+    if machine.rest_of_run is not None:
+        yield machine.rest_of_run
     yield from machine.steps
 
 
-def _waiting(
-    machine: Machine, number: dict[int, int], *, late: bool
-) -> Iterator[tuple[int, int, int, tuple[int, ...]]]:
+def _waiting(machine: StepMachine, number: dict[int, int], *, late: bool) -> Iterator[WaitingMessage]:
     """Messages whose flows wait: all, or only those that have waited too long."""
     s = machine.state
     waits = (s.phase == FLOW) & (s.rate == 0) & (not late or s.finish_fs <= s.reg[NOW])
-    for first in np.flatnonzero(waits).tolist():
-        slot = first
+    for leader in np.flatnonzero(waits).tolist():
+        slot = leader
         hops = slice(int(s.entry[slot]), int(s.entry[slot]) + int(s.hops[slot]))
         links = tuple(link for link in s.link[hops].tolist() if not s.capacity[link])
         while slot >= 0:  # with all parts of a switch operation
-            yield number[slot], int(s.src[slot]), int(s.dst[slot]), links
+            yield WaitingMessage(number[slot], int(s.src[slot]), int(s.dst[slot]), links)
             slot = int(s.partner[slot]) if s.rule[slot] == SWITCHED else -1

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simcoll.arrays import Array, Ints
-from simcoll.emulator.fast.compiled import announced
+from simcoll.emulator.fast.compiled import announce_compiling
 from simcoll.emulator.fast.filling import index_block, wait_for
 from simcoll.emulator.fast.loading import load
 from simcoll.emulator.fast.loops import run
@@ -17,8 +17,8 @@ from simcoll.emulator.fast.room import (
     PER_BLOCK,
     PER_CONNECTION,
     edges,
+    extend_arrays,
     larger_calendar,
-    lengthened,
     more_hops,
     more_rings,
     more_slots,
@@ -47,14 +47,14 @@ from simcoll.emulator.fast.state import (
 )
 from simcoll.emulator.steps.joint import partners
 from simcoll.emulator.steps.roles import RECORDS, WAITS
-from simcoll.emulator.steps.timed import Shape, Timed
+from simcoll.emulator.steps.timed import StepShape, Timed
 from simcoll.errors import InternalError
 
 if TYPE_CHECKING:
     from simcoll.emulator.fast.changing import Changes
 
 
-__all__ = ["Machine"]
+__all__ = ["StepMachine"]
 
 RULES = {RECORDS: RECORD, WAITS: WAIT}
 """The rule of all slots of a step, by the role of the step; default by its FIFO depth."""
@@ -66,7 +66,7 @@ SPARE = 2048
 messages."""
 
 
-class Machine:
+class StepMachine:
     """Plays timed steps on links.
 
     Parameters
@@ -83,7 +83,7 @@ class Machine:
         Groups of steps with their repetitions (:func:`simcoll.emulator.steps.timed.timed_steps`).
     waits
         Pairs of messages, in order, the first of which waits for the second.
-    over
+    on_step
         Called for every finished step with the number of its first message and the start, end and done times of its messages
         (temporary views).
     changes
@@ -100,14 +100,14 @@ class Machine:
         fifo: bool = False,
         hashed: bool = True,
         waits: tuple[Array, Array] | None = None,
-        over: Callable[[int, Timed, Ints, Ints, Ints], None] | None = None,
+        on_step: Callable[[int, Timed, Ints, Ints, Ints], None] | None = None,
         changes: Changes | None = None,
     ) -> None:
         self.steps = _singles(steps)
-        self.left_of_run: tuple[Timed, int] | None = None
+        self.rest_of_run: tuple[Timed, int] | None = None
         self.waits = waits or (np.zeros(0, np.int64), np.zeros(0, np.int64))  # later and earlier messages
-        self.sees_all = bool(over or len(self.waits[0]))
-        self.over = over
+        self.sees_all = bool(on_step or len(self.waits[0]))
+        self.on_step = on_step
         self.bytes_by_op = [0, 0, 0, 0, 0]
         self.loaded_wire = 0
         self.contents: list[Timed | None] = []
@@ -117,7 +117,7 @@ class Machine:
         self.hops_used = 0
         self.free: dict[int, dict[Timed, list[int]]] = {}
         self.spare = min(max(SPARE, int(lane_steps.sum())), 4 * SPARE)
-        self.latest: tuple[Shape | None, Ints] = None, np.zeros(0, np.int64)  # and the connections of its rows
+        self.latest: tuple[StepShape | None, Ints] = None, np.zeros(0, np.int64)  # and the connections of its rows
         self.ring_used = 0
         self.lanes_seen = np.zeros(len(lane_steps), np.int32)
         self.connections = np.zeros(0, np.int64), np.zeros(0, np.int64)  # names, ascending, and numbers
@@ -159,7 +159,7 @@ class Machine:
         InternalError
             When a lane is stuck or a check fails.
         """
-        with announced(run):
+        with announce_compiling(run):
             self._loop(link_name)
         check_clock(self.state)
         if self.changes is None or self.through:
@@ -190,7 +190,7 @@ class Machine:
         rows = steps = 0
         blocks: list[int] = []
         while rows < AHEAD_ROWS and steps < AHEAD_STEPS:
-            timed, times = self.left_of_run or next(self.steps, (None, 0))
+            timed, times = self.rest_of_run or next(self.steps, (None, 0))
             if timed is None:
                 if steps:
                     break
@@ -198,13 +198,13 @@ class Machine:
                     f"lane {lane} expects {self.state.lane_left[lane]} more steps, but the plan has ended"
                 )
             count = min(times, AHEAD_STEPS - steps, max(1, -(-(AHEAD_ROWS - rows) // len(timed))))
-            self.left_of_run = (timed, times - count) if times > count else None
+            self.rest_of_run = (timed, times - count) if times > count else None
             blocks += [self._block(timed) for _ in range(count)]
             self._count(timed, count, self.wire[blocks[-1]])
             if len(self.waits[0]):
-                first = int(self.state.reg[NEXT_ID])
+                first_message = int(self.state.reg[NEXT_ID])
                 load(self.state, np.array(blocks, np.int64))
-                self._wait(blocks, first, len(timed))
+                self._wait(blocks, first_message, len(timed))
                 blocks = []
             rows += count * len(timed)
             steps += count
@@ -218,8 +218,8 @@ class Machine:
 
     def _offer(self) -> None:
         """Let the loops reload a repeated step themselves, unless each iteration must be reported."""
-        if self.left_of_run is not None and not self.sees_all:
-            self.state.reg[CONTENT], self.state.reg[AGAIN] = id(self.left_of_run[0]), self.left_of_run[1]
+        if self.rest_of_run is not None and not self.sees_all:
+            self.state.reg[CONTENT], self.state.reg[AGAIN] = id(self.rest_of_run[0]), self.rest_of_run[1]
 
     def _block(self, timed: Timed) -> int:
         """A block that can hold a step."""
@@ -247,103 +247,104 @@ class Machine:
         if self.slots_used > len(self.state.phase):
             self.state = more_slots(self.state, self.slots_used + max(self.spare, self.slots_used // 2))
         if block >= len(self.state.block_base):
-            self.state = lengthened(self.state, PER_BLOCK, 2 * block + 64)
+            self.state = extend_arrays(self.state, PER_BLOCK, 2 * block + 64)
         self.state.block_base[block] = base
         self.state.block[base : base + size] = block
         self.state.waiters[base : base + size] = -1
         return block
 
     def _fill(self, block: int, timed: Timed) -> None:
-        before = self.contents[block]
+        previous = self.contents[block]
         self.contents[block], self.wire[block] = timed, int(timed.wire.sum())
         base, rows, shape = int(self.state.block_base[block]), len(timed), timed.shape
         self._give_hops(block, int(np.count_nonzero(shape.links >= 0)))
-        s, here = self.state, slice(base, base + rows)
+        s, slots = self.state, slice(base, base + rows)
         # Its address identifies the content: ``contents`` keeps it alive, so no other step can have the address.
         s.block_rows[block], s.block_content[block] = rows, id(timed)
-        s.block_role[block], s.block_connected[block] = timed.role, timed.connected
-        s.delay_fs[here], s.busy_fs[here], s.wire[here] = timed.delay_fs, timed.busy_fs, timed.wire
-        s.post_fs[here], s.size[here] = timed.post_fs, timed.size
-        if before is not None and before.shape is shape:
+        s.block_role[block], s.block_connected[block] = timed.role, timed.uses_connections
+        s.delay_fs[slots], s.busy_fs[slots], s.wire[slots] = timed.delay_fs, timed.busy_fs, timed.wire
+        s.post_fs[slots], s.size[slots] = timed.post_fs, timed.size
+        if previous is not None and previous.shape is shape:
             return
-        s.sender[here], s.receiver[here], s.src[here], s.dst[here] = shape.sender, shape.receiver, shape.src, shape.dst
-        s.rule[here] = RULES.get(timed.role, np.where((timed.delay_fs >= 0) & (timed.depth > 0), EAGER, BOTH))
+        s.sender[slots], s.receiver[slots] = shape.sender, shape.receiver
+        s.src[slots], s.dst[slots] = shape.src, shape.dst
+        s.rule[slots] = RULES.get(timed.role, np.where((timed.delay_fs >= 0) & (timed.depth > 0), EAGER, BOTH))
         if shape.leader is not None:
             following = partners(shape.leader)
-            s.partner[here] = np.where(following >= 0, base + following, -1)
-            s.leader[here] = np.where(shape.leader != np.arange(rows), base + shape.leader, -1)
-            s.rule[here][shape.leader >= 0] = SWITCHED
+            s.partner[slots] = np.where(following >= 0, base + following, -1)
+            s.leader[slots] = np.where(shape.leader != np.arange(rows), base + shape.leader, -1)
+            s.rule[slots][shape.leader >= 0] = SWITCHED
         # The compiled function takes writable, row-major columns.
         plain = shape.weight.strides == (0, 0) and bool((shape.weight[:1, :1] == 1).all())
         weight = np.require(shape.weight[:0] if plain else shape.weight, np.int32, ["C", "W"])
         links = np.require(shape.links, np.int32, ["C", "W"])
         index_block(s, block, links, weight, self.lanes_seen)
         if self.changes is not None:
-            self.changes.indexed(self, block)
+            self.changes.note_block(self, block)
             s = self.state
-        if timed.connected:
-            self._connect(here, timed)
+        if timed.uses_connections:
+            self._connect(slots, timed)
 
-    def _give_hops(self, block: int, wanted: int) -> None:
+    def _give_hops(self, block: int, hops: int) -> None:
         """Allocate a block's hops; a smaller earlier allocation is abandoned, which bounds the total."""
-        if wanted <= self.hop_room[block]:
+        if hops <= self.hop_room[block]:
             return
         self.state.block_hop[block] = self.hops_used
-        self.hop_room[block] = max(wanted, 2 * self.hop_room[block])
+        self.hop_room[block] = max(hops, 2 * self.hop_room[block])
         self.hops_used += self.hop_room[block]
         if self.hops_used > len(self.state.link):
             self.state = more_hops(self.state, self.hops_used + max(self.spare, self.hops_used // 2))
 
-    def _connect(self, here: slice, timed: Timed) -> None:
+    def _connect(self, slots: slice, timed: Timed) -> None:
         """Number the connections of a block, and allocate new ones."""
         shape, size = timed.shape, max(timed.depth, 1)
         if shape is self.latest[0]:
-            self.state.connection[here] = self.latest[1]
+            self.state.connection[slots] = self.latest[1]
             return
         names = shape.connection
         if names is None:
             names = shape.sender * len(self.state.lane_left) + shape.receiver
-        wanted, place = np.unique(names, return_inverse=True)
-        known, numbers = self.connections
-        new = wanted[np.append(known, -1)[np.searchsorted(known, wanted)] != wanted]
+        distinct, place = np.unique(names, return_inverse=True)
+        registry, numbers = self.connections
+        new = distinct[np.append(registry, -1)[np.searchsorted(registry, distinct)] != distinct]
         if len(new):
-            begin, end, place_of_new = len(known), len(known) + len(new), np.searchsorted(known, new)
+            begin, end, place_of_new = len(registry), len(registry) + len(new), np.searchsorted(registry, new)
             numbers = np.insert(numbers, place_of_new, np.arange(begin, end))
-            known = np.insert(known, place_of_new, new)
-            self.connections = known, numbers
+            registry = np.insert(registry, place_of_new, new)
+            self.connections = registry, numbers
             if end > len(self.state.ring_count):
-                self.state = lengthened(self.state, PER_CONNECTION, 2 * end)
+                self.state = extend_arrays(self.state, PER_CONNECTION, 2 * end)
             ring, self.ring_used = self.ring_used, self.ring_used + size * len(new)
             if self.ring_used > len(self.state.ring):
                 self.state = more_rings(self.state, 2 * self.ring_used)
             self.state.ring_base[begin:end] = np.arange(ring, self.ring_used, size)
             self.state.ring_size[begin:end] = size
-        self.latest = shape, numbers[np.searchsorted(known, wanted)][place]
-        self.state.connection[here] = self.latest[1]
+        self.latest = shape, numbers[np.searchsorted(registry, distinct)][place]
+        self.state.connection[slots] = self.latest[1]
 
-    def _wait(self, blocks: list[int], first: int, rows: int) -> None:
-        """Make the messages of newly loaded blocks wait for earlier ones; ``first`` is their first message."""
+    def _wait(self, blocks: list[int], first_message: int, rows: int) -> None:
+        """Make the messages of newly loaded blocks wait for earlier ones; ``first_message`` is their first message."""
         for turn, block in enumerate(blocks):
-            self.live[first + turn * rows] = block, rows
-        bounds = np.array([first, first + len(blocks) * rows], self.waits[0].dtype)
+            self.live[first_message + turn * rows] = block, rows
+        bounds = np.array([first_message, first_message + len(blocks) * rows], self.waits[0].dtype)
         begin, end = np.searchsorted(self.waits[0], bounds)
         # Steps are loaded in order, so these numbers ascend; a message whose whole step has finished is in none of the blocks.
         starts = np.fromiter(self.live, np.int64, len(self.live))
         block, length = np.array(list(self.live.values()), np.int64).T
         base = self.state.block_base[block].astype(np.int64) - starts
         later, earlier = self.waits[0][begin:end], self.waits[1][begin:end]
-        at = np.searchsorted(starts, earlier, side="right") - 1
-        lives = (at >= 0) & (earlier < (starts + length)[at])
-        later, earlier, at = later[lives], earlier[lives], at[lives]
-        wait_for(self.state, base[at] + earlier, base[np.searchsorted(starts, later, side="right") - 1] + later)
+        holder = np.searchsorted(starts, earlier, side="right") - 1
+        lives = (holder >= 0) & (earlier < (starts + length)[holder])
+        later, earlier, holder = later[lives], earlier[lives], holder[lives]
+        wait_for(self.state, base[holder] + earlier, base[np.searchsorted(starts, later, side="right") - 1] + later)
 
     def _take_back(self) -> None:
         s = self.state
-        if self.left_of_run is not None and not self.sees_all:
-            timed, times = self.left_of_run
-            left = int(s.reg[AGAIN])
-            self._count(timed, times - left, int(timed.wire.sum()))
-            self.left_of_run = (timed, left) if left else None
+        if self.rest_of_run is not None and not self.sees_all:
+            timed, times = self.rest_of_run
+            turns_left = int(s.reg[AGAIN])
+            self._count(timed, times - turns_left, int(timed.wire.sum()))
+            self.rest_of_run = (timed, turns_left) if turns_left else None
             s.reg[AGAIN] = 0
         count = int(s.reg[RETIRED])
         s.reg[RETIRED] = 0
@@ -351,12 +352,12 @@ class Machine:
             content = self.contents[block]
             if content is None:
                 raise InternalError(f"block {block} has finished, but was never filled")
-            first = int(s.block_first_id[block])
+            first_message = int(s.block_first_id[block])
             if len(self.waits[0]):
-                del self.live[first]
-            if self.over is not None:
-                here = slice(int(s.block_base[block]), int(s.block_base[block]) + len(content))
-                self.over(first, content, s.start_fs[here], s.end_fs[here], s.done_fs[here])
+                del self.live[first_message]
+            if self.on_step is not None:
+                slots = slice(int(s.block_base[block]), int(s.block_base[block]) + len(content))
+                self.on_step(first_message, content, s.start_fs[slots], s.end_fs[slots], s.done_fs[slots])
             self.free[self.room[block]].setdefault(content, []).append(block)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from simcoll.arrays import Ints, Shorts
 from simcoll.emulator.fast.compiled import SOURCES, entry, part
-from simcoll.emulator.fast.rates import find_own
+from simcoll.emulator.fast.rates import find_private_rate
 from simcoll.emulator.fast.state import EDGE, FINISHED, State
 
-__all__ = ["index_block", "index_blocks", "own_rates", "wait_for"]
+__all__ = ["index_block", "index_blocks", "private_rates", "wait_for"]
 
 
 @entry
@@ -29,12 +29,12 @@ def index_blocks(s: State, firsts: Ints, links: Shorts, weight: Shorts, count: S
 
 
 @part
-def _index(s: State, block: int, first: int, links: Shorts, weight: Shorts, count: Shorts) -> int:
-    """Index one block, whose rows begin at ``first``; return the hop after its last."""
+def _index(s: State, block: int, first_row: int, links: Shorts, weight: Shorts, count: Shorts) -> int:
+    """Index one block, whose rows begin at ``first_row``; return the hop after its last."""
     base, rows = s.block_base[block], s.block_rows[block]
     hop: int = s.block_hop[block]
-    for row in range(first, first + rows):
-        m = base + row - first
+    for row in range(first_row, first_row + rows):
+        m = base + row - first_row
         s.entry[m] = hop
         for column in range(links.shape[1]):
             if links[row, column] < 0:
@@ -45,31 +45,31 @@ def _index(s: State, block: int, first: int, links: Shorts, weight: Shorts, coun
             s.shared[hop] = 0
             hop += 1
         s.hops[m] = hop - s.entry[m]
-        find_own(s, m)
-    node = 2 * base
+        find_private_rate(s, m)
+    next_node = 2 * base
     for m in range(base, base + rows):
         for lane in (s.sender[m], s.receiver[m]):
             if count[lane] == 0:
-                s.node_lane[node] = lane
-                node += 1
+                s.node_lane[next_node] = lane
+                next_node += 1
             count[lane] += 1
         if s.sender[m] == s.receiver[m]:
             count[s.sender[m]] -= 1
     place = 2 * base
-    for each in range(2 * base, node):
-        lane = s.node_lane[each]
-        s.node_first[each] = s.node_end[each] = place
+    for node in range(2 * base, next_node):
+        lane = s.node_lane[node]
+        s.node_first[node] = s.node_end[node] = place
         place += count[lane]
-        count[lane] = each + 1
+        count[lane] = node + 1
     for m in range(base, base + rows):
         for lane in (s.sender[m], s.receiver[m]):
-            each = count[lane] - 1
-            if s.node_end[each] == s.node_first[each] or s.entries[s.node_end[each] - 1] != m:
-                s.entries[s.node_end[each]] = m
-                s.node_end[each] += 1
-    for each in range(2 * base, node):
-        count[s.node_lane[each]] = 0
-    s.block_nodes[block] = node - 2 * base
+            node = count[lane] - 1
+            if s.node_end[node] == s.node_first[node] or s.entries[s.node_end[node] - 1] != m:
+                s.entries[s.node_end[node]] = m
+                s.node_end[node] += 1
+    for node in range(2 * base, next_node):
+        count[s.node_lane[node]] = 0
+    s.block_nodes[block] = next_node - 2 * base
     return hop
 
 
@@ -90,8 +90,8 @@ def wait_for(s: State, earlier: Ints, later: Ints, _sources: int = SOURCES) -> N
 
 
 @entry
-def own_rates(s: State, _sources: int = SOURCES) -> None:
+def private_rates(s: State, _sources: int = SOURCES) -> None:
     """Recompute the least rate by private hops of each flow, for new capacities."""
     for m in range(len(s.hops)):
         if s.hops[m] > 0:
-            find_own(s, m)
+            find_private_rate(s, m)

@@ -13,20 +13,20 @@ from simcoll.arrays import Array, Ints, Shorts, Words
 from simcoll.core.hashing import SALTS, mix
 from simcoll.emulator.fast.compiled import COMPILED, SOURCES, entry
 from simcoll.emulator.fast.state import WORD
-from simcoll.emulator.fast.trace_hashing import mixed
+from simcoll.emulator.fast.trace_hashing import mix_word
 
-__all__ = ["grouped", "lists_equal", "numbered", "positions"]
+__all__ = ["group_rows", "lists_equal", "number_words", "positions"]
 
 BULK = 1 << 13
 """Columns with fewer rows are joined."""
 
 
-def grouped(columns: Sequence[Array]) -> tuple[Ints, bool]:
+def group_rows(columns: Sequence[Array]) -> tuple[Ints, bool]:
     """Number the distinct rows of some columns from 0 by hashes.
 
     Also return whether rows with one number are indeed equal.
 
-    >>> grouped([np.array([7, 7, 5, 7]), np.array([1, 2, 1, 1])])[0].tolist()
+    >>> group_rows([np.array([7, 7, 5, 7]), np.array([1, 2, 1, 1])])[0].tolist()
     [0, 1, 2, 0]
     """
     words = np.zeros(len(columns[0]), np.uint64)
@@ -35,10 +35,10 @@ def grouped(columns: Sequence[Array]) -> tuple[Ints, bool]:
             _stir(words, _whole(column))
         else:
             words = mix(words + SALTS[0] ^ column.astype(np.uint64))
-    names, first = numbered(words)
+    names, first_rows = number_words(words)
     if COMPILED:
-        return names, all(_stray(_whole(column), names, first) < 0 for column in columns)
-    return names, all(np.array_equal(column[first][names], column) for column in columns)
+        return names, all(_stray(_whole(column), names, first_rows) < 0 for column in columns)
+    return names, all(np.array_equal(column[first_rows][names], column) for column in columns)
 
 
 def _whole(column: Array) -> Ints:
@@ -50,53 +50,53 @@ def _whole(column: Array) -> Ints:
 def _stir(words: Words, column: Ints, _sources: int = SOURCES) -> None:
     """Mix a column into the hash of every row."""
     for row in range(len(words)):
-        words[row] = mixed((words[row] + SALTS[0]) ^ np.uint64(column[row]))
+        words[row] = mix_word((words[row] + SALTS[0]) ^ np.uint64(column[row]))
 
 
 @entry
-def _stray(column: Ints, names: Ints, first: Ints, _sources: int = SOURCES) -> int:
+def _stray(column: Ints, names: Ints, first_rows: Ints, _sources: int = SOURCES) -> int:
     """The first row that differs from the first row of its group; -1 if there is none."""
     for row in range(len(names)):
-        if column[row] != column[first[names[row]]]:
+        if column[row] != column[first_rows[names[row]]]:
             return row
     return -1
 
 
-def numbered(words: Words) -> tuple[Ints, Ints]:
+def number_words(words: Words) -> tuple[Ints, Ints]:
     """Number the distinct words from 0 in order of appearance; also return the first row of each.
 
-    >>> numbered(np.array([7, 5, 7, 9], np.uint64))[0].tolist()
+    >>> number_words(np.array([7, 5, 7, 9], np.uint64))[0].tolist()
     [0, 1, 0, 2]
     """
     if not COMPILED:
-        return _sorted(words)
+        return _number_by_sorting(words)
     rows = len(words)
     table = np.zeros(1 << max(2 * rows, 1).bit_length(), np.int32)
-    names, first = np.empty(rows, np.int64), np.empty(rows, np.int64)
-    count = _number(np.ascontiguousarray(words), table, names, first)
-    return names, first[:count].copy()
+    names, first_rows = np.empty(rows, np.int64), np.empty(rows, np.int64)
+    count = _number(np.ascontiguousarray(words), table, names, first_rows)
+    return names, first_rows[:count].copy()
 
 
-def _sorted(words: Words) -> tuple[Ints, Ints]:
-    """:func:`numbered` by numpy."""
-    _, first, names = np.unique(words, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    place = np.empty(len(first), np.int64)
-    place[order] = np.arange(len(first))
-    return place[names], first[order]
+def _number_by_sorting(words: Words) -> tuple[Ints, Ints]:
+    """:func:`number_words` by numpy."""
+    _, first_rows, names = np.unique(words, return_index=True, return_inverse=True)
+    order = np.argsort(first_rows)
+    place = np.empty(len(first_rows), np.int64)
+    place[order] = np.arange(len(first_rows))
+    return place[names], first_rows[order]
 
 
 @entry
-def _number(words: Words, table: Shorts, names: Ints, first: Ints, _sources: int = SOURCES) -> int:
+def _number(words: Words, table: Shorts, names: Ints, first_rows: Ints, _sources: int = SOURCES) -> int:
     """Fill in the numbers and first rows of all words; ``table`` holds a number plus 1, or 0 if empty. Return the number of groups."""
     mask, count = np.uint64(len(table) - 1), 0
     for row in range(len(words)):
         word = words[row]
         slot = (word ^ word >> np.uint64(WORD)) & mask
-        while table[slot] > 0 and words[first[table[slot] - 1]] != word:
+        while table[slot] > 0 and words[first_rows[table[slot] - 1]] != word:
             slot = (slot + np.uint64(1)) & mask
         if table[slot] == 0:
-            first[count] = row
+            first_rows[count] = row
             count += 1
             table[slot] = count
         names[row] = table[slot] - 1
@@ -110,13 +110,13 @@ def positions(names: Ints, count: int) -> Ints:
     [0, 0, 1, 2]
     """
     if not COMPILED:
-        return _sorted_positions(names)
+        return _positions_by_sorting(names)
     place = np.empty(len(names), np.int64)
     _positions(np.require(names, np.int64, ["C", "W"]), np.zeros(count, np.int64), place)
     return place
 
 
-def _sorted_positions(names: Ints) -> Ints:
+def _positions_by_sorting(names: Ints) -> Ints:
     """:func:`positions` by numpy."""
     order = np.argsort(names, kind="stable")
     ordered = names[order]
@@ -126,11 +126,11 @@ def _sorted_positions(names: Ints) -> Ints:
 
 
 @entry
-def _positions(names: Ints, seen: Ints, place: Ints, _sources: int = SOURCES) -> None:
-    """See :func:`positions`; ``seen`` is all 0."""
+def _positions(names: Ints, counts: Ints, place: Ints, _sources: int = SOURCES) -> None:
+    """See :func:`positions`; ``counts`` is all 0."""
     for row in range(len(names)):
-        place[row] = seen[names[row]]
-        seen[names[row]] += 1
+        place[row] = counts[names[row]]
+        counts[names[row]] += 1
 
 
 def lists_equal(pairs: Sequence[tuple[Array, Array]], model: Ints) -> bool:
@@ -142,19 +142,19 @@ def lists_equal(pairs: Sequence[tuple[Array, Array]], model: Ints) -> bool:
     True
     """
     if not COMPILED:
-        return _equal_sorted(pairs, model)
-    whole = _in_bulk(pairs)
-    most = max((int(values.max(initial=0)) for _, values in whole), default=0)
-    if (len(model) + 1) * (most + 1) <= sum(len(owner) for owner, _ in whole):
-        return _equal_counts(whole, model, most + 1)
+        return _equal_by_sorting(pairs, model)
+    columns = _in_bulk(pairs)
+    largest = max((int(values.max(initial=0)) for _, values in columns), default=0)
+    if (len(model) + 1) * (largest + 1) <= sum(len(owner) for owner, _ in columns):
+        return _equal_counts(columns, model, largest + 1)
     end = np.zeros(len(model) + 1, np.int64)
-    for owner, _ in whole:
+    for owner, _ in columns:
         _count(_short(owner), end)
     end = np.cumsum(end)
     value = np.empty(end[-1], np.int32)
-    for owner, values in whole:
+    for owner, values in columns:
         _place(_short(owner), _short(values), end, value)
-    return bool(_equal(value, end, model, np.zeros(most + 1, np.int32)))
+    return bool(_equal(value, end, model, np.zeros(largest + 1, np.int32)))
 
 
 def _equal_counts(pairs: Sequence[tuple[Array, Array]], model: Ints, width: int) -> bool:
@@ -170,8 +170,10 @@ def _in_bulk(pairs: Sequence[tuple[Array, Array]]) -> list[tuple[Array, Array]]:
     short = [pair for pair in pairs if len(pair[0]) < BULK]
     if len(short) < 2:
         return [*pairs]
-    one = tuple(np.concatenate([np.asarray(each, np.int32) for each in column]) for column in zip(*short, strict=True))
-    return [(one[0], one[1]), *(pair for pair in pairs if len(pair[0]) >= BULK)]
+    joined = tuple(
+        np.concatenate([np.asarray(column, np.int32) for column in columns]) for columns in zip(*short, strict=True)
+    )
+    return [(joined[0], joined[1]), *(pair for pair in pairs if len(pair[0]) >= BULK)]
 
 
 def _short(column: Array) -> Shorts:
@@ -179,7 +181,7 @@ def _short(column: Array) -> Shorts:
     return np.require(column, np.int32, ["C", "W"])
 
 
-def _equal_sorted(pairs: Sequence[tuple[Array, Array]], model: Ints) -> bool:
+def _equal_by_sorting(pairs: Sequence[tuple[Array, Array]], model: Ints) -> bool:
     """:func:`lists_equal` by numpy."""
     every = [owner.astype(np.int64) << WORD | values for owner, values in pairs]
     keys = np.concatenate([np.zeros(0, np.int64), *(keys[keys >= 0] for keys in every)])
@@ -222,13 +224,13 @@ def _place(owners: Shorts, values: Shorts, end: Ints, value: Shorts, _sources: i
 def _equal(value: Shorts, end: Ints, model: Ints, tally: Shorts, _sources: int = SOURCES) -> bool:
     """Count the values of each owner against those of its model; the tally is all 0 before and after."""
     for owner in range(len(model)):
-        one = model[owner]
-        begin, begin_one = end[owner - 1] if owner else 0, end[one - 1] if one else 0
-        if end[owner] - begin != end[one] - begin_one:
+        twin = model[owner]
+        begin, twin_begin = end[owner - 1] if owner else 0, end[twin - 1] if twin else 0
+        if end[owner] - begin != end[twin] - twin_begin:
             return False
-        if one == owner:
+        if twin == owner:
             continue
-        for row in range(begin_one, end[one]):
+        for row in range(twin_begin, end[twin]):
             tally[value[row]] += 1
         for row in range(begin, end[owner]):
             tally[value[row]] -= 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from simcoll.emulator.fast.calendar import at_time, next_time
 from simcoll.emulator.fast.compiled import SOURCES, entry, part
 from simcoll.emulator.fast.loading import load_block
-from simcoll.emulator.fast.pacing import NEVER, STOPPED, paced
+from simcoll.emulator.fast.pacing import NEVER, STOPPED, work_duration
 from simcoll.emulator.fast.rates import join, part_links, settle, timer
 from simcoll.emulator.fast.state import (
     AGAIN,
@@ -58,7 +58,7 @@ __all__ = ["run"]
 
 
 @part
-def _put(s: State, m: int) -> None:
+def _push(s: State, m: int) -> None:
     """Queue a slot to proceed before anything else happens.
 
     A stack replaces calls of :func:`_next`: parts of a loop are inlined into their callers, so every further call would be a further
@@ -69,48 +69,48 @@ def _put(s: State, m: int) -> None:
 
 
 @part
-def _need_met(s: State, m: int) -> None:
+def _meet_need(s: State, m: int) -> None:
     s.needs[m] -= 1
     if s.needs[m] == 0:
-        _put(s, m)
+        _push(s, m)
 
 
 @part
 def _next(s: State, m: int) -> None:
     """Schedule the next time of a slot whose phase has changed. The only such place, so that it is compiled once."""
     phase, eager = s.phase[m], False
-    work, rank, more = 0, -1, 0  # the rank's own work, at its pace, plus a further delay
+    work, rank, extra = 0, -1, 0  # the rank's own work, at its pace, plus a further delay
     if phase == WAITING and s.delay_fs[m] >= 0:
         s.phase[m] = PRE
         eager = s.rule[m] == EAGER
         work, rank = s.busy_fs[m], s.src[m]
-        more = s.delay_fs[m] - work
+        extra = s.delay_fs[m] - work
     elif phase == MEMBER:
-        _need_met(s, s.leader[m])
+        _meet_need(s, s.leader[m])
         return
     elif phase in (LATE, TICK):
-        more = s.delay_fs[m]
+        extra = s.delay_fs[m]
     elif phase == LANE:
-        more = s.lane_free[m - len(s.level)] - s.reg[NOW]
+        extra = s.lane_free[m - len(s.level)] - s.reg[NOW]
     else:
         if phase == WAITING:  # within a rank
             if s.rule[m] == RECORD:
                 _record(s, s.connection[m])
-            elif s.rule[m] == WAIT and not _recorded(s, m):
+            elif s.rule[m] == WAIT and not _find_record(s, m):
                 return
             s.start_fs[m] = s.end_fs[m] = s.reg[NOW]
         s.phase[m] = POST
         work, rank = s.post_fs[m], s.dst[m]
     if s.reg[PACED] and rank >= 0 and s.block_role[s.block[m]] == MOVES:
-        work = paced(s, rank, work)
+        work = work_duration(s, rank, work)
         if work == STOPPED or (work == NEVER and not eager):
             return
         work = MAX if work == NEVER else work
     if eager:
         lane = s.sender[m]
         s.lane_free[lane] = max(s.lane_free[lane], s.reg[NOW] + min(work, MAX - s.reg[NOW]))
-        work = more = 0
-    at_time(s, m, work + min(more, MAX - work))
+        work = extra = 0
+    at_time(s, m, work + min(extra, MAX - work))
 
 
 @part
@@ -122,11 +122,11 @@ def _record(s: State, connection: int) -> None:
     m = s.ring[place]
     if m >= 0 and s.ring_place[m] < s.ring_done[connection]:
         s.ring[place] = -1
-        _put(s, m)
+        _push(s, m)
 
 
 @part
-def _recorded(s: State, m: int) -> bool:
+def _find_record(s: State, m: int) -> bool:
     """Whether a slot need not wait; otherwise register it with its connection."""
     connection = s.connection[m]
     if s.ring_place[m] < s.ring_done[connection]:
@@ -150,8 +150,8 @@ def _consume(s: State, m: int) -> None:
     if s.ring[place] == m:
         s.ring[place] = -1
     if s.follower[m] >= 0:
-        _need_met(s, s.follower[m])
-    _put(s, m)
+        _meet_need(s, s.follower[m])
+    _push(s, m)
 
 
 @part
@@ -159,17 +159,17 @@ def _enter(s: State, lane: int) -> None:
     """Enter the next step of a lane, which is loaded."""
     node = s.lane_head[lane]
     s.lane_head[lane] = s.node_next[node]
-    first, end = s.node_first[node], s.node_end[node]
-    s.lane_block[lane] = s.block[s.entries[first]]
+    first_entry, end = s.node_first[node], s.node_end[node]
+    s.lane_block[lane] = s.block[s.entries[first_entry]]
     s.lane_left[lane] -= 1
-    s.lane_pending[lane] = end - first
-    for place in range(first, end):
+    s.lane_pending[lane] = end - first_entry
+    for place in range(first_entry, end):
         m = s.entries[place]
         if s.rule[m] == EAGER and s.sender[m] != lane:
             if s.phase[m] == ARRIVED:
                 _consume(s, m)
         else:
-            _need_met(s, m)
+            _meet_need(s, m)
 
 
 @part
@@ -178,7 +178,7 @@ def _retire(s: State, block: int) -> None:
     r = s.reg
     s.retired[r[RETIRED]] = block
     r[RETIRED] += 1
-    base, rows, first = s.block_base[block], s.block_rows[block], s.block_first_number[block]
+    base, rows, first_number = s.block_base[block], s.block_rows[block], s.block_first_number[block]
     r[DONE] += rows
     if s.block_role[block] <= LAUNCHES:
         r[LAST] = r[NOW]
@@ -187,8 +187,12 @@ def _retire(s: State, block: int) -> None:
     a, b = s.sums[0], s.sums[1]
     for row in range(rows):
         m = base + row
-        a += row_hash(SEED_A, first + row, s.src[m], s.dst[m], s.size[m], s.start_fs[m], s.end_fs[m], s.done_fs[m])
-        b += row_hash(SEED_B, first + row, s.src[m], s.dst[m], s.size[m], s.start_fs[m], s.end_fs[m], s.done_fs[m])
+        a += row_hash(
+            SEED_A, first_number + row, s.src[m], s.dst[m], s.size[m], s.start_fs[m], s.end_fs[m], s.done_fs[m]
+        )
+        b += row_hash(
+            SEED_B, first_number + row, s.src[m], s.dst[m], s.size[m], s.start_fs[m], s.end_fs[m], s.done_fs[m]
+        )
     s.sums[0], s.sums[1] = a, b
 
 
@@ -198,7 +202,7 @@ def _done(s: State, m: int) -> None:
     s.phase[m] = FINISHED
     edge = s.waiters[m]
     while edge >= 0:
-        _need_met(s, s.edge_slot[edge])
+        _meet_need(s, s.edge_slot[edge])
         following = s.edge_next[edge]
         # The edge returns to the free list.
         s.edge_next[edge] = s.reg[EDGE]
@@ -216,7 +220,7 @@ def _done(s: State, m: int) -> None:
         partner = s.partner[m]
         s.start_fs[partner], s.end_fs[partner] = s.start_fs[m], s.end_fs[m]
         s.phase[partner] = POST
-        s.after[partner] = s.reg[CHAIN]
+        s.next_slot[partner] = s.reg[CHAIN]
         s.reg[CHAIN] = partner
     block = s.block[m]
     s.block_left[block] -= 1
@@ -232,10 +236,10 @@ def _arrive(s: State, m: int) -> bool:
     if s.rule[m] != EAGER:
         if s.post_fs[m] == 0 and s.reg[PACED] == 0:
             return True
-        _put(s, m)
+        _push(s, m)
         return False
     s.phase[m] = LATE
-    _put(s, m)
+    _push(s, m)
     sender = s.sender[m]
     if sender != s.receiver[m]:  # in a quotient both ends may be in one class, which leaves when the message is done
         _leave(s, sender)
@@ -262,7 +266,7 @@ def _handle(s: State, m: int) -> None:
         part_links(s, m)
     elif phase == TICK:
         if s.delay_fs[m] > 0:
-            _put(s, m)
+            _push(s, m)
         return
     elif phase == TIMER:
         timer(s, m)
@@ -312,7 +316,7 @@ def run(s: State, _sources: int = SOURCES) -> int:
                     r[STACK] -= 1
                     s.lane_block[lane] = -1  # its block may be reused before the lane proceeds
                     if r[PACED] == 0 or s.lane_free[lane] < MAX:  # otherwise its rank has stopped
-                        _put(s, len(s.level) + lane)
+                        _push(s, len(s.level) + lane)
                     continue
                 if s.lane_head[lane] < 0:
                     if not _load_again(s):
@@ -323,7 +327,7 @@ def run(s: State, _sources: int = SOURCES) -> int:
                 _enter(s, lane)
             elif r[CHAIN] >= 0:
                 m = r[CHAIN]
-                r[CHAIN] = s.after[m]
+                r[CHAIN] = s.next_slot[m]
                 _handle(s, m)
             else:
                 break

@@ -18,7 +18,7 @@ def natural(index: int) -> int:
     return index
 
 
-def _promised(plain: Callable[[int], int]) -> Any:
+def _as_intrinsic(plain: Callable[[int], int]) -> Any:
     """The same as a numba intrinsic."""
     from numba.extending import intrinsic
 
@@ -34,4 +34,4 @@ def _promised(plain: Callable[[int], int]) -> Any:
 
 
 if COMPILED:
-    natural = _promised(natural)
+    natural = _as_intrinsic(natural)

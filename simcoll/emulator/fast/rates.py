@@ -1,7 +1,28 @@
 """Max-min fair rates in the fast engine: a unique fixpoint, whatever the order of updates.
 
-A link with a single flow limits it to the link's capacity, independently of the flow's other limits. Such *private* hops of a flow
-are condensed into one number, ``own``; only shared links have levels, flow counts and summed rates. Most hops are private.
+The textbook computes these rates in rounds over all links (:mod:`simcoll.emulator.model` states them so). Rounds would visit
+every link in use whenever a flow starts or ends, although most starts and ends change few rates. Instead every link keeps a *level*,
+and :func:`settle` repairs what the flows of one timestamp have disturbed:
+
+    Invariant, after settle: the level of a link is the water level of its capacity and, for each of its flows, the lowest level among
+    the flow's other links; the rate of a flow is the lowest level of its links.
+
+The model proves that only the max-min levels satisfy this. So repairs may be made in any order, a queue in the order of arrival
+suffices, and a link that a change cannot reach (:func:`_notices`) is never looked at.
+
+**Private hops.** On a link with a single flow the level is the capacity, independently of the flow's other limits. Such hops of a flow
+are condensed into one number, ``private_rate``; only shared links have levels, flow counts and summed rates. Most hops are private in
+a good schedule. The price: the numbers of a link are stale while it is private, so the flow that joins second restores them
+(:func:`put_on_links`). It must not touch the level if the link is queued. Then others left at this very timestamp, their dependents
+were computed from the old level, and :func:`_spread` tells them of the new one only if it sees the two differ.
+
+**Timers.** Each start or end on a link gives all of its flows a new end, so a calendar entry per flow would be rewritten again and
+again. One link *covers* each flow instead: that at which settle gave the flow its rate. The link has one entry, for the first end of
+the flows that it covers. A flow may be covered by another link later, and the entry of the first then fires for nothing; this
+is cheaper than finding it, and the next settle sets it again. A new flow that changes no level has its own entry.
+
+**Bytes.** The remaining bytes of a flow are rounded, so every engine must update them at the same moments: only when the integer rate
+changes, never when a timer fires or a level returns to what it was.
 """
 
 from __future__ import annotations
@@ -46,7 +67,7 @@ def put_in_queue(s: State, l: int) -> None:
 def join(s: State, m: int) -> None:
     """Start a flow: it is on its links now, and gets a rate at the end of the timestamp."""
     r = s.reg
-    s.left[m] = s.wire[m]
+    s.remaining[m] = s.wire[m]
     s.rate[m] = 0
     s.cover[m] = s.finish_fs[m] = -1
     s.started[r[STARTED]] = m
@@ -59,21 +80,21 @@ def put_on_links(s: State, m: int) -> None:
     """Insert a flow into the lists of its links."""
     for e in range(s.entry[m], s.entry[m] + s.hops[m]):
         l = s.link[e]
-        first = s.head[l]  # insertion at the front needs no tail, and order does not matter
-        s.next_flow[e] = first
+        neighbour = s.head[l]  # insertion at the front needs no tail, and order does not matter
+        s.next_flow[e] = neighbour
         s.head[l] = e
-        if first >= 0:
-            if s.shared[first] == 0:  # the first flow was alone here, so the link's numbers are stale
+        if neighbour >= 0:
+            if s.shared[neighbour] == 0:  # the first flow was alone here, so the link's numbers are stale
                 if (
                     s.queued[l] == 0
                 ):  # otherwise others left just now, and dependents of the link still have its old level
-                    s.level[l] = _alone(s, first)
-                s.flows[l] = s.weight[first]
-                s.used[l] = s.rate[s.owner[first]] * s.weight[first]
-                _share(s, first)
+                    s.level[l] = _alone(s, neighbour)
+                s.flows[l] = s.weight[neighbour]
+                s.used[l] = s.rate[s.owner[neighbour]] * s.weight[neighbour]
+                _share(s, neighbour)
             s.flows[l] += s.weight[e]
             _share(s, e)
-            s.last_flow[first] = e
+            s.last_flow[neighbour] = e
             put_in_queue(s, l)
 
 
@@ -81,18 +102,18 @@ def put_on_links(s: State, m: int) -> None:
 def _alone(s: State, e: int) -> int:
     """The rate that a private hop allows a flow."""
     n = s.weight[e]
-    most: int = s.capacity[s.link[e]]
-    return most if n == 1 else most // n
+    capacity: int = s.capacity[s.link[e]]
+    return capacity if n == 1 else capacity // n
 
 
 @part
-def find_own(s: State, m: int) -> None:
+def find_private_rate(s: State, m: int) -> None:
     """Compute the least rate that a private hop allows a flow."""
-    own = MAX
+    lowest = MAX
     for e in range(s.entry[m], s.entry[m] + s.hops[m]):
         if s.shared[e] == 0:
-            own = min(own, _alone(s, e))
-    s.own[m] = own
+            lowest = min(lowest, _alone(s, e))
+    s.private_rate[m] = lowest
 
 
 @part
@@ -100,7 +121,7 @@ def _share(s: State, e: int) -> None:
     """Turn a private hop into a shared one."""
     s.shared[e] = 1
     s.last_flow[e] = -1
-    find_own(s, s.owner[e])
+    find_private_rate(s, s.owner[e])
 
 
 @part
@@ -128,15 +149,15 @@ def part_links(s: State, m: int) -> None:
         last = s.head[l]
         if s.next_flow[last] < 0:  # a single flow remains, so its hop is private again
             s.shared[last] = 0
-            find_own(s, s.owner[last])
+            find_private_rate(s, s.owner[last])
     if not private:
-        find_own(s, m)
+        find_private_rate(s, m)
 
 
 @part
 def _limit(s: State, m: int, without: int) -> int:
     """The rate that all links of a flow except ``without`` (possibly none) allow."""
-    lowest: int = s.own[m]
+    lowest: int = s.private_rate[m]
     for e in range(s.entry[m], s.entry[m] + s.hops[m]):
         if s.shared[e]:
             l = s.link[e]
@@ -151,8 +172,8 @@ def _water_level(s: State, l: int) -> int:
     e = s.head[l]
     if s.shared[e] == 0:
         return _alone(s, e)
-    n, left, count = s.flows[l], s.capacity[l], 0
-    level: int = left // n
+    n, spare, count = s.flows[l], s.capacity[l], 0
+    level: int = spare // n
     lowest = MAX
     while e >= 0:
         limit = _limit(s, s.owner[e], l)
@@ -163,31 +184,31 @@ def _water_level(s: State, l: int) -> int:
         e = s.next_flow[e]
     if lowest >= level:
         return level
-    # Flows with lower limits elsewhere leave capacity to the others, so the level rises until it excludes no further flow.
+    # Flows with lower limits elsewhere leave capacity to the others, so the level rises until it excludes no further flow. Every
+    # pass excludes at least one, or is the last.
     while count:
-        level = left // n
-        kept = 0
+        level = spare // n
+        survivors = 0
         for i in range(count):
             limit = s.limits[i]
             if limit < level:
-                left -= limit * s.weights[i]
+                spare -= limit * s.weights[i]
                 n -= s.weights[i]
             else:
-                s.limits[kept] = limit
-                s.weights[kept] = s.weights[i]
-                kept += 1
-        if kept == count:
+                s.limits[survivors] = limit
+                s.weights[survivors] = s.weights[i]
+                survivors += 1
+        if survivors == count:
             return level
-        count = kept
+        count = survivors
     return MAX
 
 
 @part
 def _notices(s: State, l: int, lower: int, new: int, old: int) -> bool:
-    """Whether a change of another link's level from ``old`` to ``new`` can change the level of shared link ``l``.
-
-    It cannot if both are above the link's own level, nor if the link limits none of its flows and their limit decreases.
-    """
+    """Whether a change of another link's level from ``old`` to ``new`` can change the level of shared link ``l``."""
+    # A level depends only on limits below it: those at or above it leave their flows at the level, however high they are.
+    # A link at MAX limits none of its flows; it still limits none when they are limited more elsewhere.
     level = s.level[l]
     return bool(lower < level and (level < MAX or new >= old))
 
@@ -197,11 +218,12 @@ def _spread(s: State) -> int:
     """Propagate levels to the fixpoint; return the number of links that changed or lost their timer's flow."""
     r = s.reg
     # The queue is a ring with room for every link: the flag ``queued`` keeps each link from being in it twice.
-    at, waiting, changed, links = 0, r[DIRTY], 0, len(s.level)
+    front, waiting = 0, r[DIRTY]
+    changed, links = 0, len(s.level)
     while waiting > 0:
-        l = s.queue[at]
+        l = s.queue[front]
         waiting -= 1
-        at = at + 1 if at + 1 < links else 0
+        front = front + 1 if front + 1 < links else 0
         s.queued[l] = 0
         if s.head[l] < 0:
             continue
@@ -218,13 +240,13 @@ def _spread(s: State) -> int:
         e = s.head[l] if new != old else -1
         while e >= 0:
             m = s.owner[e]
-            for other in range(s.entry[m], s.entry[m] + s.hops[m]):
-                if s.shared[other] == 0:
+            for hop in range(s.entry[m], s.entry[m] + s.hops[m]):
+                if s.shared[hop] == 0:
                     continue
-                l2 = s.link[other]
+                l2 = s.link[hop]
                 if s.queued[l2] == 0 and l2 != l and _notices(s, l2, lower, new, old):
                     s.queued[l2] = 1
-                    end = at + waiting
+                    end = front + waiting
                     s.queue[end if end < links else end - links] = l2
                     waiting += 1
             e = s.next_flow[e]
@@ -256,7 +278,7 @@ def _set_rate(s: State, m: int, cover: int) -> None:
             s.touched[r[TOUCHED]] = l
             r[TOUCHED] += 1
     if old:
-        s.left[m] -= float(old) * float(r[NOW] - s.since_fs[m]) / FS_PER_SECOND_UBPS
+        s.remaining[m] -= float(old) * float(r[NOW] - s.since_fs[m]) / FS_PER_SECOND_UBPS
     if s.cover[m] < 0 and s.finish_fs[m] >= 0 and s.key[m] > r[NOW]:
         unlink(s, m)
         s.key[m] = 0
@@ -269,12 +291,12 @@ def _set_rate(s: State, m: int, cover: int) -> None:
             s.finish_fs[m] = r[NOW] + r[PATIENCE]
             _overdue(s, m)
         return
-    delay = np.floor(s.left[m] * FS_PER_SECOND_UBPS / float(rate) + ROUNDING)
-    whole = MAX if delay >= float(MAX) else max(0, int(delay))
-    if whole <= MAX - r[NOW]:
-        s.finish_fs[m] = r[NOW] + whole
+    delay = np.floor(s.remaining[m] * FS_PER_SECOND_UBPS / float(rate) + ROUNDING)
+    rounded_fs = MAX if delay >= float(MAX) else max(0, int(delay))
+    if rounded_fs <= MAX - r[NOW]:
+        s.finish_fs[m] = r[NOW] + rounded_fs
     elif old == 0:
-        r[STOP], r[ARGUMENT] = CLOCK, whole
+        r[STOP], r[ARGUMENT] = CLOCK, rounded_fs
 
 
 @part
@@ -282,10 +304,10 @@ def _down(s: State, m: int) -> bool:
     """Whether a flow waits for a link that events have taken down."""
     if s.reg[PATIENCE] < 0:
         return False
-    least: int = MAX
-    for each in range(s.entry[m], s.entry[m] + s.hops[m]):
-        least = min(least, s.capacity[s.link[each]])
-    return least == 0
+    narrowest: int = MAX
+    for e in range(s.entry[m], s.entry[m] + s.hops[m]):
+        narrowest = min(narrowest, s.capacity[s.link[e]])
+    return narrowest == 0
 
 
 @part
@@ -298,14 +320,14 @@ def _overdue(s: State, m: int) -> None:
 @part
 def _set_timer(s: State, m: int, time: int) -> None:
     """Set the timer of a slot (for a link or a single flow) to the first end of its flows."""
-    now = s.reg[NOW]
-    if s.key[m] > now:
+    now_fs = s.reg[NOW]
+    if s.key[m] > now_fs:
         if s.key[m] == time:
             return
         unlink(s, m)
     s.key[m] = 0
     if time < MAX:
-        at_time(s, m, time - now)
+        at_time(s, m, time - now_fs)
 
 
 @part
@@ -318,7 +340,7 @@ def timer(s: State, l: int) -> None:
     while e >= 0:
         m = s.owner[e]
         if s.cover[m] == l and s.finish_fs[m] <= r[NOW]:
-            s.after[m] = r[CHAIN]
+            s.next_slot[m] = r[CHAIN]
             r[CHAIN] = m
         e = s.next_flow[e]
 

@@ -7,7 +7,7 @@ import numpy as np
 from simcoll.arrays import Ints, Links, Words
 from simcoll.emulator.fast.compiled import SOURCES, entry
 from simcoll.emulator.fast.natural import natural
-from simcoll.emulator.fast.trace_hashing import SEED_A, SEED_B, mixed, row_hash
+from simcoll.emulator.fast.trace_hashing import SEED_A, SEED_B, mix_word, row_hash
 
 __all__ = ["BY_RECEIVER", "BY_SENDER", "CROWDED", "LATEST", "advance", "claim"]
 
@@ -16,6 +16,8 @@ ENTERED, LEFT, FREE = range(3)
 SENDER, RECEIVER, SRC, DST, DELAY, BUSY, PLACE, CONNECTION = range(8)
 SIZE, FLOW, POST = range(3)
 START, END, DONE = range(3)
+NUMBER, TIMES, STRIDE, DEPTH, JITTER = range(5)
+"""Settings of a run: number of the first message, repetitions, stride, FIFO depth, and jitter."""
 
 BY_SENDER, BY_RECEIVER, LATEST, CROWDED = range(4)
 """Rows of a link: its only sending lane, its only receiving lane (-1: none yet, -2: several), its latest step, and whether two flows
@@ -53,46 +55,47 @@ def advance(
     counts: Ints,
     fixed: Ints,
     varying: Ints,
-    now: Ints,
+    step_times: Ints,
     begins: Ints,
     window: Ints,
     settings: Ints,
     seed: np.uint64,
     sums: Words,
-    kept: Ints,
+    done_fs: Ints,
     _sources: int = SOURCES,
 ) -> None:
     """Play some steps repeatedly.
 
     ``lanes`` is [3, lanes]. ``rings`` holds, for every connection, when its latest messages were consumed, and ``counts`` their number.
     ``fixed`` is [8, rows] over all steps, which begin at ``begins``. ``varying`` is [payloads, 3, rows], and ``window`` maps places to
-    payloads. ``settings``: number of the first message, repetitions, stride, FIFO depth, and jitter. ``kept`` receives all completion
+    payloads. ``settings``: number of the first message, repetitions, stride, FIFO depth, and jitter. ``done_fs`` receives all completion
     times, if it has room.
     """
-    number, times, stride, depth, jitter = settings
+    number, times, stride = settings[NUMBER], settings[TIMES], settings[STRIDE]
+    depth, jitter = settings[DEPTH], settings[JITTER]
     span = len(window) // 2
     a, b = sums[0], sums[1]
     for turn in range(times):
         shift = natural(turn * stride % span)
         for step in range(len(begins) - 1):
             begin, end = natural(begins[step]), begins[step + 1]
-            for each in range(begin, end):
-                row = natural(each)
+            for index in range(begin, end):
+                row = natural(index)
                 s, r = natural(fixed[SENDER, row]), natural(fixed[RECEIVER, row])
-                which = natural(window[natural(fixed[PLACE, row] + shift)])
-                delay, flow, post = fixed[DELAY, row], varying[which, FLOW, row], varying[which, POST, row]
+                payload = natural(window[natural(fixed[PLACE, row] + shift)])
+                delay, flow, post = fixed[DELAY, row], varying[payload, FLOW, row], varying[payload, POST, row]
                 if delay >= 0 and jitter > 0:
-                    more = mixed(np.uint64(number + row - begin) ^ seed) % np.uint64(jitter + 1)
-                    delay += np.int64(more)
+                    draw = mix_word(np.uint64(number + row - begin) ^ seed) % np.uint64(jitter + 1)
+                    delay += np.int64(draw)
                 start = lanes[ENTERED, s]
                 if delay < 0:  # within a rank
-                    finish, over = start, start + post
-                    lanes[LEFT, s] = max(lanes[LEFT, s], over)
+                    finish, completion = start, start + post
+                    lanes[LEFT, s] = max(lanes[LEFT, s], completion)
                 elif depth == 0:
                     start = max(start, lanes[ENTERED, r]) + delay
                     finish = start + flow
-                    over = finish + post
-                    lanes[LEFT, s] = max(lanes[LEFT, s], over)
+                    completion = finish + post
+                    lanes[LEFT, s] = max(lanes[LEFT, s], completion)
                 else:
                     connection = natural(fixed[CONNECTION, row])
                     place = natural(connection * depth + counts[connection] % depth)
@@ -102,25 +105,25 @@ def advance(
                     lanes[FREE, s] = max(lanes[FREE, s], start + fixed[BUSY, row])
                     lanes[LEFT, s] = max(lanes[LEFT, s], finish)
                     rings[place] = max(finish + delay, lanes[ENTERED, r])
-                    over = rings[place] + post
-                lanes[LEFT, r] = max(lanes[LEFT, r], over)
-                now[START, row], now[END, row], now[DONE, row] = start, finish, over
-            for each in range(begin, end):
-                row = natural(each)
+                    completion = rings[place] + post
+                lanes[LEFT, r] = max(lanes[LEFT, r], completion)
+                step_times[START, row], step_times[END, row], step_times[DONE, row] = start, finish, completion
+            for index in range(begin, end):
+                row = natural(index)
                 s, r = natural(fixed[SENDER, row]), natural(fixed[RECEIVER, row])
                 lanes[ENTERED, s] = max(lanes[LEFT, s], lanes[FREE, s])
                 lanes[ENTERED, r] = max(lanes[LEFT, r], lanes[FREE, r])
-            for each in range(begin, end):
-                row = natural(each)
+            for index in range(begin, end):
+                row = natural(index)
                 message = number + row - begin
                 size = varying[natural(window[natural(fixed[PLACE, row] + shift)]), SIZE, row]
                 src, dst = fixed[SRC, row], fixed[DST, row]
-                start, finish, over = now[START, row], now[END, row], now[DONE, row]
-                a += row_hash(SEED_A, message, src, dst, size, start, finish, over)
-                b += row_hash(SEED_B, message, src, dst, size, start, finish, over)
-            if len(kept):
-                for each in range(begin, end):
-                    row = natural(each)
-                    kept[natural(number + row - begin)] = now[DONE, row]
+                start, finish, completion = step_times[START, row], step_times[END, row], step_times[DONE, row]
+                a += row_hash(SEED_A, message, src, dst, size, start, finish, completion)
+                b += row_hash(SEED_B, message, src, dst, size, start, finish, completion)
+            if len(done_fs):
+                for index in range(begin, end):
+                    row = natural(index)
+                    done_fs[natural(number + row - begin)] = step_times[DONE, row]
             number += end - begin
     sums[0], sums[1] = a, b

@@ -1,6 +1,6 @@
 """A round of colour refinement: hashes of lanes and links enter those of messages, and vice versa.
 
-All hashes are mixed words, so those of a multiset may be added; a factor tells different parts apart.
+All hashes are mix_word words, so those of a multiset may be added; a factor tells different parts apart.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import numpy as np
 from simcoll.arrays import Array, Ints, Shorts, Words
 from simcoll.core.hashing import SALTS, mix
 from simcoll.emulator.fast.compiled import COMPILED, SOURCES, entry
-from simcoll.emulator.fast.trace_hashing import mixed
-from simcoll.emulator.steps.timed import Shape
+from simcoll.emulator.fast.trace_hashing import mix_word
+from simcoll.emulator.steps.timed import StepShape
 
-__all__ = ["Colours", "spread", "tied"]
+__all__ = ["Colours", "spread", "tie_hashes"]
 
 
 RECEIVED, LEADS, AWAITED = SALTS
@@ -32,7 +32,7 @@ class Colours(NamedTuple):
     ways: Words
 
 
-def spread(shape: Shape, cost: Words, ways: Ints, marks: Words, old: Colours, new: Colours, message: Words) -> None:
+def spread(shape: StepShape, cost: Words, ways: Ints, marks: Words, old: Colours, new: Colours, message: Words) -> None:
     """Add the hashes of a step's messages, computed from old colours, to the new colours; fill in the hashes.
 
     ``ways`` is the connection of each message, and ``marks`` a hash of the messages tied to it; both are empty where there are none.
@@ -40,17 +40,30 @@ def spread(shape: Shape, cost: Words, ways: Ints, marks: Words, old: Colours, ne
     if not COMPILED:
         message[:] = _spread(shape, cost, ways, marks, old, new)
         return
-    sender, receiver, way = (np.require(each, np.int64, ["C", "W"]) for each in (shape.sender, shape.receiver, ways))
-    own, tied = (np.require(each, np.uint64, ["C", "W"]) for each in (cost, marks))
+    sender, receiver, connection = (
+        np.require(column, np.int64, ["C", "W"]) for column in (shape.sender, shape.receiver, ways)
+    )
+    costs, ties = (np.require(column, np.uint64, ["C", "W"]) for column in (cost, marks))
     linked = np.require(np.zeros(0) if shape.linked is None else shape.linked, np.int64, ["C", "W"])
     size = len(cost) if shape.linked is not None else SPREAD_ROWS
-    for first in range(0, len(cost), size):
-        here = slice(first, first + size)
-        links = np.require(shape.links if shape.linked is not None else shape.links[here], np.int32, ["C", "W"])
-        _add(sender[here], receiver[here], way[here], links, linked, own[here], tied[here], *old, *new, message[here])
+    for begin in range(0, len(cost), size):
+        rows = slice(begin, begin + size)
+        links = np.require(shape.links if shape.linked is not None else shape.links[rows], np.int32, ["C", "W"])
+        _add(
+            sender[rows],
+            receiver[rows],
+            connection[rows],
+            links,
+            linked,
+            costs[rows],
+            ties[rows],
+            *old,
+            *new,
+            message[rows],
+        )
 
 
-def _spread(shape: Shape, cost: Words, ways: Ints, marks: Words, old: Colours, new: Colours) -> Words:
+def _spread(shape: StepShape, cost: Words, ways: Ints, marks: Words, old: Colours, new: Colours) -> Words:
     """:func:`spread` by numpy."""
     message = cost + old.lanes[shape.sender] + old.lanes[shape.receiver] * RECEIVED
     rows = slice(None) if shape.linked is None else shape.linked
@@ -92,43 +105,43 @@ def _add(
     """See :func:`spread`."""
     place = 0  # index of the next row that has links
     for row in range(len(cost)):
-        here = row
+        link_row = row
         if len(linked) or not len(links):
-            here = place if place < len(linked) and linked[place] == row else -1
-            place += here >= 0
+            link_row = place if place < len(linked) and linked[place] == row else -1
+            place += link_row >= 0
         word = cost[row] + old_lanes[sender[row]] + old_lanes[receiver[row]] * RECEIVED
-        width = links.shape[1] if here >= 0 else 0
+        width = links.shape[1] if link_row >= 0 else 0
         for hop in range(width):
-            if links[here, hop] >= 0:
-                word += old_links[links[here, hop]]
+            if links[link_row, hop] >= 0:
+                word += old_links[links[link_row, hop]]
         if len(ways):
             word += old_ways[ways[row]]
         if len(marks):
             word += marks[row]
-        word = mixed(word)
+        word = mix_word(word)
         message[row] = word
         if len(ways):
             to_ways[ways[row]] += word
         lanes[sender[row]] += word
         lanes[receiver[row]] += word * RECEIVED
         for hop in range(width):
-            if links[here, hop] >= 0:
-                to_links[links[here, hop]] += word
+            if links[link_row, hop] >= 0:
+                to_links[links[link_row, hop]] += word
 
 
-def tied(messages: Words, leader: Ints, later: Array, earlier: Array) -> Words:
+def tie_hashes(messages: Words, leader: Ints, later: Array, earlier: Array) -> Words:
     """Hashes of messages, mixed with those of the messages that they are tied to (:class:`simcoll.emulator.folding.partition.Ties`)."""
     operations = np.zeros_like(messages)
     if COMPILED:
-        found = np.empty_like(messages)
-        _tie(messages, leader, _plain(later), _plain(earlier), operations, found)
-        return found
-    found, rows = messages.copy(), np.flatnonzero(leader >= 0)
+        hashes = np.empty_like(messages)
+        _tie(messages, leader, _plain(later), _plain(earlier), operations, hashes)
+        return hashes
+    hashes, rows = messages.copy(), np.flatnonzero(leader >= 0)
     leads = leader[rows]
     np.add.at(operations, leads, messages[rows])
-    found[rows] += (operations[leads] + (leads == rows).astype(np.uint64)) * LEADS
-    np.add.at(found, later, messages[earlier] * AWAITED)
-    return mix(found)
+    hashes[rows] += (operations[leads] + (leads == rows).astype(np.uint64)) * LEADS
+    np.add.at(hashes, later, messages[earlier] * AWAITED)
+    return mix(hashes)
 
 
 def _plain(column: Array) -> Shorts:
@@ -142,18 +155,18 @@ def _tie(
     later: Shorts,
     earlier: Shorts,
     operations: Words,
-    found: Words,
+    hashes: Words,
     _sources: int = SOURCES,
 ) -> None:
-    """See :func:`tied`; ``operations`` is all 0."""
+    """See :func:`tie_hashes`; ``operations`` is all 0."""
     for row in range(len(leader)):
         if leader[row] >= 0:
             operations[leader[row]] += messages[row]
     for row in range(len(leader)):
-        found[row] = messages[row]
+        hashes[row] = messages[row]
         if leader[row] >= 0:
-            found[row] += (operations[leader[row]] + np.uint64(leader[row] == row)) * LEADS
+            hashes[row] += (operations[leader[row]] + np.uint64(leader[row] == row)) * LEADS
     for pair in range(len(later)):
-        found[later[pair]] += messages[earlier[pair]] * AWAITED
-    for row in range(len(found)):
-        found[row] = mixed(found[row])
+        hashes[later[pair]] += messages[earlier[pair]] * AWAITED
+    for row in range(len(hashes)):
+        hashes[row] = mix_word(hashes[row])

@@ -17,8 +17,8 @@ __all__ = ["check_clock", "check_end", "refuse"]
 def check_clock(s: State) -> None:
     """Refuse flows that end beyond the range of the clock."""
     beyond = np.flatnonzero((s.phase == FLOW) & (s.rate > 0) & (s.finish_fs == MAX))
-    ends = zip(s.since_fs[beyond].tolist(), s.left[beyond].tolist(), s.rate[beyond].tolist(), strict=True)
-    checked_time(min((since + flow_delay_fs(left, rate) for since, left, rate in ends), default=0))
+    ends = zip(s.since_fs[beyond].tolist(), s.remaining[beyond].tolist(), s.rate[beyond].tolist(), strict=True)
+    checked_time(min((since + flow_delay_fs(remaining, rate) for since, remaining, rate in ends), default=0))
 
 
 def check_end(s: State, wire: int) -> None:
@@ -32,9 +32,9 @@ def check_end(s: State, wire: int) -> None:
 
 def refuse(s: State, stop: int, link_name: Callable[[int], str]) -> NoReturn:
     """Raise the error of a run that stopped."""
-    what, now = int(s.reg[ARGUMENT]), int(s.reg[NOW])
+    culprit, now_fs = int(s.reg[ARGUMENT]), int(s.reg[NOW])
     if stop == NO_RATE:
-        hops = range(s.entry[what], s.entry[what] + s.hops[what])
+        hops = range(s.entry[culprit], s.entry[culprit] + s.hops[culprit])
         flows = {int(s.link[e]): int(s.flows[s.link[e]] if s.shared[e] else s.weight[e]) for e in hops}
         link = min(flows, key=lambda l: int(s.capacity[l]) // flows[l])
         raise ConfigError(
@@ -43,5 +43,7 @@ def refuse(s: State, stop: int, link_name: Callable[[int], str]) -> NoReturn:
         )
     if stop == CLOCK:
         check_clock(s)
-        checked_time(now + max(what, MAX - now + 1))
-    raise InternalError(f"link {link_name(what)} carries {s.used[what]} uBps of {s.capacity[what]} at {now} fs")
+        checked_time(now_fs + max(culprit, MAX - now_fs + 1))
+    raise InternalError(
+        f"link {link_name(culprit)} carries {s.used[culprit]} uBps of {s.capacity[culprit]} at {now_fs} fs"
+    )

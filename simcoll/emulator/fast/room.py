@@ -28,20 +28,55 @@ __all__ = [
     "PER_CONNECTION",
     "PER_HOP",
     "edges",
+    "extend_arrays",
     "larger_calendar",
-    "lengthened",
     "more_hops",
     "more_rings",
     "more_slots",
     "new_state",
-    "replaced",
+    "replace_arrays",
 ]
 
 PER_SLOT = (
-    "sender", "receiver", "src", "dst", "delay_fs", "busy_fs", "wire", "post_fs", "size", "block", "entry", "hops",
-    "ring_place", "connection", "rule", "leader", "partner", "needs", "phase", "follower", "waiters", "start_fs", "end_fs", "done_fs",
-    "left", "rate", "own", "since_fs", "finish_fs", "cover", "rated", "key", "before", "after", "limits", "weights", "started", "moving",
-)  # fmt: skip
+    "sender",
+    "receiver",
+    "src",
+    "dst",
+    "delay_fs",
+    "busy_fs",
+    "wire",
+    "post_fs",
+    "size",
+    "block",
+    "entry",
+    "hops",
+    "ring_place",
+    "connection",
+    "rule",
+    "leader",
+    "partner",
+    "needs",
+    "phase",
+    "follower",
+    "waiters",
+    "start_fs",
+    "end_fs",
+    "done_fs",
+    "remaining",
+    "rate",
+    "private_rate",
+    "since_fs",
+    "finish_fs",
+    "cover",
+    "rated",
+    "key",
+    "previous_slot",
+    "next_slot",
+    "limits",
+    "weights",
+    "started",
+    "moving",
+)
 PER_NODE = ("node_lane", "node_next", "node_first", "node_end", "entries")
 PER_BLOCK = (
     "block_base",
@@ -76,12 +111,12 @@ def new_state(capacities_uBps: Ints, lane_steps: Ints, launch_fs: int, *, fifo: 
     """
     links, lanes = len(capacities_uBps), len(lane_steps)
     timers = links + (lanes if fifo else 0)
-    here = timers + slots
-    _check_room(here, 4, "messages")
-    sizes = dict.fromkeys(PER_LANE, lanes) | dict.fromkeys(PER_LINK, links) | dict.fromkeys(PER_SLOT, here)
-    sizes |= dict.fromkeys(PER_NODE, 2 * here)
+    all_slots = timers + slots
+    _check_room(all_slots, 4, "messages")
+    sizes = dict.fromkeys(PER_LANE, lanes) | dict.fromkeys(PER_LINK, links) | dict.fromkeys(PER_SLOT, all_slots)
+    sizes |= dict.fromkeys(PER_NODE, 2 * all_slots)
     sizes |= {"reg": REGISTERS, "sums": 2, "heap": 64, "table_key": 128, "table_head": 128}
-    s = _placed(State(**{name: np.zeros(sizes.get(name, 0), kind) for name, kind in DTYPES.items()}))
+    s = _with_table(State(**{name: np.zeros(sizes.get(name, 0), kind) for name, kind in DTYPES.items()}))
     s.reg[NOW] = s.reg[LAST] = launch_fs
     s.reg[CHAIN] = s.reg[EDGE] = s.reg[PATIENCE] = -1
     s.capacity[:] = capacities_uBps
@@ -96,17 +131,17 @@ def new_state(capacities_uBps: Ints, lane_steps: Ints, launch_fs: int, *, fifo: 
     return s
 
 
-def lengthened(state: State, names: tuple[str, ...], length: int) -> State:
+def extend_arrays(state: State, names: tuple[str, ...], length: int) -> State:
     """The state with some arrays lengthened."""
     longer = {}
     for name in names:
         old = getattr(state, name)
         longer[name] = np.zeros(length, old.dtype)
         longer[name][: len(old)] = old
-    return replaced(state, longer)
+    return replace_arrays(state, longer)
 
 
-def replaced(state: State, arrays: dict[str, Array]) -> State:
+def replace_arrays(state: State, arrays: dict[str, Array]) -> State:
     """The state with some arrays replaced, also in its table."""
     table = state.table.copy()
     for name, array in arrays.items():
@@ -114,7 +149,7 @@ def replaced(state: State, arrays: dict[str, Array]) -> State:
     return state._replace(**arrays, table=table)
 
 
-def _placed(state: State) -> State:
+def _with_table(state: State) -> State:
     """The state with a table of the addresses of its arrays."""
     return state._replace(table=np.array([_place(array) for array in state[:-1]], np.int64).reshape(-1))
 
@@ -127,29 +162,29 @@ def _place(array: Array) -> tuple[int, int]:
 def more_slots(state: State, slots: int) -> State:
     """Grow to a number of slots."""
     _check_room(slots, 4, "messages")
-    state = lengthened(state, PER_SLOT, slots)
-    return larger_calendar(lengthened(state, PER_NODE, 2 * slots))
+    state = extend_arrays(state, PER_SLOT, slots)
+    return larger_calendar(extend_arrays(state, PER_NODE, 2 * slots))
 
 
 def more_hops(state: State, hops: int) -> State:
     """Grow to a number of hops."""
     _check_room(hops, 1, "links of messages")
-    return lengthened(state, PER_HOP, hops)
+    return extend_arrays(state, PER_HOP, hops)
 
 
 def more_rings(state: State, entries: int) -> State:
     """Grow to a number of connection entries."""
     _check_room(entries, 1, "places of connections")
     old = len(state.ring)
-    state = lengthened(state, ("ring",), entries)
+    state = extend_arrays(state, ("ring",), entries)
     state.ring[old:] = -1
     return state
 
 
-def _check_room(wanted: int, entries: int, what: str) -> None:
-    if wanted * entries > MOST_ENTRIES:
+def _check_room(count: int, entries: int, contents: str) -> None:
+    if count * entries > MOST_ENTRIES:
         raise ConfigError(
-            f"{wanted} {what} at once are too many for the fast engine; expected no more than {MOST_ENTRIES // entries}; "
+            f"{count} {contents} at once are too many for the fast engine; expected no more than {MOST_ENTRIES // entries}; "
             "engine='simpy' has no such limit"
         )
 
@@ -160,9 +195,9 @@ def larger_calendar(state: State) -> State:
     size, twice = 64, 2 * len(state.phase)
     while size < twice + max(2 * int(state.reg[HEAP]), min(twice, LEAST_TIMES)):
         size *= 2
-    state = lengthened(state, ("heap",), size)
+    state = extend_arrays(state, ("heap",), size)
     keys, heads = np.full(2 * size, -1, np.int64), np.full(2 * size, -1, np.int32)
-    state = replaced(state, {"table_key": keys, "table_head": heads})
+    state = replace_arrays(state, {"table_key": keys, "table_head": heads})
     rehash(state)
     return state
 
@@ -170,7 +205,7 @@ def larger_calendar(state: State) -> State:
 def edges(state: State, count: int) -> State:
     """The edges of a run: one for each wait of a message for another."""
     _check_room(count, 1, "waits")
-    state = lengthened(state, ("edge_next", "edge_slot"), count)
+    state = extend_arrays(state, ("edge_next", "edge_slot"), count)
     state.edge_next[:] = np.arange(1, count + 1)
     state.edge_next[-1:] = -1
     state.reg[EDGE] = 0 if count else -1

@@ -69,16 +69,16 @@ class State(NamedTuple):
     start_fs: Ints
     end_fs: Ints
     done_fs: Ints
-    left: Reals
+    remaining: Reals
     rate: Ints
-    own: Ints  # the least rate by a private hop
+    private_rate: Ints  # the least rate by a private hop
     since_fs: Ints
     finish_fs: Ints
     cover: Shorts  # link whose timer covers the slot; -1: own calendar entry
     rated: Ints  # the last settlement that visited it
     key: Ints
-    before: Shorts
-    after: Shorts
+    previous_slot: Shorts
+    next_slot: Shorts
     limits: Ints
     weights: Ints
     started: Shorts

@@ -20,7 +20,7 @@ from numba.np.numpy_support import from_dtype
 
 from simcoll.emulator.fast.state import DTYPES, State
 
-__all__ = ["Column", "StateType"]
+__all__ = ["ColumnType", "StateType"]
 
 _WORD = ir.IntType(64)
 
@@ -32,16 +32,16 @@ class StateType(types.Type):
         super().__init__(name="simcoll.State")
 
 
-class Column(types.Type):
+class ColumnType(types.Type):
     """One of the state's arrays."""
 
     def __init__(self, dtype: types.Type) -> None:
         self.dtype = dtype
-        super().__init__(name=f"simcoll.Column({dtype})")
+        super().__init__(name=f"simcoll.ColumnType({dtype})")
 
 
 @register_model(StateType)
-@register_model(Column)
+@register_model(ColumnType)
 class _Address(models.PrimitiveModel):
     """A pointer into the table: to its start or to a column's entry."""
 
@@ -58,10 +58,10 @@ def _typeof(_state: State, _context: Any) -> StateType:
 def _unbox(_kind: StateType, state: Any, c: Any) -> NativeValue:
     table = c.pyapi.object_getattr_string(state, "table")
     kind = types.Array(types.int64, 1, "C")
-    found = c.unbox(kind, table)
+    array = c.unbox(kind, table)
     c.pyapi.decref(table)  # the state keeps it alive
-    array = c.context.make_array(kind)(c.context, c.builder, value=found.value)
-    return NativeValue(array.data, is_error=found.is_error)
+    struct = c.context.make_array(kind)(c.context, c.builder, value=array.value)
+    return NativeValue(struct.data, is_error=array.is_error)
 
 
 @infer_getattr
@@ -69,7 +69,7 @@ class _Attribute(AttributeTemplate):
     key = StateType
 
     def generic_resolve(self, _state: Any, name: str) -> Any:  # type: ignore[override]  # not a method there
-        return Column(from_dtype(np.dtype(DTYPES[name]))) if name in DTYPES else None
+        return ColumnType(from_dtype(np.dtype(DTYPES[name]))) if name in DTYPES else None
 
 
 @lower_getattr_generic(StateType)
@@ -77,57 +77,57 @@ def _column(_context: Any, builder: Any, _state: StateType, table: Any, name: st
     return builder.gep(table, [_WORD(2 * list(DTYPES).index(name))], inbounds=True)
 
 
-def _word(builder: Any, column: Any, which: int) -> Any:
+def _word(builder: Any, column: Any, entry: int) -> Any:
     """The address (0) or the length (1) of a column."""
-    found = builder.load(builder.gep(column, [_WORD(which)], inbounds=True))
+    word = builder.load(builder.gep(column, [_WORD(entry)], inbounds=True))
     # The table does not change while compiled code runs.
-    found.set_metadata("invariant.load", builder.module.add_metadata([]))
-    return found
+    word.set_metadata("invariant.load", builder.module.add_metadata([]))
+    return word
 
 
-def _item(context: Any, builder: Any, kind: Column, column: Any, index: Any) -> Any:
+def _item(context: Any, builder: Any, kind: ColumnType, column: Any, index: Any) -> Any:
     """The address of an array element."""
     pointer = context.get_data_type(kind.dtype).as_pointer()
     return builder.gep(builder.inttoptr(_word(builder, column, 0), pointer), [index], inbounds=True)
 
 
-def _indexed(args: Any) -> bool:
-    return isinstance(args[0], Column) and isinstance(args[1], types.Integer)
+def _is_access(args: Any) -> bool:
+    return isinstance(args[0], ColumnType) and isinstance(args[1], types.Integer)
 
 
 @infer_global(operator.getitem)
 class _Get(AbstractTemplate):
-    def generic(self, args: Any, _named: Any) -> Any:
-        if not _indexed(args):
+    def generic(self, args: Any, _keywords: Any) -> Any:
+        if not _is_access(args):
             return None
         kind = args[0].dtype
-        whole = isinstance(kind, types.Integer) and kind != types.uint64
-        return signature(types.int64 if whole else kind, args[0], types.intp)
+        is_integer = isinstance(kind, types.Integer) and kind != types.uint64
+        return signature(types.int64 if is_integer else kind, args[0], types.intp)
 
 
 @infer_global(operator.setitem)
 class _Set(AbstractTemplate):
-    def generic(self, args: Any, _named: Any) -> Any:
-        return signature(types.none, args[0], types.intp, args[0].dtype) if _indexed(args) else None
+    def generic(self, args: Any, _keywords: Any) -> Any:
+        return signature(types.none, args[0], types.intp, args[0].dtype) if _is_access(args) else None
 
 
 @infer_global(len)
 class _Len(AbstractTemplate):
-    def generic(self, args: Any, _named: Any) -> Any:
-        return signature(types.intp, args[0]) if isinstance(args[0], Column) else None
+    def generic(self, args: Any, _keywords: Any) -> Any:
+        return signature(types.intp, args[0]) if isinstance(args[0], ColumnType) else None
 
 
-@lower_builtin(operator.getitem, Column, types.intp)
+@lower_builtin(operator.getitem, ColumnType, types.intp)
 def _get(context: Any, builder: Any, kinds: Any, values: Any) -> Any:
-    found = builder.load(_item(context, builder, kinds.args[0], *values))
-    return context.cast(builder, found, kinds.args[0].dtype, kinds.return_type)
+    element = builder.load(_item(context, builder, kinds.args[0], *values))
+    return context.cast(builder, element, kinds.args[0].dtype, kinds.return_type)
 
 
-@lower_builtin(operator.setitem, Column, types.intp, types.Any)
+@lower_builtin(operator.setitem, ColumnType, types.intp, types.Any)
 def _set(context: Any, builder: Any, kinds: Any, values: Any) -> None:
     builder.store(values[2], _item(context, builder, kinds.args[0], *values[:2]))
 
 
-@lower_builtin(len, Column)
+@lower_builtin(len, ColumnType)
 def _length(_context: Any, builder: Any, _kinds: Any, values: Any) -> Any:
     return _word(builder, values[0], 1)

@@ -7,7 +7,7 @@ import numpy as np
 from simcoll.arrays import Ints, Shorts, Words
 from simcoll.emulator.fast.compiled import SOURCES, entry, part
 
-__all__ = ["SEED_A", "SEED_B", "hash_expanded", "hash_steps", "row_hash"]
+__all__ = ["SEED_A", "SEED_B", "hash_classes", "hash_steps", "row_hash"]
 
 SEED_A, SEED_B = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1B54A32D192ED03)
 SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
@@ -15,7 +15,7 @@ FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
 @part
-def mixed(value: np.uint64) -> np.uint64:
+def mix_word(value: np.uint64) -> np.uint64:
     """:func:`simcoll.core.hashing.mix` of one word."""
     value = (value ^ (value >> SHIFTS[0])) * FACTORS[0]
     value = (value ^ (value >> SHIFTS[1])) * FACTORS[1]
@@ -23,19 +23,21 @@ def mixed(value: np.uint64) -> np.uint64:
 
 
 @part
-def row_hash(seed: np.uint64, number: int, src: int, dst: int, size: int, start: int, end: int, done: int) -> np.uint64:
+def row_hash(
+    seed: np.uint64, number: int, src: int, dst: int, size: int, start_fs: int, end_fs: int, done_fs: int
+) -> np.uint64:
     """See :mod:`simcoll.emulator.digest`."""
-    state = mixed((seed ^ np.uint64(number)) + seed)
-    state = mixed((state ^ np.uint64(src)) + seed)
-    state = mixed((state ^ np.uint64(dst)) + seed)
-    state = mixed((state ^ np.uint64(size)) + seed)
-    state = mixed((state ^ np.uint64(start)) + seed)
-    state = mixed((state ^ np.uint64(end)) + seed)
-    return mixed((state ^ np.uint64(done)) + seed)
+    state = mix_word((seed ^ np.uint64(number)) + seed)
+    state = mix_word((state ^ np.uint64(src)) + seed)
+    state = mix_word((state ^ np.uint64(dst)) + seed)
+    state = mix_word((state ^ np.uint64(size)) + seed)
+    state = mix_word((state ^ np.uint64(start_fs)) + seed)
+    state = mix_word((state ^ np.uint64(end_fs)) + seed)
+    return mix_word((state ^ np.uint64(done_fs)) + seed)
 
 
 @entry
-def hash_expanded(
+def hash_classes(
     sums: Words,
     begin: int,
     ends: tuple[Ints, Ints, Ints],
@@ -45,12 +47,12 @@ def hash_expanded(
 ) -> None:
     """Add the messages of a step from ``begin`` on, given source, destination and size of each, and start, end and done of its class."""
     src, dst, size = ends
-    start, end, done = times
+    start_fs, end_fs, done_fs = times
     a, b = sums[0], sums[1]
     for row in range(len(names)):
         m = names[row]
-        a += row_hash(SEED_A, begin + row, src[row], dst[row], size[row], start[m], end[m], done[m])
-        b += row_hash(SEED_B, begin + row, src[row], dst[row], size[row], start[m], end[m], done[m])
+        a += row_hash(SEED_A, begin + row, src[row], dst[row], size[row], start_fs[m], end_fs[m], done_fs[m])
+        b += row_hash(SEED_B, begin + row, src[row], dst[row], size[row], start_fs[m], end_fs[m], done_fs[m])
     sums[0], sums[1] = a, b
 
 
@@ -69,13 +71,14 @@ def hash_steps(
     ``patterns[p]``; ``ends`` are source, destination and class of each row, and ``times`` size, start, end and done of all classes.
     """
     src, dst, name = ends
-    size, start, end, done = times
+    size = times[0]
+    start_fs, end_fs, done_fs = times[1:]
     a, b = sums[0], sums[1]
     for step in range(steps.shape[1]):
-        first = patterns[steps[0, step]]
-        number, classes = steps[1, step] - first, steps[2, step]
-        for row in range(first, patterns[steps[0, step] + 1]):
+        first_row = patterns[steps[0, step]]
+        number, classes = steps[1, step] - first_row, steps[2, step]
+        for row in range(first_row, patterns[steps[0, step] + 1]):
             m = classes + name[row]
-            a += row_hash(SEED_A, number + row, src[row], dst[row], size[m], start[m], end[m], done[m])
-            b += row_hash(SEED_B, number + row, src[row], dst[row], size[m], start[m], end[m], done[m])
+            a += row_hash(SEED_A, number + row, src[row], dst[row], size[m], start_fs[m], end_fs[m], done_fs[m])
+            b += row_hash(SEED_B, number + row, src[row], dst[row], size[m], start_fs[m], end_fs[m], done_fs[m])
     sums[0], sums[1] = a, b

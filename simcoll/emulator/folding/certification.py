@@ -20,7 +20,7 @@ from simcoll.emulator.folding.partition import (
     first_of,
     runs_of_steps,
 )
-from simcoll.emulator.steps.timed import Shape, Timed
+from simcoll.emulator.steps.timed import StepShape, Timed
 
 __all__ = ["certify"]
 
@@ -79,7 +79,7 @@ def certify(
     padded = padded.astype(np.int16 if padded.max() < 1 << 15 else np.int32)
     for some, run in runs_of_steps(patterns):
         here = slice(begins[some[0]], begins[some[-1] + 1])
-        ordered = (places[some[0]], ways[numbers[some[0]]]) if run.connected and ways is not None else ()
+        ordered = (places[some[0]], ways[numbers[some[0]]]) if run.uses_connections and ways is not None else ()
         every = (dense if ordered else alike)(
             *((np.repeat(some, np.diff(begins[some[0] : some[-1] + 2])),) if len(some) > 1 else ordered),
             run.delay_fs,
@@ -112,7 +112,7 @@ def certify(
     return found
 
 
-def _crossed(shape: Shape, classes: Array) -> Sequence[Array]:
+def _crossed(shape: StepShape, classes: Array) -> Sequence[Array]:
     """The link classes of each message in order, as columns; as one column if few messages have links."""
     crossed = classes[shape.links]
     crossed.sort(axis=1)
@@ -143,7 +143,7 @@ class _Lists(NamedTuple):
             self.links.extend((link, own) for link in shape.links.T)
         else:  # few rows, which may have many links
             self.links.append((shape.links.reshape(-1), np.repeat(own, shape.links.shape[1])))
-        if step.connected:
+        if step.uses_connections:
             self.ways.append((ways, names))
 
     def unlike(self, partition: Partition) -> str:

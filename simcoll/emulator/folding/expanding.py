@@ -32,12 +32,12 @@ class ExpandedHash:
             number = np.arange(begin, begin + len(step))
             self._hash.add([number, shape.src, shape.dst, step.size, start[names], end[names], done[names]])
             return
-        from simcoll.emulator.fast.trace_hashing import hash_expanded  # imports numba
+        from simcoll.emulator.fast.trace_hashing import hash_classes  # imports numba
 
         # The compiled function takes writable, row-major columns.
         src, dst, size = (np.require(column, np.int64, ["C", "W"]) for column in (shape.src, shape.dst, step.size))
         names = np.require(names, np.int32, ["C", "W"])
-        hash_expanded(self._sums, begin, (src, dst, size), names, (start, end, done))
+        hash_classes(self._sums, begin, (src, dst, size), names, (start, end, done))
 
     def hexdigest(self) -> str:
         """32 hexadecimal digits."""

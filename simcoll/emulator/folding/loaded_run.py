@@ -26,7 +26,7 @@ from simcoll.emulator.steps.timed import Timed, joined_moves, joined_routes, tim
 from simcoll.errors import InternalError
 
 if TYPE_CHECKING:
-    from simcoll.emulator.fast.whole import Costs, Sheet, Whole
+    from simcoll.emulator.fast.whole import Sheet, SheetCosts, Whole
 
 __all__ = ["MOST_SLOTS", "LoadedRun", "Outcome", "fits", "load_all", "load_classes", "slim"]
 
@@ -88,13 +88,13 @@ class LoadedRun:
         classes = None if self.links is None else rows
         return Outcome(int(state.reg[LAST]), self._hash(state), classes)
 
-    def _costs(self, protocol: Protocol, each: int) -> Costs:
-        """Costs of all distinct rows, with chunks of ``each`` bytes."""
-        from simcoll.emulator.fast.whole import Costs
+    def _costs(self, protocol: Protocol, each: int) -> SheetCosts:
+        """SheetCosts of all distinct rows, with chunks of ``each`` bytes."""
+        from simcoll.emulator.fast.whole import SheetCosts
 
         *fixed, size = self.rows.priced(protocol, each)
         delay, busy, wire, post = fixed if self.leader is None else joint_costs(self.leader, *fixed)
-        return Costs(delay, busy, wire, post, size)
+        return SheetCosts(delay, busy, wire, post, size)
 
     def _names(self, name: Callable[[int], str]) -> Callable[[int], str]:
         links = self.links

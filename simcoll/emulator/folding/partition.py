@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from simcoll.arrays import Array, Ints
 from simcoll.core.hashing import SALTS, mix
-from simcoll.emulator.steps.timed import Shape, Timed
+from simcoll.emulator.steps.timed import StepShape, Timed
 
 Hashes = NDArray[np.uint64]
 
@@ -69,9 +69,9 @@ class Ties(NamedTuple):
 
     def marked(self, messages: Hashes) -> Hashes:
         """Hashes of messages, mixed with those of the messages that they are tied to."""
-        from simcoll.emulator.fast.refining import tied  # imports numba
+        from simcoll.emulator.fast.refining import tie_hashes  # imports numba
 
-        return tied(messages, self.leader, self.later, self.earlier)
+        return tie_hashes(messages, self.leader, self.later, self.earlier)
 
     def broken(self, names: Ints) -> str:
         """Why messages of one class are tied to different ones; empty if they are not."""
@@ -129,9 +129,9 @@ def alike(*columns: NDArray[Any]) -> Ints:
     >>> len(set(alike(np.array([7, 7, 5]), np.array([1, 1, 1])).tolist()))
     2
     """
-    from simcoll.emulator.fast.grouping import grouped  # imports numba
+    from simcoll.emulator.fast.grouping import group_rows  # imports numba
 
-    names, equal = grouped([column for column in columns if _varies(column)] or columns[:1])
+    names, equal = group_rows([column for column in columns if _varies(column)] or columns[:1])
     return names if equal else dense(*columns)
 
 
@@ -154,14 +154,14 @@ def connections_in_order(patterns: Sequence[Timed]) -> tuple[list[Ints], list[In
 
     A step without connections gets empty arrays.
     """
-    from simcoll.emulator.fast.grouping import numbered, positions  # imports numba
+    from simcoll.emulator.fast.grouping import number_words, positions  # imports numba
 
-    if not any(step.connected for step in patterns):
+    if not any(step.uses_connections for step in patterns):
         return [NONE] * len(patterns), [NONE] * len(patterns), 0
     lanes = 1 + max((int(step.shape.receiver.max(initial=-1)) for step in patterns), default=-1)
     pairs = [_connections(step, lanes) for step in patterns]
     every = np.concatenate([*pairs, np.zeros(0, np.int64)])
-    names, first = numbered(every.view(np.uint64))
+    names, first = number_words(every.view(np.uint64))
     ascending = np.empty(len(first), np.int64)
     ascending[np.argsort(every[first])] = np.arange(len(first))
     numbers = np.split(ascending[names], np.cumsum([len(pair) for pair in pairs]))[: len(pairs)]
@@ -170,7 +170,7 @@ def connections_in_order(patterns: Sequence[Timed]) -> tuple[list[Ints], list[In
 
 def _connections(step: Timed, lanes: int) -> Ints:
     """Numbers of the connections of a step; empty if it has none."""
-    if not step.connected:
+    if not step.uses_connections:
         return np.zeros(0, np.int64)
     given = step.shape.connection
     return step.shape.sender * lanes + step.shape.receiver if given is None else given
@@ -193,7 +193,7 @@ def runs_of_steps(patterns: Sequence[Timed]) -> list[tuple[range, Timed]]:
 
     def kind(number: int) -> tuple[int, ...]:
         step, shape = patterns[number], patterns[number].shape
-        plain = len(step) < SHORT_ROWS and not step.connected and shape.leader is None and shape.linked is None
+        plain = len(step) < SHORT_ROWS and not step.uses_connections and shape.leader is None and shape.linked is None
         return (shape.links.shape[1],) if plain and rows <= JOINED_ROWS else (-1, number)
 
     found = []
@@ -203,7 +203,9 @@ def runs_of_steps(patterns: Sequence[Timed]) -> list[tuple[range, Timed]]:
         if len(steps) > 1:
             shapes = [step.shape for step in steps]
             sender, receiver = in_one((shape.sender, shape.receiver) for shape in shapes)
-            shape = Shape(sender, receiver, sender, receiver, np.concatenate([shape.links for shape in shapes]), NONE)
+            shape = StepShape(
+                sender, receiver, sender, receiver, np.concatenate([shape.links for shape in shapes]), NONE
+            )
             delay, busy, wire, post = in_one((step.delay_fs, step.busy_fs, step.wire, step.post_fs) for step in steps)
             steps = [Timed(shape, delay, busy, wire, post, sender, ())]
         found.append((range(numbers[0], numbers[-1] + 1), steps[0]))
@@ -211,9 +213,9 @@ def runs_of_steps(patterns: Sequence[Timed]) -> list[tuple[range, Timed]]:
 
 
 def _colour(hashes: Hashes) -> tuple[Ints, int]:
-    from simcoll.emulator.fast.grouping import numbered  # imports numba
+    from simcoll.emulator.fast.grouping import number_words  # imports numba
 
-    names, first = numbered(hashes)
+    names, first = number_words(hashes)
     return names, len(first)
 
 
@@ -249,7 +251,7 @@ def refine(
     every, fixed = _words(len(patterns), SALTS[1]), []
     for some, step in runs:
         costs = step.delay_fs, step.busy_fs, step.wire, step.post_fs
-        names = alike(*costs, *places[some[0] : some[0] + step.connected])
+        names = alike(*costs, *places[some[0] : some[0] + step.uses_connections])
         fixed.append(_words(int(names.max(initial=-1)) + 1, SALTS[0])[names])
         fixed[-1] += np.repeat(every[some[0] : some[-1] + 1], np.diff(begins[some[0] : some[-1] + 2]))
     # Every round except the last increases the number of classes.
@@ -257,7 +259,7 @@ def refine(
         old = Colours(_hashed(lanes, SALTS[0]), _hashed(links, SALTS[1]), _hashed(ways, SALTS[2]))
         new = Colours(*(hashes.copy() for hashes in old))
         for (some, step), cost in zip(runs, fixed, strict=True):
-            connected = numbers[some[0]] if step.connected else NONE
+            connected = numbers[some[0]] if step.uses_connections else NONE
             here = slice(begins[some[0]], begins[some[-1] + 1])
             spread(
                 step.shape, cost, connected, marks[here], old, new, messages[here] if ties else messages[: len(step)]

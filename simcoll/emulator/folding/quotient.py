@@ -16,7 +16,7 @@ from simcoll.core.plan import Plan
 from simcoll.core.step import distinct
 from simcoll.emulator.folding.certification import certify
 from simcoll.emulator.folding.partition import Partition, Ties, connections_in_order, first_of, refine
-from simcoll.emulator.steps.timed import Shape, Timed
+from simcoll.emulator.steps.timed import StepShape, Timed
 
 __all__ = ["Quotient", "fold", "folded", "no_quotient"]
 
@@ -194,7 +194,7 @@ def _ways(patterns: tuple[Timed, ...], partition: Partition) -> list[Ints | None
     if classes is None:
         return [None] * len(patterns)
     numbers = connections_in_order(patterns)[0]
-    return [classes[own] if step.connected else None for step, own in zip(patterns, numbers, strict=True)]
+    return [classes[own] if step.uses_connections else None for step, own in zip(patterns, numbers, strict=True)]
 
 
 def _image(
@@ -216,7 +216,7 @@ def _image(
     sender, receiver = lanes[shape.sender[row]], lanes[shape.receiver[row]]
     connection = None if way is None else way[row]
     leader = None if shape.leader is None else np.where(shape.leader[row] >= 0, names[shape.leader[row]], -1)
-    image = Shape(sender, receiver, sender, receiver, links.astype(np.int32), weight, connection, leader)
+    image = StepShape(sender, receiver, sender, receiver, links.astype(np.int32), weight, connection, leader)
     nothing = tuple(0 for _ in step.bytes_by_op)
     costs = (step.delay_fs[row], step.busy_fs[row], step.wire[row], step.post_fs[row], step.size[row])
     return Timed(image, *costs, nothing, step.depth, step.role)

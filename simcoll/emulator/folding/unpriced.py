@@ -20,8 +20,8 @@ from simcoll.emulator.folding.quotient import Quotient, fold
 from simcoll.emulator.model import message_costs
 from simcoll.emulator.steps.plan_placement import Placement
 from simcoll.emulator.steps.run_links import all_links
-from simcoll.emulator.steps.step_columns import Moves, Summary, cache_key, turns
-from simcoll.emulator.steps.timed import Shape, StepTimer, Timed, joined_moves, timed_steps
+from simcoll.emulator.steps.step_columns import Moves, PlanSummary, cache_key, turns
+from simcoll.emulator.steps.timed import StepShape, StepTimer, Timed, joined_moves, timed_steps
 from simcoll.topology import Routes, Topology
 
 __all__ = ["CostTerms", "Ends", "Folding", "UnpricedRows", "find_classes"]
@@ -105,8 +105,8 @@ class CostTerms(StepTimer):
         self.moves: dict[Timed, Moves] = {}
         self.routes: dict[Timed, Routes] = {}
 
-    def _timed(self, steps: list[Moves], first_message: int) -> list[Timed]:  # noqa: ARG002 - there is no jitter
-        found, first, ways = [], 0, self._remembered(steps)
+    def _time(self, steps: list[Moves], first_message: int) -> list[Timed]:  # noqa: ARG002 - there is no jitter
+        found, first, ways = [], 0, self._recent(steps)
         labels: Any = alike(
             *in_one(
                 (
@@ -134,7 +134,7 @@ class CostTerms(StepTimer):
 def find_classes(
     plan: Plan,
     topology: Topology,
-    seen: Summary,
+    seen: PlanSummary,
     *,
     expanded: bool,
     worth_it: bool,
@@ -181,5 +181,5 @@ def _folding(found: Quotient, timer: CostTerms, each: int, *, expanded: bool) ->
 def _without_costs(step: Timed) -> Timed:
     """The parts of a step that an expansion needs."""
     none, no_links = np.zeros(0, np.int64), np.zeros((0, 0), np.int32)
-    shape = Shape(none, none, step.shape.src, step.shape.dst, no_links, none)
+    shape = StepShape(none, none, step.shape.src, step.shape.dst, no_links, none)
     return replace(step, shape=shape, delay_fs=none, busy_fs=none, wire=none, post_fs=none)

@@ -11,20 +11,20 @@ from simcoll.emulator.events.cut import Cut
 from simcoll.emulator.events.timeline import Timeline
 from simcoll.emulator.folding.expanding import ExpandedHash
 from simcoll.emulator.folding.quotient import Quotient, fold
-from simcoll.emulator.interrupted import machine_cut
+from simcoll.emulator.interrupted import cut_of_machine
 from simcoll.emulator.programs.program_events import changes_during
-from simcoll.emulator.programs.program_result import Times
+from simcoll.emulator.programs.program_result import OperationTimes
 from simcoll.emulator.programs.step_lowering import BEGINS, ENDS, Lowered
 from simcoll.emulator.steps.pruning import without_links
 from simcoll.emulator.steps.roles import MOVES
 from simcoll.emulator.steps.timed import Timed
 from simcoll.errors import InternalError
 
-__all__ = ["Played", "play_all", "play_classes"]
+__all__ = ["ProgramOutcome", "play_all", "play_classes"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Played:
+class ProgramOutcome:
     """The outcome of a run: time and hash, the number of classes played, and with ``keep`` the times of messages and operations.
 
     A run that events cut off has a ``cut``, the number of completed ``messages``, and no times of operations.
@@ -34,12 +34,12 @@ class Played:
     trace_hash: str
     classes: int | None
     done_fs: Ints | None = None
-    times: dict[int, Times] | None = None
+    times: dict[int, OperationTimes] | None = None
     cut: Cut | None = None
     messages: int = 0
 
 
-class _Expansion:
+class _ProgramTimes:
     """Collects the times of all messages and operations, step by step.
 
     With a quotient, the times of classes are expanded to those of all messages.
@@ -50,13 +50,13 @@ class _Expansion:
         self.hash = ExpandedHash()
         self.done_fs = np.full(lowered.messages, -1, np.int64) if keep else None
         numbers: dict[Timed, int] = {}
-        which: list[int] = []
+        sequence: list[int] = []
         entries: list[int] = []
         for group, times in lowered.stream:
-            entries.append(len(which))
-            which += [numbers.setdefault(step, len(numbers)) for step in group] * times
+            entries.append(len(sequence))
+            sequence += [numbers.setdefault(step, len(numbers)) for step in group] * times
         self.patterns = tuple(numbers)
-        self.which = np.array(which, np.int64)
+        self.which = np.array(sequence, np.int64)
         small = np.array([len(step) for step in (quotient.steps if quotient else self.patterns)], np.int64)
         large = np.array([len(step) * (step.role == MOVES) for step in self.patterns], np.int64)
         self.first = np.cumsum(small[self.which]) - small[self.which]
@@ -68,79 +68,83 @@ class _Expansion:
         }
         self.marked: dict[tuple[int, int], Ints] = {}
 
-    def __call__(self, first: int, step: Timed, start: Ints, end: Ints, done: Ints) -> None:
+    def __call__(self, first_row: int, step: Timed, start_fs: Ints, end_fs: Ints, done_fs: Ints) -> None:
         """Take the times of a finished step."""
-        place = int(np.searchsorted(self.first, first, "right")) - 1
+        place = int(np.searchsorted(self.first, first_row, "right")) - 1
         if place in self.marks:
-            self.marked[self.marks[place]] = done.copy()
+            self.marked[self.marks[place]] = done_fs.copy()
         if step.role != MOVES:
             return
-        which, begin = self.which[place], int(self.number[place])
-        step = self.patterns[which]
+        pattern, begin = self.which[place], int(self.number[place])
+        step = self.patterns[pattern]
         if self.quotient is not None:
-            names = self.quotient.classes[which]
-            self.hash.add(begin, step, names, start, end, done)
-            done = done[names]
+            names = self.quotient.classes[pattern]
+            self.hash.add(begin, step, names, start_fs, end_fs, done_fs)
+            done_fs = done_fs[names]
         if self.done_fs is not None:
-            self.done_fs[begin : begin + len(step)] = done
+            self.done_fs[begin : begin + len(step)] = done_fs
 
-    def times(self) -> dict[int, Times]:
+    def times(self) -> dict[int, OperationTimes]:
         """Begin and end of operations, by number."""
-        found, places = {}, {mark: place for place, mark in self.marks.items()}
+        times, places = {}, {mark: place for place, mark in self.marks.items()}
         for operation in self.lowered.marks:
             begin, end = ((operation, kind) for kind in (BEGINS, ENDS))
             names = None
             if self.quotient is not None:
-                one, two = (self.quotient.classes[self.which[places[mark]]] for mark in (begin, end))
-                names = one, two
-            found[operation] = Times(self.marked[begin], self.marked[end], names)
-        return found
+                begin_names, end_names = (self.quotient.classes[self.which[places[mark]]] for mark in (begin, end))
+                names = begin_names, end_names
+            times[operation] = OperationTimes(self.marked[begin], self.marked[end], names)
+        return times
 
 
-def play_all(lowered: Lowered, *, keep: bool, timeline: Timeline | None = None) -> Played:
+def play_all(lowered: Lowered, *, keep: bool, timeline: Timeline | None = None) -> ProgramOutcome:
     """Play every row with the compiled loops, including events."""
-    from simcoll.emulator.fast.driver import Machine  # imports numba
+    from simcoll.emulator.fast.driver import StepMachine  # imports numba
 
-    resources, played = lowered.resources, _Expansion(lowered, None, keep=keep) if keep else None
+    resources, expansion = lowered.resources, _ProgramTimes(lowered, None, keep=keep) if keep else None
     changes = None if timeline is None else changes_during(resources, timeline)
-    machine = Machine(
-        resources.capacity, lowered.lane_steps, lowered.drawn(), fifo=resources.fifo, over=played, changes=changes
+    machine = StepMachine(
+        resources.capacity, lowered.lane_steps, lowered.drawn(), fifo=resources.fifo, on_step=expansion, changes=changes
     )
     machine.play(resources.link_name)
     if timeline is not None and not machine.through:
-        left, cut = machine_cut(timeline, machine, resources.link_name, resources.stride, sum(lowered.bytes_by_op))
-        done = None if played is None else played.done_fs
-        if done is not None:
-            done[left.numbers] = left.done_fs
-        return Played(cut.time_fs, left.trace_hash, None, done, cut=cut, messages=left.messages)
+        record, cut = cut_of_machine(timeline, machine, resources.link_name, resources.stride, sum(lowered.bytes_by_op))
+        done_fs = None if expansion is None else expansion.done_fs
+        if done_fs is not None:
+            done_fs[record.numbers] = record.done_fs
+        return ProgramOutcome(cut.time_fs, record.trace_hash, None, done_fs, cut=cut, messages=record.messages)
     if machine.messages != lowered.rows or tuple(machine.bytes_by_op) != lowered.bytes_by_op:
         raise InternalError(
             f"{machine.messages} rows moved {machine.bytes_by_op} bytes; the program has {lowered.rows} and {lowered.bytes_by_op}"
         )
-    return _times(machine.time_fs, machine.hexdigest(), None, played, keep=keep)
+    return _times(machine.time_fs, machine.hexdigest(), None, expansion, keep=keep)
 
 
-def play_classes(lowered: Lowered, *, keep: bool, expand: bool, worth_it: bool) -> Played | str:
+def play_classes(lowered: Lowered, *, keep: bool, expand: bool, worth_it: bool) -> ProgramOutcome | str:
     """Play one row of every class, or return the reason why not; ``expand``: with a trace hash."""
-    from simcoll.emulator.fast.driver import Machine  # imports numba
+    from simcoll.emulator.fast.driver import StepMachine  # imports numba
 
     resources = lowered.resources
-    found = fold(
+    quotient = fold(
         without_links(lowered.stream, lowered.dropped), resources.capacity, lowered.lane_steps, worth_it=worth_it
     )
-    if isinstance(found, str):
-        return found
-    played = _Expansion(lowered, found, keep=keep) if keep or expand else None
-    machine = Machine(found.capacity, found.lane_steps, found.stream(), fifo=resources.fifo, hashed=False, over=played)
-    machine.play(lambda link: f"class {link}, for example {resources.link_name(int(found.links[link]))}")
-    if machine.messages != found.messages:
-        raise InternalError(f"{machine.messages} of {found.messages} rows of the quotient are done")
-    told = played.hash.hexdigest() if played else ""
-    return _times(machine.time_fs, told, machine.messages, played, keep=keep)
+    if isinstance(quotient, str):
+        return quotient
+    expansion = _ProgramTimes(lowered, quotient, keep=keep) if keep or expand else None
+    machine = StepMachine(
+        quotient.capacity, quotient.lane_steps, quotient.stream(), fifo=resources.fifo, hashed=False, on_step=expansion
+    )
+    machine.play(lambda link: f"class {link}, for example {resources.link_name(int(quotient.links[link]))}")
+    if machine.messages != quotient.messages:
+        raise InternalError(f"{machine.messages} of {quotient.messages} rows of the quotient are done")
+    trace_hash = expansion.hash.hexdigest() if expansion else ""
+    return _times(machine.time_fs, trace_hash, machine.messages, expansion, keep=keep)
 
 
-def _times(time_fs: int, trace_hash: str, classes: int | None, seen: _Expansion | None, *, keep: bool) -> Played:
+def _times(
+    time_fs: int, trace_hash: str, classes: int | None, expansion: _ProgramTimes | None, *, keep: bool
+) -> ProgramOutcome:
     """The outcome of a run."""
-    if seen is None or not keep:
-        return Played(time_fs, trace_hash, classes)
-    return Played(time_fs, trace_hash, classes, seen.done_fs, seen.times())
+    if expansion is None or not keep:
+        return ProgramOutcome(time_fs, trace_hash, classes)
+    return ProgramOutcome(time_fs, trace_hash, classes, expansion.done_fs, expansion.times())

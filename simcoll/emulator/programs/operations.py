@@ -25,46 +25,46 @@ After = int | str | Sequence[int | str]
 __all__ = ["Call", "Compute", "Operation", "Send", "rank_array", "times_of"]
 
 
-def _frozen(what: str, values: ArrayLike, dimensions: int) -> Ints:
+def _read_only(subject: str, values: ArrayLike, dimensions: int) -> Ints:
     """Whole numbers as a read-only array; an array that is already read-only is not copied."""
     if isinstance(values, np.ndarray) and values.dtype == np.int64 and not values.flags.writeable:
         array = values
     else:
-        array = whole_numbers(what, values, "iu").copy()
+        array = whole_numbers(subject, values, "iu").copy()
         array.setflags(write=False)
     if array.ndim != dimensions:
         shape = ("a number", "a list", "a matrix")[dimensions]
-        raise ConfigError(f"{what} must be {shape} of whole numbers, got {values!r:.60}")
+        raise ConfigError(f"{subject} must be {shape} of whole numbers, got {values!r:.60}")
     return array
 
 
-def times_of(what: str, values: int | ArrayLike, count: int) -> int | Ints:
+def times_of(subject: str, values: int | ArrayLike, count: int) -> int | Ints:
     """One time in femtoseconds for all ranks, or one for each."""
     if isinstance(values, (int, np.integer)):
-        return whole_number(what, values, 0, MAX_TIME_FS)
-    times = _frozen(what, values, 1)
+        return whole_number(subject, values, 0, MAX_TIME_FS)
+    times = _read_only(subject, values, 1)
     if len(times) != count:
-        raise ConfigError(f"{what} must be one time, or one for each of {count} ranks; got {len(times)}")
+        raise ConfigError(f"{subject} must be one time, or one for each of {count} ranks; got {len(times)}")
     if count and times.min() < 0:
-        raise ConfigError(f"{what} must be at least 0, got {times.min()}")
+        raise ConfigError(f"{subject} must be at least 0, got {times.min()}")
     return times
 
 
-def _after(given: After) -> tuple[int | str, ...]:
-    if isinstance(given, (int, str, np.integer)):
-        given = (given,)
+def _after(predecessors: After) -> tuple[int | str, ...]:
+    if isinstance(predecessors, (int, str, np.integer)):
+        predecessors = (predecessors,)
     try:
-        entries = tuple(entry if isinstance(entry, str) else int(entry) for entry in given)
+        entries = tuple(entry if isinstance(entry, str) else int(entry) for entry in predecessors)
     except (TypeError, ValueError):
         entries = None
-    if entries is None or any(isinstance(entry, (bool, float)) for entry in given):
-        raise ConfigError(f"after must be numbers or names of earlier operations, got {given!r:.60}")
+    if entries is None or any(isinstance(entry, (bool, float)) for entry in predecessors):
+        raise ConfigError(f"after must be numbers or names of earlier operations, got {predecessors!r:.60}")
     return entries
 
 
-def _text(what: str, given: object) -> None:
-    if not isinstance(given, str):
-        raise ConfigError(f"the {what} of an operation must be text, got {given!r:.60}")
+def _text(subject: str, text: object) -> None:
+    if not isinstance(text, str):
+        raise ConfigError(f"the {subject} of an operation must be text, got {text!r:.60}")
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -106,11 +106,11 @@ class Compute:
         self, ranks: ArrayLike, duration_fs: int | ArrayLike, stream: str = "compute", after: After = (), name: str = ""
     ) -> None:
         _set(self, stream, after, name)
-        object.__setattr__(self, "ranks", _frozen("ranks of a Compute", ranks, 1))
+        object.__setattr__(self, "ranks", _read_only("ranks of a Compute", ranks, 1))
         object.__setattr__(self, "duration_fs", times_of("duration_fs", duration_fs, len(self.ranks)))
 
     def __repr__(self) -> str:
-        return _shown(self)
+        return _describe(self)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -150,13 +150,13 @@ class Call:
     ) -> None:
         expect(plan, Plan, "a Call takes a plan, made by bind(schedule, count)")
         _set(self, stream, after, name)
-        given = _frozen("groups of a Call", plan.ranks[None] if groups is None else groups, 2)
-        if given.shape[1] != plan.nranks or not given.size:
+        matrix = _read_only("groups of a Call", plan.ranks[None] if groups is None else groups, 2)
+        if matrix.shape[1] != plan.nranks or not matrix.size:
             raise ConfigError(
-                f"groups of {plan.collective} are lists of {plan.nranks} ranks; got a matrix of shape {given.shape}"
+                f"groups of {plan.collective} are lists of {plan.nranks} ranks; got a matrix of shape {matrix.shape}"
             )
         object.__setattr__(self, "plan", plan)
-        object.__setattr__(self, "groups", given)
+        object.__setattr__(self, "groups", matrix)
 
     @property
     def ranks(self) -> Ints:
@@ -164,7 +164,7 @@ class Call:
         return self.groups.reshape(-1)
 
     def __repr__(self) -> str:
-        return _shown(self, self.plan.collective.kind)
+        return _describe(self, self.plan.collective.kind)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -211,15 +211,15 @@ class Send:
         name: str = "",
     ) -> None:
         _set(self, stream, after, name)
-        given = _frozen("pairs of a Send", pairs, 2)
-        if given.shape[1] != 2 or not given.size:
-            raise ConfigError(f"pairs of a Send are (source, destination); got a matrix of shape {given.shape}")
-        found = find_protocol(protocol) if isinstance(protocol, str) else protocol
-        if not isinstance(found, Protocol):
+        matrix = _read_only("pairs of a Send", pairs, 2)
+        if matrix.shape[1] != 2 or not matrix.size:
+            raise ConfigError(f"pairs of a Send are (source, destination); got a matrix of shape {matrix.shape}")
+        chosen = find_protocol(protocol) if isinstance(protocol, str) else protocol
+        if not isinstance(chosen, Protocol):
             raise ConfigError(f"protocol must be a name or a Protocol, got {protocol!r:.60}")
-        object.__setattr__(self, "pairs", given)
+        object.__setattr__(self, "pairs", matrix)
         object.__setattr__(self, "nbytes", whole_number("nbytes of a Send", nbytes, 0, MAX_TIME_FS))
-        object.__setattr__(self, "protocol", found)
+        object.__setattr__(self, "protocol", chosen)
         object.__setattr__(self, "call", self._call())
 
     def _call(self) -> Call:
@@ -242,9 +242,9 @@ class Send:
                 raise ConfigError(
                     f"rank {different[times > 1][0]} is the {end} of two pairs of a Send; expected at most one"
                 )
-        own = self.pairs[self.pairs[:, 0] == self.pairs[:, 1]]
-        if len(own):
-            raise ConfigError(f"rank {own[0, 0]} sends to itself; work inside a rank is a Compute")
+        loops = self.pairs[self.pairs[:, 0] == self.pairs[:, 1]]
+        if len(loops):
+            raise ConfigError(f"rank {loops[0, 0]} sends to itself; work inside a rank is a Compute")
 
     @property
     def ranks(self) -> Ints:
@@ -252,7 +252,7 @@ class Send:
         return self.call.ranks
 
     def __repr__(self) -> str:
-        return _shown(self)
+        return _describe(self)
 
 
 Operation = Compute | Call | Send
@@ -267,10 +267,10 @@ def rank_array(operation: Operation) -> Ints:
 
 @lru_cache(256)
 def _send_recv(pairs: tuple[tuple[int, int], ...], nbytes: int, protocol: Protocol) -> Plan:
-    return _bound(pairs, nbytes, protocol)
+    return _bind(pairs, nbytes, protocol)
 
 
-def _bound(pairs: tuple[tuple[int, int], ...], nbytes: int, protocol: Protocol) -> Plan:
+def _bind(pairs: tuple[tuple[int, int], ...], nbytes: int, protocol: Protocol) -> Plan:
     from simcoll.algorithms import schedule
     from simcoll.binding import bind
 
@@ -278,19 +278,19 @@ def _bound(pairs: tuple[tuple[int, int], ...], nbytes: int, protocol: Protocol) 
     return bind(schedule(collective, "direct"), nbytes, "uint8", protocol=protocol)
 
 
-def _set(operation: Any, stream: str, after: After, name: str) -> None:
+def _set(operation: Any, stream: str, predecessors: After, name: str) -> None:
     _text("stream", stream)
     _text("name", name)
     object.__setattr__(operation, "stream", stream)
-    object.__setattr__(operation, "after", _after(after))
+    object.__setattr__(operation, "after", _after(predecessors))
     object.__setattr__(operation, "name", name)
 
 
-def _shown(operation: Operation, kind: str = "") -> str:
-    what = f"{type(operation).__name__}{operation.name and ' '}{repr(operation.name) if operation.name else ''}"
+def _describe(operation: Operation, kind: str = "") -> str:
+    title = f"{type(operation).__name__}{operation.name and ' '}{repr(operation.name) if operation.name else ''}"
     if isinstance(operation, Call):
         groups, size = operation.groups.shape
         ranks = f"{kind} by {groups} groups of {size} ranks"
     else:
         ranks = f"{len(operation.pairs)} pairs" if isinstance(operation, Send) else f"{len(operation.ranks)} ranks"
-    return f"<{what} of {ranks} on stream {operation.stream!r}>"
+    return f"<{title} of {ranks} on stream {operation.stream!r}>"

@@ -70,62 +70,62 @@ class Program:
     def __init__(self, nranks: int, operations: Sequence[Operation], starts_fs: int | ArrayLike = 0) -> None:
         object.__setattr__(self, "nranks", whole_number("nranks of a Program", nranks, 1))
         try:
-            given = tuple(operations)
+            listed = tuple(operations)
         except TypeError:
             raise ConfigError(f"operations of a Program must be a list, got {operations!r:.60}") from None
-        object.__setattr__(self, "operations", given)
+        object.__setattr__(self, "operations", listed)
         object.__setattr__(self, "starts_fs", times_of("starts_fs", starts_fs, self.nranks))
         self._check_ranks()
         object.__setattr__(self, "before", self._before())
 
     def _check_ranks(self) -> None:
         """Refuse ranks that do not exist or occur twice in an operation; arrays shared by operations are checked once."""
-        seen: dict[int, Ints] = {}
+        checked: dict[int, Ints] = {}
         for number, operation in enumerate(self.operations):
             if not isinstance(operation, (Compute, Call, Send)):
                 raise ConfigError(f"operation {number} must be a Compute, Call or Send, got {operation!r:.60}")
             array = rank_array(operation)
-            if id(array) in seen:
+            if id(array) in checked:
                 continue
-            seen[id(array)] = array
+            checked[id(array)] = array
             ranks = np.sort(array, axis=None)
-            where = f"operation {number} {operation!r}"
+            subject = f"operation {number} {operation!r}"
             if len(ranks) and (ranks[0] < 0 or ranks[-1] >= self.nranks):
                 bad = ranks[0] if ranks[0] < 0 else ranks[-1]
-                raise ConfigError(f"{where} has rank {bad}; the program has ranks 0 to {self.nranks - 1}")
+                raise ConfigError(f"{subject} has rank {bad}; the program has ranks 0 to {self.nranks - 1}")
             twice = ranks[1:][ranks[1:] == ranks[:-1]]
             if len(twice):
-                raise ConfigError(f"{where} has rank {twice[0]} twice; a rank takes part in an operation once")
+                raise ConfigError(f"{subject} has rank {twice[0]} twice; a rank takes part in an operation once")
 
     def _before(self) -> tuple[tuple[int, ...], ...]:
         """Numbers of the operations that each operation follows."""
-        named: dict[str, list[int]] = {}
+        by_name: dict[str, list[int]] = {}
         for number, operation in enumerate(self.operations):
             if operation.name:
-                named.setdefault(operation.name, []).append(number)
+                by_name.setdefault(operation.name, []).append(number)
         return tuple(
-            tuple(self._number(number, entry, named) for entry in operation.after)
+            tuple(self._number(number, entry, by_name) for entry in operation.after)
             for number, operation in enumerate(self.operations)
         )
 
-    def _number(self, number: int, entry: int | str, named: dict[str, list[int]]) -> int:
+    def _number(self, number: int, entry: int | str, by_name: dict[str, list[int]]) -> int:
         """The number of an operation that operation ``number`` follows."""
-        where = f"operation {number} {self.operations[number]!r}"
-        found = entry
-        if isinstance(found, str):
-            numbers = named.get(found, [])
+        subject = f"operation {number} {self.operations[number]!r}"
+        target = entry
+        if isinstance(target, str):
+            numbers = by_name.get(target, [])
             if len(numbers) != 1:
                 raise ConfigError(
-                    f"{where} comes after {found!r}, a name that {len(numbers)} operations have; expected 1"
+                    f"{subject} comes after {target!r}, a name that {len(numbers)} operations have; expected 1"
                 )
-            found = numbers[0]
-        if not 0 <= found < number:
+            target = numbers[0]
+        if not 0 <= target < number:
             raise ConfigError(
-                f"{where} comes after operation {found}; expected an earlier one, 0 to {number - 1}"
+                f"{subject} comes after operation {target}; expected an earlier one, 0 to {number - 1}"
                 if number
-                else f"{where} comes after operation {found}; the first operation comes after none"
+                else f"{subject} comes after operation {target}; the first operation comes after none"
             )
-        return found
+        return target
 
     @classmethod
     def of(cls, plans: Sequence[Plan]) -> Program:

@@ -18,13 +18,13 @@ from simcoll.emulator.reference.fabric import Fabric
 from simcoll.emulator.reference.link_changes import LinkChanges
 from simcoll.emulator.reference.messages import Message
 from simcoll.emulator.reference.player import links_now
-from simcoll.emulator.reference.player_cut import links_of_cut
+from simcoll.emulator.reference.player_cut import stranded_messages
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
     from simcoll.emulator.fast.changing import Changes
 
-__all__ = ["Disturbance", "changes_during"]
+__all__ = ["ProgramEvents", "changes_during"]
 
 
 def changes_during(resources: Resources, timeline: Timeline) -> Changes:
@@ -43,7 +43,7 @@ def _check_ways(resources: Resources, timeline: Timeline) -> None:
         )
 
 
-class Disturbance:
+class ProgramEvents:
     """Events during a program under the SimPy clock.
 
     Attributes
@@ -57,25 +57,25 @@ class Disturbance:
         self.timeline, self._ground = timeline, resources
         self.detours = Detours(timeline.topology) if timeline.detours else None
 
-    def begin(self, fabric: Fabric, over: Callable[[], bool]) -> None:
+    def begin(self, fabric: Fabric, is_over: Callable[[], bool]) -> None:
         """Schedule the changes of links."""
         course = CapacityTimeline(self.timeline, self._ground.capacity.tolist(), self._ground.companions())
         ways: tuple[Any, ...] = (
             () if self.detours is None else ([self.detours], functools.partial(links_now, self.detours))
         )
-        LinkChanges(course, fabric, over, *ways).start()
+        LinkChanges(course, fabric, is_over, *ways).start()
 
-    def stopped(self, rank: int, now_fs: int) -> bool:
+    def at_rest(self, rank: int, now_fs: int) -> bool:
         """Whether a rank has stopped."""
         pace = self.timeline.pace
-        return pace is not None and pace.stopped(rank, now_fs)
+        return pace is not None and pace.at_rest(rank, now_fs)
 
     def end_fs(self, rank: int, now_fs: int, work_fs: int) -> int | None:
         """End of work that a rank begins now; ``None``: never."""
         pace = self.timeline.pace
         return now_fs + work_fs if pace is None else pace.end(rank, now_fs, work_fs)
 
-    def cut(
+    def early_end(
         self,
         fabric: Fabric,
         late: list[Any] | None,
@@ -88,9 +88,9 @@ class Disturbance:
 
         ``late`` are the messages that waited too long, ``name`` numbers messages.
         """
-        found = [
-            CutMessage(name(each), each.sender.place, each.receiver.place, links)
-            for each, links in links_of_cut(fabric, self.detours, late)
+        messages = [
+            CutMessage(name(message), message.sender.place, message.receiver.place, links)
+            for message, links in stranded_messages(fabric, self.detours, late)
         ]
         when = time_fs if late is None else fabric.calendar.now
-        return cut_at(self.timeline, when, found, waiting, payload_bytes, aborted=late is not None)
+        return cut_at(self.timeline, when, messages, waiting, payload_bytes, aborted=late is not None)

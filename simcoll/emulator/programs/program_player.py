@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import simpy
@@ -16,7 +17,7 @@ from simcoll.emulator.events.cut import Cut
 from simcoll.emulator.events.timeline import Timeline
 from simcoll.emulator.programs.operations import Call, Compute, rank_array
 from simcoll.emulator.programs.program import Program
-from simcoll.emulator.programs.program_events import Disturbance
+from simcoll.emulator.programs.program_events import ProgramEvents
 from simcoll.emulator.programs.resources import Resources, call_of
 from simcoll.emulator.reference.fabric import Calendar, Fabric
 from simcoll.emulator.reference.messages import Message
@@ -26,11 +27,21 @@ from simcoll.emulator.steps.step_columns import summary
 from simcoll.errors import InternalError
 from simcoll.topology import Topology
 
-Row = tuple[int, int, int, int, int, int, int]
-
-__all__ = ["ProgramPlayer"]
+__all__ = ["HashedRow", "ProgramPlayer"]
 
 HASH_BATCH = 4096
+
+
+class HashedRow(NamedTuple):
+    """A completed transfer or computation as the trace hash takes it; a computation has equal ranks and no bytes."""
+
+    message: int
+    src: int
+    dst: int
+    size_bytes: int
+    start_fs: int
+    end_fs: int
+    done_fs: int
 
 
 class ProgramPlayer:
@@ -60,12 +71,12 @@ class ProgramPlayer:
         program: Program,
         topology: Topology,
         storages: dict[tuple[int, int], Storage] | None = None,
-        watch: Callable[[int, int, int, Row], None] | None = None,
+        watch: Callable[[int, int, int, HashedRow], None] | None = None,
         timeline: Timeline | None = None,
     ) -> None:
         self.program, self.topology = program, topology
         self.resources = resources = Resources(program, topology)
-        self.events = None if timeline is None else Disturbance(resources, timeline)
+        self.events = None if timeline is None else ProgramEvents(resources, timeline)
         patience = None if timeline is None else timeline.policy.limit_fs
         self.fabric = Fabric(
             Calendar(simpy.Environment()), resources.capacity.tolist(), resources.link_name, patience_fs=patience
@@ -74,7 +85,7 @@ class ProgramPlayer:
         self.calendar = self.fabric.calendar
         self.storages, self.watch = storages or {}, watch
         self.hash = TraceHash()
-        self.rows: list[Row] = []
+        self.rows: list[HashedRow] = []
         self.time_fs = self.messages = 0
         self.bytes_by_op = [0] * len(OP_NAMES)
         self.begin_fs: list[dict[int, int]] = [{} for _ in program.operations]
@@ -95,25 +106,27 @@ class ProgramPlayer:
             ranks = rank_array(operation).reshape(-1).tolist()
             self.needs.append({})
             for rank in ranks:
-                earlier = {each for each in self.program.before[number] if rank in self.needs[each]}
+                earlier = {
+                    predecessor for predecessor in self.program.before[number] if rank in self.needs[predecessor]
+                }
                 earlier |= {latest[operation.stream, rank]} if (operation.stream, rank) in latest else set()
                 self.needs[number][rank] = len(earlier)
-                for each in sorted(earlier):
-                    self.followers.setdefault((each, rank), []).append(number)
+                for predecessor in sorted(earlier):
+                    self.followers.setdefault((predecessor, rank), []).append(number)
                 latest[operation.stream, rank] = number
 
     def _numbers(self) -> list[int]:
         """Number of the first transfer or computation of every operation."""
-        found, known = [0], {0: 0}
+        starts, sizes = [0], {0: 0}
         for operation in self.program.operations:
             call = call_of(operation)
             if call is None:
-                found.append(found[-1] + len(operation.ranks))
+                starts.append(starts[-1] + len(operation.ranks))
                 continue
-            if id(call.plan) not in known:
-                known[id(call.plan)] = summary(call.plan).messages
-            found.append(found[-1] + known[id(call.plan)] * len(call.groups))
-        return found
+            if id(call.plan) not in sizes:
+                sizes[id(call.plan)] = summary(call.plan).messages
+            starts.append(starts[-1] + sizes[id(call.plan)] * len(call.groups))
+        return starts
 
     def _make(self, number: int) -> Callable[[int], None]:
         """The function with which a rank begins an operation."""
@@ -123,24 +136,24 @@ class ProgramPlayer:
             return self._call(number, call)
         if not isinstance(operation, Compute):
             raise InternalError(f"{operation!r} is no operation")
-        ranks, first = operation.ranks.tolist(), self.first[number]
+        ranks, base = operation.ranks.tolist(), self.first[number]
         times = np.broadcast_to(operation.duration_fs, (len(ranks),)).tolist()
-        place = {rank: at for at, rank in enumerate(ranks)}
+        place = {rank: position for position, rank in enumerate(ranks)}
 
         def work(rank: int) -> None:
             begin = self.calendar.now
-            done = (
+            end = (
                 begin + times[place[rank]]
                 if self.events is None
                 else self.events.end_fs(rank, begin, times[place[rank]])
             )
-            if done is None:
+            if end is None:
                 return
-            self.calendar.at(done, worked, (rank, begin, done))
+            self.calendar.at(end, finish, (rank, begin, end))
 
-        def worked(when: tuple[int, int, int]) -> None:
-            rank, begin, done = when
-            self._count(number, 0, begin, (first + place[rank], rank, rank, 0, begin, begin, done))
+        def finish(when: tuple[int, int, int]) -> None:
+            rank, begin, end = when
+            self._count(number, 0, begin, HashedRow(base + place[rank], rank, rank, 0, begin, begin, end))
             self._over(number, rank)
 
         return work
@@ -154,18 +167,18 @@ class ProgramPlayer:
         starts = np.cumsum([0, *sizes])
         enter: dict[int, Callable[[int], None]] = {}
         pace = None if self.events is None else self.events.timeline.pace
-        for at, group in enumerate(call.groups):
+        for group_number, group in enumerate(call.groups):
             ranks = group.tolist()
-            name = partial(self._name, number, at, starts, count)
+            name = partial(self._name, number, group_number, starts, count)
             player = Player(
                 plan,
                 self.topology,
                 self.fabric,
-                self.storages.get((number, at)),
-                self._observer(number, at, ranks, starts, count),
+                self.storages.get((number, group_number)),
+                self._observer(number, group_number, ranks, starts, count),
                 placement=self.resources.placement(call.stream, group, protocol, plan.nchannels),
                 recent=recent,
-                left=partial(self._left, number, ranks),
+                on_leave=partial(self._leave, number, ranks),
                 pace=None if pace is None else pace.of(ranks),
                 detours=None if self.events is None else self.events.detours,
                 number=name,
@@ -177,14 +190,14 @@ class ProgramPlayer:
                 enter[rank] = partial(_enter, player, local)
         return lambda rank: enter[rank](rank)
 
-    def _left(self, number: int, ranks: list[int], local: int) -> None:
+    def _leave(self, number: int, ranks: list[int], local: int) -> None:
         """Note that a rank of a group has done its part."""
         self._over(number, ranks[local])
 
     def _observer(self, number: int, group: int, ranks: list[int], starts: Ints, count: int) -> Callable[..., None]:
         """An observer of the transfers of one group."""
 
-        def told(
+        def report(
             message: int,
             _step: int,
             src: int,
@@ -195,24 +208,24 @@ class ProgramPlayer:
             ready: int,
             start: int,
             end: int,
-            done: int,
+            done_fs: int,
         ) -> None:
             name = self._name(number, group, starts, count, message)
             self.bytes_by_op[op] += size
-            self._count(number, group, ready, (name, ranks[src], ranks[dst], size, start, end, done))
+            self._count(number, group, ready, HashedRow(name, ranks[src], ranks[dst], size, start, end, done_fs))
 
-        return told
+        return report
 
     def _name(self, number: int, group: int, starts: Ints, count: int, message: int) -> int:
         """The program's number of a message of one group: the groups of an operation are interleaved step by step."""
         step = int(np.searchsorted(starts, message, "right")) - 1
-        before, rows = int(starts[step]), int(starts[step + 1] - starts[step])
-        return self.first[number] + before * count + group * rows + message - before
+        rows_before, rows = int(starts[step]), int(starts[step + 1] - starts[step])
+        return self.first[number] + rows_before * count + group * rows + message - rows_before
 
-    def _count(self, number: int, group: int, ready: int, row: Row) -> None:
+    def _count(self, number: int, group: int, ready: int, row: HashedRow) -> None:
         """Account for a completed transfer or computation."""
         self.messages += 1
-        self.time_fs = max(self.time_fs, row[-1])
+        self.time_fs = max(self.time_fs, row.done_fs)
         self.rows.append(row)
         if len(self.rows) >= HASH_BATCH:
             self._hash()
@@ -224,16 +237,16 @@ class ProgramPlayer:
             self.hash.add(list(np.array(self.rows, np.int64).T))
             self.rows.clear()
 
-    def _begin(self, which: tuple[int, int]) -> None:
-        number, rank = which
-        if self._stopped(rank):
+    def _begin(self, entry: tuple[int, int]) -> None:
+        number, rank = entry
+        if self._at_rest(rank):
             return
         self.begin_fs[number][rank] = self.calendar.now
         self.enter[number](rank)
 
     def _over(self, number: int, rank: int) -> None:
         """Note that an operation has finished on a rank."""
-        if self._stopped(rank):
+        if self._at_rest(rank):
             return
         self.end_fs[number][rank] = self.calendar.now
         for later in self.followers.get((number, rank), ()):
@@ -255,18 +268,18 @@ class ProgramPlayer:
                 if not count:
                     self.calendar.at(starts[rank], self._begin, (number, rank))
         if self.events is not None:
-            self.events.begin(self.fabric, lambda: not self._unfinished())
+            self.events.begin(self.fabric, lambda: not self._open_operations())
         late = until_end(self.fabric)
-        missing = self._unfinished()
+        missing = self._open_operations()
         if missing and self.events is not None:
             for player in self.players:
-                player.cut()  # accounts for the completed messages
+                player.end_early()  # accounts for the completed messages
         self._hash()
         self.time_fs = max([self.time_fs, *(player.ledger.time_fs for player in self.players)])
         if missing and self.events is not None:
             waiting = {rank for number in missing for rank in self.needs[number] if rank not in self.end_fs[number]}
             payload = sum(self.bytes_by_op), sum(player.ledger.dropped_bytes for player in self.players)
-            self.cut = self.events.cut(self.fabric, late, self.time_fs, self._number, sorted(waiting), payload)
+            self.cut = self.events.early_end(self.fabric, late, self.time_fs, self._number, sorted(waiting), payload)
             self.time_fs = self.cut.time_fs
             return
         for player in self.players:
@@ -276,12 +289,12 @@ class ProgramPlayer:
                 f"operations {missing[:8]} are not over; {self.messages} of {self.first[-1]} messages are"
             )
 
-    def _unfinished(self) -> list[int]:
+    def _open_operations(self) -> list[int]:
         """Operations that have not finished on all of their ranks."""
         return [number for number, needs in enumerate(self.needs) if len(self.end_fs[number]) != len(needs)]
 
-    def _stopped(self, rank: int) -> bool:
-        return self.events is not None and self.events.stopped(rank, self.calendar.now)
+    def _at_rest(self, rank: int) -> bool:
+        return self.events is not None and self.events.at_rest(rank, self.calendar.now)
 
     def _number(self, message: Message) -> int:
         return self.names[id(message.sender)](message.id)

@@ -13,14 +13,15 @@ from simcoll.emulator.programs.operations import Call
 from simcoll.emulator.programs.program import Program
 from simcoll.emulator.programs.step_lowering import lower
 from simcoll.errors import ConfigError
+from simcoll.terminal import printable
 from simcoll.topology import Topology
-from simcoll.units import format_time, printable
+from simcoll.units import format_time
 
-__all__ = ["ProgramResult", "Times"]
+__all__ = ["OperationTimes", "ProgramResult"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Times:
+class OperationTimes:
     """Begin and end of an operation on each of its ranks.
 
     With ``classes``, the times are those of classes, given per rank.
@@ -83,7 +84,7 @@ class ProgramResult:
     wrong: int | None = None
     wall_s: float = 0.0
     cut: Cut | None = None
-    _times: Mapping[int, Times] | None = field(default=None, kw_only=True)
+    _times: Mapping[int, OperationTimes] | None = field(default=None, kw_only=True)
 
     @property
     def time(self) -> float:
@@ -98,7 +99,9 @@ class ProgramResult:
     @property
     def unproved(self) -> bool:
         """Whether a collective of the program has no proof."""
-        return any(isinstance(each, Call) and each.plan.proof is None for each in self.program.operations)
+        return any(
+            isinstance(operation, Call) and operation.plan.proof is None for operation in self.program.operations
+        )
 
     def begin_fs(self, operation: int) -> Ints:
         """Start time of an operation on each of its ranks, in the order of its ``ranks``.
@@ -144,9 +147,9 @@ class ProgramResult:
 
     def utilization(self) -> Floats:
         """Mean share of the capacity of each link of the topology that was used over the run."""
-        most = self.topology.link_capacity_uBps.astype(np.float64) * self.time_fs
-        return self.link_bytes() * 1e21 / np.maximum(most, 1)
+        largest = self.topology.link_capacity_uBps.astype(np.float64) * self.time_fs
+        return self.link_bytes() * 1e21 / np.maximum(largest, 1)
 
     def __repr__(self) -> str:
-        shown = f"{self.program}{', unproved' if self.unproved else ''}"
-        return printable(f"<ProgramResult: {shown}, {format_time(self.time_fs)} on {self.topology.name}>")
+        title = f"{self.program}{', unproved' if self.unproved else ''}"
+        return printable(f"<ProgramResult: {title}, {format_time(self.time_fs)} on {self.topology.name}>")

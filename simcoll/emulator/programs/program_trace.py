@@ -6,8 +6,8 @@ from typing import Any
 
 from simcoll.emulator.programs import Program, ProgramResult
 from simcoll.emulator.programs.resources import call_of
-from simcoll.emulator.traces.trace_marks import Row
-from simcoll.emulator.traces.trace_tracks import packed, trace_document
+from simcoll.emulator.traces.trace_marks import TraceRow
+from simcoll.emulator.traces.trace_tracks import compress, trace_document
 from simcoll.topology import Topology
 
 __all__ = ["ProgramTrace"]
@@ -42,45 +42,52 @@ class ProgramTrace:
 
     def __init__(self, program: Program, topology: Topology) -> None:
         self._program, self._topology = program, topology
-        self._rows: list[Row] = []
+        self._rows: list[TraceRow] = []
         self._seen = 0
-        self._lanes = {name: at for at, name in enumerate(dict.fromkeys(each.stream for each in program.operations))}
+        streams = dict.fromkeys(operation.stream for operation in program.operations)
+        self._lanes = {stream: number for number, stream in enumerate(streams)}
 
     def __call__(self, operation: int, group: int, message: int, src: int, dst: int, size: int, *times: int) -> None:
         """Record a message; the arguments are those of :class:`simcoll.planning.ProgramObserver`."""
         self._seen += 1
         if message < MAX_EVENTS // 2:  # two events for each
-            self._rows.append((message, operation, src, dst, group, 0, size, *times))
+            self._rows.append(TraceRow(message, operation, src, dst, group, 0, size, *times))
 
     def document(self, result: ProgramResult, about: dict[str, Any] | None = None) -> dict[str, Any]:
         """The trace as a JSON object; ``about`` adds entries to ``otherData``."""
-        told = {
-            "topology": self._topology.name, "engine": result.engine, "time_us": result.time_us,
-            "trace_hash": result.trace_hash, "transfers": self._seen,
-            **({"proof": "unproved"} if result.unproved else {}), **(about or {}),
-        }  # fmt: skip
+        entries: dict[str, Any] = {
+            "topology": self._topology.name,
+            "engine": result.engine,
+            "time_us": result.time_us,
+            "trace_hash": result.trace_hash,
+            "transfers": self._seen,
+        }
+        if result.unproved:
+            entries["proof"] = "unproved"
+        entries |= about or {}
         if self._seen > len(self._rows):
-            told["truncated"] = f"only the first {len(self._rows)} of {self._seen} transfers are in this file"
+            entries["truncated"] = f"only the first {len(self._rows)} of {self._seen} transfers are in this file"
         ranks = list(range(self._program.nranks))
-        return trace_document(self._launched(), self._topology, ranks, result.time_fs, told, self._described)
+        return trace_document(self._from_launch(), self._topology, ranks, result.time_fs, entries, self._describe)
 
     def content(self, result: ProgramResult, about: dict[str, Any] | None = None) -> bytes:
         """The compressed trace. Equal runs give equal bytes."""
-        return packed(self.document(result, about))
+        return compress(self.document(result, about))
 
-    def _launched(self) -> list[Row]:
+    def _from_launch(self) -> list[TraceRow]:
         """Messages, starting when their operations began: a protocol's launch precedes the readiness of a message."""
-        over = {(rank, row[10]) for row in self._rows for rank in (row[2], row[3])}
-        found = []
+        ends = {(rank, row.done_fs) for row in self._rows for rank in (row.src, row.dst)}
+        rows = []
         for row in self._rows:
-            call = call_of(self._program.operations[row[1]])
-            begin = row[7] - (call.plan.protocol.launch_fs if call is not None else 0)
-            waited = {(row[2], row[7]), (row[3], row[7])} & over
-            began = not begin or {(row[2], begin), (row[3], begin)} & over
-            found.append((*row[:7], begin, *row[8:]) if began and not waited else row)
-        return found
+            call = call_of(self._program.operations[row.step])
+            launch_fs = call.plan.protocol.launch_fs if call is not None else 0
+            begin = row.ready_fs - launch_fs
+            waited = {(row.src, row.ready_fs), (row.dst, row.ready_fs)} & ends
+            began = not begin or {(row.src, begin), (row.dst, begin)} & ends
+            rows.append(row._replace(ready_fs=begin) if began and not waited else row)
+        return rows
 
-    def _described(self, row: Row) -> tuple[tuple[int, str], str, dict[str, Any]]:
-        operation = self._program.operations[row[1]]
-        name = operation.name or f"operation {row[1]}"
+    def _describe(self, row: TraceRow) -> tuple[tuple[int, str], str, dict[str, Any]]:
+        operation = self._program.operations[row.step]
+        name = operation.name or f"operation {row.step}"
         return (self._lanes[operation.stream], operation.stream), name, {"operation": name}

@@ -61,12 +61,12 @@ class Resources:
         calls: dict[tuple[str, Protocol], None] = {}
         for operation in program.operations:
             call = call_of(operation)
-            here = 1 if call is None else call.plan.nchannels
-            self.channels[operation.stream] = max(self.channels.get(operation.stream, 1), here)
+            channels = 1 if call is None else call.plan.nchannels
+            self.channels[operation.stream] = max(self.channels.get(operation.stream, 1), channels)
             if call is not None:
                 calls[operation.stream, call.plan.protocol] = None
         widths = list(self.channels.values())
-        self.offset = dict(zip(self.channels, [sum(widths[:at]) for at in range(len(widths))], strict=True))
+        self.offset = dict(zip(self.channels, [sum(widths[:number]) for number in range(len(widths))], strict=True))
         self.stride = sum(widths)
         protocols = dict.fromkeys(protocol for _, protocol in calls)
         self.queued = [protocol for protocol in protocols if protocol.fifo_depth]
@@ -77,49 +77,49 @@ class Resources:
     def _link(self, protocols: dict[Protocol, None], calls: list[tuple[str, Protocol]]) -> None:
         """Compute the capacities of all links."""
         topology, nranks = self.topology, self.program.nranks
-        own = {each: shared_capacities(topology, each) for each in protocols}
-        capacity = np.max(list(own.values()), axis=0) if own else topology.link_capacity_uBps
-        every, first = [with_slack(topology, capacity)], topology.nlinks
+        left_to_data = {protocol: shared_capacities(topology, protocol) for protocol in protocols}
+        capacity = np.max(list(left_to_data.values()), axis=0) if left_to_data else topology.link_capacity_uBps
+        capacities, base = [with_slack(topology, capacity)], topology.nlinks
         self.shares: dict[Protocol, Shorts] = {}
-        alike: dict[bytes, Shorts] = {}
-        for protocol, less in own.items():
+        by_shares: dict[bytes, Shorts] = {}
+        for protocol, less in left_to_data.items():
             lower = np.flatnonzero(less < capacity)
-            if len(lower) and less.tobytes() in alike:
-                self.shares[protocol] = alike[less.tobytes()]
+            if len(lower) and less.tobytes() in by_shares:
+                self.shares[protocol] = by_shares[less.tobytes()]
             elif len(lower):
                 self.shares[protocol] = np.full(topology.nlinks, -1, np.int32)
-                self.shares[protocol][lower] = np.arange(first, first + len(lower))
+                self.shares[protocol][lower] = np.arange(base, base + len(lower))
                 self.added += [
-                    (first + at, f"{topology.link_name(link)} ({protocol.name})")
-                    for at, link in enumerate(lower.tolist())
+                    (base + position, f"{topology.link_name(link)} ({protocol.name})")
+                    for position, link in enumerate(lower.tolist())
                 ]
-                alike[less.tobytes()] = self.shares[protocol]
-                every.append(less[lower])
-                first += len(lower)
+                by_shares[less.tobytes()] = self.shares[protocol]
+                capacities.append(less[lower])
+                base += len(lower)
         self.caps: dict[tuple[str, Protocol], Caps] = {}
         for stream, protocol in calls:
-            caps = Caps(protocol, nranks, self.channels[stream], first)
+            caps = Caps(protocol, nranks, self.channels[stream], base)
             if caps.rates:
                 self.caps[stream, protocol] = caps
-                self.added.append((first, caps))
-                every.append(np.array(caps.rates, np.int64))
-                first += len(caps.rates)
-        self.capacity = np.concatenate(every)
+                self.added.append((base, caps))
+                capacities.append(np.array(caps.rates, np.int64))
+                base += len(caps.rates)
+        self.capacity = np.concatenate(capacities)
 
     def companions(self) -> dict[int, list[int]]:
         """For links of the topology, the links that stand for shares of them, which an event changes as well."""
-        found: dict[int, dict[int, None]] = {}
+        by_link: dict[int, dict[int, None]] = {}
         for shares in self.shares.values():
             for link in np.flatnonzero(shares >= 0).tolist():
-                found.setdefault(link, {})[int(shares[link])] = None
-        return {link: list(theirs) for link, theirs in found.items()}
+                by_link.setdefault(link, {})[int(shares[link])] = None
+        return {link: list(theirs) for link, theirs in by_link.items()}
 
     def link_name(self, link: int) -> str:
         """The name of a link."""
         if link < self.topology.nlinks:
             return self.topology.link_name(link)
-        first, what = next(entry for entry in reversed(self.added) if entry[0] <= link)
-        return what if isinstance(what, str) else what.name(link - first)
+        base, name = next(entry for entry in reversed(self.added) if entry[0] <= link)
+        return name if isinstance(name, str) else name.name(link - base)
 
     @property
     def lanes(self) -> int:
@@ -148,8 +148,8 @@ class Resources:
         caps = self.caps.get((stream, protocol))
         return Placement(group, channels, 0, caps, group, self.shares.get(protocol))
 
-    def records(self, ranks: Ints, stream: str, other: str) -> Ints:
+    def records(self, ranks: Ints, stream: str, peer: str) -> Ints:
         """Numbers of the connections by which one stream signals another on the same rank."""
         names = list(self.channels)
-        pair = names.index(stream) * len(names) + names.index(other)
+        pair = names.index(stream) * len(names) + names.index(peer)
         return len(self.queued) * self.lanes**2 + ranks * len(names) ** 2 + pair

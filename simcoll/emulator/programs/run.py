@@ -28,11 +28,11 @@ from simcoll.emulator.engine_choice import (
 )
 from simcoll.emulator.events import Event, Policy, Timeline, timeline_of
 from simcoll.emulator.fast.compiled import COMPILED, UNCOMPILED
-from simcoll.emulator.programs.compiled_programs import Played, play_all, play_classes
+from simcoll.emulator.programs.compiled_programs import ProgramOutcome, play_all, play_classes
 from simcoll.emulator.programs.operations import Call, rank_array
 from simcoll.emulator.programs.program import Program
-from simcoll.emulator.programs.program_player import ProgramPlayer, Row
-from simcoll.emulator.programs.program_result import ProgramResult, Times
+from simcoll.emulator.programs.program_player import HashedRow, ProgramPlayer
+from simcoll.emulator.programs.program_result import OperationTimes, ProgramResult
 from simcoll.emulator.programs.resources import call_of
 from simcoll.emulator.programs.step_lowering import Lowered, lower
 from simcoll.emulator.steps.step_columns import summary
@@ -85,32 +85,33 @@ def emulate_program(
     moves = _moves_data(program, data)
     timeline = timeline_of(events, policy, topology, program.nranks)
     began = perf_counter()
-    way, why, lowered = _choose(
+    engine_name, why, lowered = _choose(
         program, topology, engine, quotient, watched=observer is not None, moves=moves, keep=keep, timeline=timeline
     )
     wrong: int | None = None
-    if way == "quotient" and lowered is not None:
+    if engine_name == "quotient" and lowered is not None:
         expand = keep or lowered.messages <= MOST_HASHED
         folded = play_classes(lowered, keep=keep, expand=expand, worth_it=quotient is None)
         if not isinstance(folded, str):
             why = f"quotient: {folded.classes} classes stand for {lowered.rows} rows"
             return _result(program, topology, why, lowered, folded, perf_counter() - began)
-        way, why = ("fast" if COMPILED else "simpy"), f"no quotient: {folded}"
-    if way == "fast" and lowered is not None:
+        engine_name, why = ("fast" if COMPILED else "simpy"), f"no quotient: {folded}"
+    if engine_name == "fast" and lowered is not None:
         played = play_all(lowered, keep=keep, timeline=timeline)
         result = _result(program, topology, why, lowered, played, perf_counter() - began)
         if moves and result.cut is None:
-            wrong = sum(data_errors(plan, own) for _, plan, own in _groups(program, seed))
+            wrong = sum(data_errors(plan, inputs_seed) for _, plan, inputs_seed in _groups(program, seed))
     else:
-        storages = (
-            {at: Storage(plan, exact_inputs(plan, own)) for at, plan, own in _groups(program, seed)} if moves else {}
-        )
-        result = _referenced(program, topology, why, storages, observer, keep=keep, timeline=timeline)
+        storages: dict[tuple[int, int], Storage] = {}
+        if moves:
+            for group, plan, inputs_seed in _groups(program, seed):
+                storages[group] = Storage(plan, exact_inputs(plan, inputs_seed))
+        result = _play_simpy(program, topology, why, storages, observer, keep=keep, timeline=timeline)
         result = replace(result, wall_s=perf_counter() - began)
         if moves and result.cut is None:
             wrong = sum(
-                count_wrong(storages[at].outputs(), expected_outputs(plan, exact_inputs(plan, own)))
-                for at, plan, own in _groups(program, seed)
+                count_wrong(storages[group].outputs(), expected_outputs(plan, exact_inputs(plan, inputs_seed)))
+                for group, plan, inputs_seed in _groups(program, seed)
             )
     return replace(result, data="exact", wrong=wrong) if moves and result.cut is None else result
 
@@ -127,10 +128,10 @@ def _moves_data(program: Program, data: str) -> bool:
     """Whether the program moves data."""
     if data == "none":
         return False
-    wanted = sum(exact_bytes(call.plan) * len(call.groups) for _, call in _calls(program))
+    needed_bytes = sum(exact_bytes(call.plan) * len(call.groups) for _, call in _calls(program))
     if data == "auto":
-        return wanted <= largest_automatic()
-    check_exact(wanted)
+        return needed_bytes <= largest_automatic()
+    check_exact(needed_bytes)
     return True
 
 
@@ -186,7 +187,7 @@ def _unlike(lowered: Lowered, timeline: Timeline | None) -> str:
 
 
 def _result(
-    program: Program, topology: Topology, why: str, lowered: Lowered, played: Played, wall_s: float
+    program: Program, topology: Topology, why: str, lowered: Lowered, played: ProgramOutcome, wall_s: float
 ) -> ProgramResult:
     """The record of a compiled run."""
     cut = played.cut
@@ -207,7 +208,7 @@ def _result(
     )
 
 
-def _referenced(
+def _play_simpy(
     program: Program,
     topology: Topology,
     why: str,
@@ -218,14 +219,13 @@ def _referenced(
     timeline: Timeline | None,
 ) -> ProgramResult:
     """Play a program under the SimPy clock."""
-    done: dict[int, int] = {}
+    done_fs: dict[int, int] = {}
 
-    def watch(operation: int, group: int, ready_fs: int, row: Row) -> None:
-        message, src, dst, size, start, end, over = row
+    def watch(operation: int, group: int, ready_fs: int, row: HashedRow) -> None:
         if keep:
-            done[message] = over
+            done_fs[row.message] = row.done_fs
         if observer is not None:
-            observer(operation, group, message, src, dst, size, ready_fs, start, end, over)
+            observer(operation, group, *row[:4], ready_fs, *row[4:])
 
     conductor = ProgramPlayer(program, topology, storages, watch if keep or observer is not None else None, timeline)
     conductor.play()
@@ -234,8 +234,12 @@ def _referenced(
         times = {}
         for number, operation in enumerate(program.operations):
             ranks = rank_array(operation).reshape(-1).tolist()
-            begin, end = ([each[number][rank] for rank in ranks] for each in (conductor.begin_fs, conductor.end_fs))
-            times[number] = Times(np.array(begin, np.int64), np.array(end, np.int64))
+            begin, end = (
+                [by_rank[number][rank] for rank in ranks] for by_rank in (conductor.begin_fs, conductor.end_fs)
+            )
+            times[number] = OperationTimes(np.array(begin, np.int64), np.array(end, np.int64))
+    messages = range(conductor.first[-1])
+    completion_fs = np.array([done_fs.get(message, -1) for message in messages], np.int64) if keep else None
     return ProgramResult(
         program,
         topology,
@@ -245,7 +249,7 @@ def _referenced(
         conductor.messages,
         sum(conductor.bytes_by_op),
         conductor.hash.hexdigest(),
-        done_fs=np.array([done.get(number, -1) for number in range(conductor.first[-1])], np.int64) if keep else None,
+        done_fs=completion_fs,
         cut=conductor.cut,
         _times=times,
     )

@@ -25,8 +25,8 @@ from simcoll.emulator.programs.resources import Resources, call_of
 from simcoll.emulator.steps.pruning import never_bind
 from simcoll.emulator.steps.roles import LAUNCHES, MOVES, RECORDS, SILENT, WAITS
 from simcoll.emulator.steps.run_links import check_switches
-from simcoll.emulator.steps.step_columns import Moves, Summary, summary, turns
-from simcoll.emulator.steps.timed import Shape, StepTimer, Timed
+from simcoll.emulator.steps.step_columns import Moves, PlanSummary, summary, turns
+from simcoll.emulator.steps.timed import StepShape, StepTimer, Timed
 from simcoll.topology import Topology
 
 Steps = tuple[tuple[Timed, ...], int]
@@ -75,15 +75,15 @@ class Lowered:
 
     def drawn(self) -> Iterator[Steps]:
         """The stream with jitter, which depends on a message's number: groups with jitter are repeated one by one."""
-        first = 0
+        first_message = 0
         for group, times in self.stream:
             rows = sum(len(step) for step in group if step.role == MOVES)
             if id(group) in self.jittered:
                 timer, moves = self.jittered[id(group)]
-                yield from ((tuple(timer(moves, first + turn * rows)), 1) for turn in range(times))
+                yield from ((tuple(timer(moves, first_message + turn * rows)), 1) for turn in range(times))
             else:
                 yield group, times
-            first += times * rows
+            first_message += times * rows
 
 
 def lower(program: Program, topology: Topology, *, marked: bool = False) -> Lowered:
@@ -95,31 +95,31 @@ def lower(program: Program, topology: Topology, *, marked: bool = False) -> Lowe
         When the topology cannot play it.
     """
     resources = Resources(program, topology)
-    made = _Steps(resources)
+    builder = _StepBuilder(resources)
     stream: list[Steps] = []
     marks: dict[int, tuple[int, int]] = {}
-    events = _dependencies(resources, made)
-    stream += made.starts()
+    events = _dependencies(resources, builder)
+    stream += builder.starts()
     stream += ((step, 1) for step in events[-1])
     for number, operation in enumerate(program.operations):
         call, ranks = call_of(operation), rank_array(operation)
         begin = len(stream)
         if marked and ranks.size:
-            stream.append((made.local(ranks, operation.stream, 0, SILENT), 1))
+            stream.append((builder.local(ranks, operation.stream, 0, SILENT), 1))
         if call is not None:
-            stream += made.call(call, operation.stream)
+            stream += builder.call(call, operation.stream)
         elif isinstance(operation, Compute) and ranks.size:
-            stream.append((made.local(ranks, operation.stream, operation.duration_fs, MOVES), 1))
+            stream.append((builder.local(ranks, operation.stream, operation.duration_fs, MOVES), 1))
         if marked and ranks.size:
             marks[number] = begin, len(stream)
-            stream.append((made.local(ranks, operation.stream, 0, SILENT), 1))
+            stream.append((builder.local(ranks, operation.stream, 0, SILENT), 1))
         stream += ((step, 1) for step in events[number])
-    return _counted(made, tuple(stream), marks)
+    return _count(builder, tuple(stream), marks)
 
 
-def _counted(made: _Steps, stream: tuple[Steps, ...], marks: dict[int, tuple[int, int]]) -> Lowered:
+def _count(builder: _StepBuilder, stream: tuple[Steps, ...], marks: dict[int, tuple[int, int]]) -> Lowered:
     """The result with its numbers of steps and rows."""
-    resources = made.resources
+    resources = builder.resources
     comes: dict[Timed, int] = {}
     for group, times in stream:
         for step in group:
@@ -131,7 +131,7 @@ def _counted(made: _Steps, stream: tuple[Steps, ...], marks: dict[int, tuple[int
         if step.shape.receiver is not lanes:
             lanes = np.unique(np.concatenate([lanes, step.shape.receiver]))
         lane_steps[lanes] += times
-        moved = [before + times * more for before, more in zip(moved, step.bytes_by_op, strict=True)]
+        moved = [total + times * added for total, added in zip(moved, step.bytes_by_op, strict=True)]
     dropped = never_bind((step.shape for step in comes), resources.capacity)
     return Lowered(
         resources,
@@ -144,41 +144,41 @@ def _counted(made: _Steps, stream: tuple[Steps, ...], marks: dict[int, tuple[int
         rows=sum(times * len(step) for step, times in comes.items()),
         distinct=sum(map(len, comes)),
         bytes_by_op=tuple(moved),
-        jittered=made.jittered,
+        jittered=builder.jittered,
     )
 
 
-class _Steps:
+class _StepBuilder:
     """Builds timed steps; equal steps share one object."""
 
     def __init__(self, resources: Resources) -> None:
         self.resources = resources
         self.known: dict[Any, Any] = {}
         self.kept: list[Any] = []  # keeps objects alive whose addresses are in keys
-        self.plans: dict[Plan, tuple[list[tuple[tuple[Moves, ...], int]], Summary]] = {}
+        self.plans: dict[Plan, tuple[list[tuple[tuple[Moves, ...], int]], PlanSummary]] = {}
         self.timers: dict[tuple[str, Protocol], StepTimer] = {}
         self.jittered: dict[int, tuple[StepTimer, list[Moves]]] = {}
 
-    def _once(self, key: tuple[Any, ...], *kept: Any, make: Callable[[], Any]) -> Any:
-        """The value for a key, made on first use; the key may contain addresses of ``kept``."""
+    def _once(self, key: tuple[Any, ...], *referents: Any, make: Callable[[], Any]) -> Any:
+        """The value for a key, made on first use; the key may contain addresses of ``referents``."""
         if key not in self.known:
-            self.kept += kept
+            self.kept += referents
             self.known[key] = make()
         return self.known[key]
 
-    def local(self, ranks: Ints, stream: str, post_fs: Ints | int, role: int, other: str = "") -> tuple[Timed, ...]:
+    def local(self, ranks: Ints, stream: str, post_fs: Ints | int, role: int, peer: str = "") -> tuple[Timed, ...]:
         """A row for each rank on the first lane of a stream, with a duration."""
-        key = ("local", id(ranks), stream, post_fs if isinstance(post_fs, int) else id(post_fs), role, other)
-        made: tuple[Timed, ...] = self._once(
-            key, ranks, post_fs, make=partial(self._local, ranks.reshape(-1), stream, post_fs, role, other)
+        key = ("local", id(ranks), stream, post_fs if isinstance(post_fs, int) else id(post_fs), role, peer)
+        steps: tuple[Timed, ...] = self._once(
+            key, ranks, post_fs, make=partial(self._local, ranks.reshape(-1), stream, post_fs, role, peer)
         )
-        return made
+        return steps
 
-    def _local(self, ranks: Ints, stream: str, post_fs: Ints | int, role: int, other: str) -> tuple[Timed, ...]:
+    def _local(self, ranks: Ints, stream: str, post_fs: Ints | int, role: int, peer: str) -> tuple[Timed, ...]:
         lanes, count, connection = self.resources.lane(ranks, stream), len(ranks), None
         if role in {RECORDS, WAITS}:
-            connection = self.resources.records(ranks, *((stream, other) if role == RECORDS else (other, stream)))
-        shape = Shape(lanes, lanes, ranks, ranks, *_no_links(count), connection)
+            connection = self.resources.records(ranks, *((stream, peer) if role == RECORDS else (peer, stream)))
+        shape = StepShape(lanes, lanes, ranks, ranks, *_no_links(count), connection)
         nothing, post = np.zeros(count, np.int64), np.broadcast_to(np.int64(post_fs), (count,))
         return (Timed(shape, nothing - 1, nothing, nothing, post, nothing, NOTHING, 0, role),)
 
@@ -199,24 +199,24 @@ class _Steps:
 
     def call(self, call: Call, stream: str) -> list[Steps]:
         """All steps of a collective, for all of its groups."""
-        made: list[Steps] = self._once(
+        steps: list[Steps] = self._once(
             ("call", id(call.plan), id(call.groups), stream),
             call.plan,
             call.groups,
             make=lambda: list(self._call(call, stream)),
         )
-        return made
+        return steps
 
     def _call(self, call: Call, stream: str) -> Iterator[Steps]:
         plan, groups = call.plan, call.groups
         if plan not in self.plans:
-            seen = summary(plan)
-            self.plans[plan] = list(turns(plan)) if seen.groups is None else seen.groups, seen
-        steps, seen = self.plans[plan]
-        if seen.switched:
+            counts = summary(plan)
+            self.plans[plan] = list(turns(plan)) if counts.groups is None else counts.groups, counts
+        steps, counts = self.plans[plan]
+        if counts.switched:
             check_switches(plan, self.resources.topology)
         protocol, channels = plan.protocol, plan.nchannels
-        quiet = seen.lane_steps.reshape(plan.nranks, channels).sum(axis=1) == 0
+        quiet = counts.lane_steps.reshape(plan.nranks, channels).sum(axis=1) == 0
         waiting = groups if protocol.launch_fs else groups[:, quiet]
         if waiting.size:
             yield self.local(waiting, stream, protocol.launch_fs, LAUNCHES), 1
@@ -244,10 +244,10 @@ class _Steps:
         if channels == 1:
             return ()
         ranks = np.repeat(groups.reshape(-1), channels - 1)
-        other = np.tile(np.arange(1, channels), groups.size)
-        lanes = self.resources.lane(ranks, stream), self.resources.lane(ranks, stream, other)
+        further = np.tile(np.arange(1, channels), groups.size)
+        lanes = self.resources.lane(ranks, stream), self.resources.lane(ranks, stream, further)
         nothing = np.zeros(len(ranks), np.int64)
-        shape = Shape(*lanes, ranks, ranks, *_no_links(len(ranks)))
+        shape = StepShape(*lanes, ranks, ranks, *_no_links(len(ranks)))
         return (Timed(shape, nothing, nothing, nothing, nothing, nothing, NOTHING, 0, SILENT),)
 
 
@@ -262,12 +262,12 @@ def _spread(step: Moves, groups: Ints) -> Moves:
     channel, size, operands = (np.tile(column, count) for column in (step.channel, step.size_bytes, step.operands))
     leader = step.leader
     if leader is not None:
-        first = step.rows * np.arange(count)[:, None]
-        leader = np.where(leader >= 0, first + leader, -1).reshape(-1)
+        base = step.rows * np.arange(count)[:, None]
+        leader = np.where(leader >= 0, base + leader, -1).reshape(-1)
     return Moves(src, dst, channel, size, np.tile(step.op, count), operands, leader)
 
 
-def _dependencies(resources: Resources, made: _Steps) -> list[list[tuple[Timed, ...]]]:
+def _dependencies(resources: Resources, builder: _StepBuilder) -> list[list[tuple[Timed, ...]]]:
     """The steps of records and waits that follow every operation; the last entry precedes all operations.
 
     The n-th wait of a stream of a rank for another matches the n-th record that the other makes for it, so a dependency that an earlier
@@ -281,23 +281,25 @@ def _dependencies(resources: Resources, made: _Steps) -> list[list[tuple[Timed, 
     latest = {stream: np.full(program.nranks, -1) for stream in resources.channels}
     shared: dict[tuple[int, int], Ints] = {}
     for number, operation in enumerate(program.operations):
-        own, before = rank_array(operation), latest[operation.stream]
+        members, latest_here = rank_array(operation), latest[operation.stream]
         for earlier in sorted(set(program.before[number]), reverse=True):
-            other = program.operations[earlier]
-            if other.stream == operation.stream:
+            predecessor = program.operations[earlier]
+            if predecessor.stream == operation.stream:
                 continue
-            theirs = rank_array(other)
-            key = id(theirs), id(own)
+            peer_members = rank_array(predecessor)
+            key = id(peer_members), id(members)
             if key not in shared:
-                shared[key] = own if theirs is own else np.intersect1d(theirs, own)
+                shared[key] = members if peer_members is members else np.intersect1d(peer_members, members)
             ranks = shared[key]
-            seen = waited.setdefault((other.stream, operation.stream), np.full(program.nranks, -1))
-            new = seen[ranks] < earlier
+            latest_wait = waited.setdefault((predecessor.stream, operation.stream), np.full(program.nranks, -1))
+            new = latest_wait[ranks] < earlier
             if not new.all():
                 ranks = ranks[new]
             if ranks.size:
-                seen[ranks] = earlier
-                records[earlier].append(made.local(ranks, other.stream, 0, RECORDS, operation.stream))
-                waits[before[ranks].max()].append(made.local(ranks, operation.stream, 0, WAITS, other.stream))
-        before[own] = number
-    return [[*made, *more] for made, more in zip(records, waits, strict=True)]
+                latest_wait[ranks] = earlier
+                records[earlier].append(builder.local(ranks, predecessor.stream, 0, RECORDS, operation.stream))
+                waits[latest_here[ranks].max()].append(
+                    builder.local(ranks, operation.stream, 0, WAITS, predecessor.stream)
+                )
+        latest_here[members] = number
+    return [[*record_steps, *wait_steps] for record_steps, wait_steps in zip(records, waits, strict=True)]

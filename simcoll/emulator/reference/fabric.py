@@ -13,7 +13,7 @@ from typing import Any
 import simpy
 from simpy.events import EventPriority
 
-from simcoll.emulator.model import UNLIMITED, bytes_left, checked_time, flow_delay_fs, water_level
+from simcoll.emulator.model import UNLIMITED, checked_time, flow_delay_fs, remaining_bytes, water_level
 from simcoll.errors import ConfigError, InternalError
 from simcoll.units import MAX_TIME_FS
 
@@ -45,8 +45,8 @@ class Calendar:
         """The current time, in femtoseconds."""
         return self.env._now  # type: ignore[return-value]  # noqa: SLF001  # an integer, since all delays are; a hot path
 
-    def at(self, time_fs: int, action: Callable[[Any], None], item: Any) -> None:
-        """Call ``action(item)`` at a time, which must not be in the past.
+    def at(self, time_fs: int, action: Callable[[Any], None], argument: Any) -> None:
+        """Call ``action(argument)`` at a time, which must not be in the past.
 
         Raises
         ------
@@ -55,9 +55,9 @@ class Calendar:
         """
         bucket = self._buckets.get(time_fs)
         if bucket is not None:
-            bucket.append((action, item))
+            bucket.append((action, argument))
             return
-        self._buckets[checked_time(time_fs)] = [(action, item)]
+        self._buckets[checked_time(time_fs)] = [(action, argument)]
         wake = simpy.Timeout(self.env, time_fs - self.now)
         wake.callbacks.append(self._ring)
 
@@ -70,25 +70,25 @@ class Calendar:
 
         Their consequences before now happen during this call; the rest are scheduled.
         """
-        env, buckets, now = self.env, self._buckets, self.now
+        env, buckets, now_fs = self.env, self._buckets, self.now
         self.env, self._buckets = simpy.Environment(begin_fs), {}
         try:
-            for time_fs, action, item in happened:
-                self.at(time_fs, action, item)
-            while self.env.peek() < now:
+            for time_fs, action, argument in happened:
+                self.at(time_fs, action, argument)
+            while self.env.peek() < now_fs:
                 self.env.step()
         finally:
             later = self._buckets
             self.env, self._buckets = env, buckets
         for time_fs in sorted(later):
-            for action, item in later[time_fs]:
-                self.at(time_fs, action, item)
+            for action, argument in later[time_fs]:
+                self.at(time_fs, action, argument)
 
     def _ring(self, _event: simpy.Event) -> None:
-        now = self.now
-        for action, item in self._buckets[now]:  # grows during the loop
-            action(item)
-        del self._buckets[now]
+        now_fs = self.now
+        for action, argument in self._buckets[now_fs]:  # grows during the loop
+            action(argument)
+        del self._buckets[now_fs]
 
 
 class _Settle(simpy.Event):
@@ -113,14 +113,14 @@ class OverdueError(Exception):
 class _Flow:
     """Bytes in flight."""
 
-    __slots__ = ("arrived", "finish_fs", "item", "left", "links", "rate", "since_fs", "size", "wake_fs")
+    __slots__ = ("arrived", "finish_fs", "left", "links", "owner", "rate", "since_fs", "size", "wake_fs")
 
-    def __init__(self, links: tuple[int, ...], size: int, arrived: Callable[[Any], None], item: Any) -> None:
+    def __init__(self, links: tuple[int, ...], size: int, arrived: Callable[[Any], None], owner: Any) -> None:
         self.links = links
         self.size = size
         self.left = float(size)
         self.arrived = arrived
-        self.item = item
+        self.owner = owner
         self.rate = 0
         self.since_fs = 0
         self.finish_fs = self.wake_fs = NEVER  # wake_fs: its entry in the calendar
@@ -194,25 +194,25 @@ class Fabric:
 
     def add_links(self, capacities_uBps: Sequence[int], link_name: Callable[[int], str]) -> int:
         """Add links; return the index of the first. ``link_name`` is called with the position within this call."""
-        first, count = len(self._capacity), len(capacities_uBps)
-        self._names.append((first, link_name))
+        base, count = len(self._capacity), len(capacities_uBps)
+        self._names.append((base, link_name))
         self._capacity.extend(capacities_uBps)
         self._flows.extend({} for _ in range(count))
         self._level.extend([UNLIMITED] * count)
         self._used.extend([0] * count)
-        return first
+        return base
 
     def link_name(self, link: int) -> str:
         """The name of a link."""
-        first, name = next(entry for entry in reversed(self._names) if entry[0] <= link)
-        return name(link - first)
+        base, name = next(entry for entry in reversed(self._names) if entry[0] <= link)
+        return name(link - base)
 
-    def transfer(self, links: tuple[int, ...], size_bytes: int, arrived: Callable[[Any], None], item: Any) -> None:
-        """Start a flow; call ``arrived(item)`` when its last byte has left, at once if it has no bytes or links."""
+    def transfer(self, links: tuple[int, ...], size_bytes: int, arrived: Callable[[Any], None], owner: Any) -> None:
+        """Start a flow; call ``arrived(owner)`` when its last byte has left, at once if it has no bytes or links."""
         if not size_bytes or not links:
-            self.calendar.at(self.calendar.now, arrived, item)
+            self.calendar.at(self.calendar.now, arrived, owner)
             return
-        flow = _Flow(links, size_bytes, arrived, item)
+        flow = _Flow(links, size_bytes, arrived, owner)
         for link in links:
             self._flows[link][flow] = None
         self._started.append(flow)
@@ -228,30 +228,30 @@ class Fabric:
             self._ask()
 
     def reroute(self, links_of: Callable[[Any], tuple[int, ...]]) -> None:
-        """Move the remaining bytes of flows to other links at the end of the timestamp; ``links_of`` maps a flow's item to its links."""
+        """Move the remaining bytes of flows to other links at the end of the timestamp; ``links_of`` maps a flow's owner to its links."""
         self._links_of = links_of
         if not self._asked:
             self._ask()
 
     def _move(self, links_of: Callable[[Any], tuple[int, ...]]) -> None:
-        now, self._links_of = self.calendar.now, None
-        for flow in dict.fromkeys(flow for here in self._flows for flow in here):
-            links = links_of(flow.item)
+        now_fs, self._links_of = self.calendar.now, None
+        for flow in dict.fromkeys(flow for on_link in self._flows for flow in on_link):
+            links = links_of(flow.owner)
             if links == flow.links:
                 continue
             self._take_off(flow)
             if flow.rate or self._waiting.pop(flow, None) is not None:  # otherwise it has only just started
                 self._started.append(flow)
             if flow.rate:
-                flow.left = bytes_left(flow.left, flow.rate, now - flow.since_fs)
+                flow.left = remaining_bytes(flow.left, flow.rate, now_fs - flow.since_fs)
                 flow.rate = 0
             flow.links = links
             for link in links:
                 self._flows[link][flow] = None
 
     def waiting(self) -> list[Any]:
-        """The items of the flows that wait for a link that is down."""
-        return [flow.item for flow in self._waiting]
+        """The owners of the flows that wait for a link that is down."""
+        return [flow.owner for flow in self._waiting]
 
     def down(self, links: tuple[int, ...]) -> list[int]:
         """The links among these that are down."""
@@ -266,7 +266,9 @@ class Fabric:
         self._asked = False
         if self._links_of is not None:
             self._move(self._links_of)
-        now, flows, level, capacity, dirty = self.calendar.now, self._flows, self._level, self._capacity, self._dirty
+        now_fs = self.calendar.now
+        flows, level = self._flows, self._level
+        capacity, dirty = self._capacity, self._dirty
         started, self._started = self._started, []
         shared: dict[_Flow, None] = {}
         for flow in started:
@@ -278,7 +280,7 @@ class Fabric:
             rate = min([capacity[link] for link in flow.links])
             for link in flow.links:
                 level[link] = rate if capacity[link] == rate else UNLIMITED
-            self._set_rate(flow, rate, now)
+            self._set_rate(flow, rate, now_fs)
         if dirty:
             for link in self._spread(deque(dirty)):
                 shared.update(dict.fromkeys(flows[link]))
@@ -287,16 +289,16 @@ class Fabric:
         for flow in shared:
             rate = min([level[link] for link in flow.links])
             if rate != flow.rate or not rate:
-                self._set_rate(flow, rate, now)
+                self._set_rate(flow, rate, now_fs)
                 touched.update(dict.fromkeys(flow.links))
         for link in touched:
             if self._used[link] > capacity[link]:
                 raise InternalError(
-                    f"link {self.link_name(link)} carries {self._used[link]} uBps of {capacity[link]} at {now} fs"
+                    f"link {self.link_name(link)} carries {self._used[link]} uBps of {capacity[link]} at {now_fs} fs"
                 )
         if self._late:
             self._late = False
-            late = [flow.item for flow, since in self._waiting.items() if now - since >= (self._patience or 0)]
+            late = [flow.owner for flow, since in self._waiting.items() if now_fs - since >= (self._patience or 0)]
             if late:
                 raise OverdueError(late)
 
@@ -308,26 +310,29 @@ class Fabric:
         while queue:
             link = queue.popleft()
             queued.discard(link)
-            here = flows[link]
-            limits = [min([level[other] for other in flow.links if other != link], default=UNLIMITED) for flow in here]
+            on_link = flows[link]
+            limits = [
+                min([level[neighbour] for neighbour in flow.links if neighbour != link], default=UNLIMITED)
+                for flow in on_link
+            ]
             old = level[link]
             new = level[link] = water_level(capacity[link], limits)
             if new == old:
                 continue
             changed[link] = None
             lower = min(old, new)
-            for flow in here:
-                for other in flow.links:
+            for flow in on_link:
+                for neighbour in flow.links:
                     # A link depends only on levels below its own.
-                    if lower < level[other] and other != link and other not in queued:
-                        queued.add(other)
-                        queue.append(other)
+                    if lower < level[neighbour] and neighbour != link and neighbour not in queued:
+                        queued.add(neighbour)
+                        queue.append(neighbour)
         return changed
 
-    def _set_rate(self, flow: _Flow, rate: int, now: int) -> None:
+    def _set_rate(self, flow: _Flow, rate: int, now_fs: int) -> None:
         if rate <= 0:
             if self._patience is not None and self.down(flow.links):
-                self._wait(flow, now)
+                self._wait(flow, now_fs)
                 return
             link = min(flow.links, key=self._level.__getitem__)
             raise ConfigError(
@@ -340,29 +345,29 @@ class Fabric:
         for link in flow.links:
             used[link] += gain
         if flow.rate:
-            flow.left = bytes_left(flow.left, flow.rate, now - flow.since_fs)
+            flow.left = remaining_bytes(flow.left, flow.rate, now_fs - flow.since_fs)
         flow.rate = rate
-        flow.since_fs = now
-        finish = flow.finish_fs = now + flow_delay_fs(flow.left, rate)
+        flow.since_fs = now_fs
+        finish = flow.finish_fs = now_fs + flow_delay_fs(flow.left, rate)
         if finish < flow.wake_fs:  # if later, the old entry moves it when it fires
             flow.wake_fs = finish
             self.calendar.at(finish, self._wake, flow)
 
-    def _wait(self, flow: _Flow, now: int) -> None:
+    def _wait(self, flow: _Flow, now_fs: int) -> None:
         """Make a flow wait for a link that is down."""
         if flow in self._waiting:
             return
         if flow.rate:
             for link in flow.links:
                 self._used[link] -= flow.rate
-            flow.left = bytes_left(flow.left, flow.rate, now - flow.since_fs)
+            flow.left = remaining_bytes(flow.left, flow.rate, now_fs - flow.since_fs)
         flow.rate = 0
         flow.finish_fs = NEVER
-        self._waiting[flow] = now
+        self._waiting[flow] = now_fs
         if not self._patience:
             self._late = True
-        elif self._patience < MAX_TIME_FS - now:
-            self.calendar.at(now + self._patience, self._look, None)
+        elif self._patience < MAX_TIME_FS - now_fs:
+            self.calendar.at(now_fs + self._patience, self._look, None)
 
     def _look(self, _nothing: None) -> None:
         """Check at the end of the timestamp for flows that have waited too long."""
@@ -371,10 +376,10 @@ class Fabric:
             self._ask()
 
     def _wake(self, flow: _Flow) -> None:
-        now = self.calendar.now
-        if flow.wake_fs != now:
+        now_fs = self.calendar.now
+        if flow.wake_fs != now_fs:
             return
-        if flow.finish_fs > now:
+        if flow.finish_fs > now_fs:
             flow.wake_fs = flow.finish_fs
             if flow.finish_fs < NEVER:
                 self.calendar.at(flow.finish_fs, self._wake, flow)
@@ -384,15 +389,15 @@ class Fabric:
         self._take_off(flow)
         if self._dirty and not self._asked:
             self._ask()
-        flow.arrived(flow.item)
+        flow.arrived(flow.owner)
 
     def _take_off(self, flow: _Flow) -> None:
         """Remove a flow from its links."""
         for link in flow.links:
-            here = self._flows[link]
-            del here[flow]
+            on_link = self._flows[link]
+            del on_link[flow]
             self._used[link] -= flow.rate
-            if here:
+            if on_link:
                 self._dirty[link] = None
             else:
                 self._level[link] = UNLIMITED

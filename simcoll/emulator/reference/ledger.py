@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -11,8 +12,8 @@ from simcoll.arrays import Ints
 from simcoll.core.plan import PlanStep
 from simcoll.core.schedule import OP_NAMES
 from simcoll.emulator.digest import TraceHash
-from simcoll.emulator.reference.messages import Block, Message
-from simcoll.emulator.steps.step_columns import Summary
+from simcoll.emulator.reference.messages import Message, MessageBlock
+from simcoll.emulator.steps.step_columns import PlanSummary
 from simcoll.errors import InternalError
 
 __all__ = ["Ledger", "Observer"]
@@ -41,6 +42,17 @@ class Observer(Protocol):
         """Report that a transfer was ready, its flow started and ended, and it was done, at these times."""
 
 
+class _Transfer(NamedTuple):
+    """A completed message with the columns of its row that an observer is told."""
+
+    message: Message
+    src: int
+    dst: int
+    channel: int
+    op: int
+    size_bytes: int
+
+
 class Ledger:
     """Accounts for the messages of a plan, step by step.
 
@@ -60,7 +72,7 @@ class Ledger:
         Batches of the hashed columns, if a list collects them: id, source, destination, bytes, start, end, done.
     """
 
-    def __init__(self, summary: Summary, observer: Observer | None, *, keep: bool) -> None:
+    def __init__(self, summary: PlanSummary, observer: Observer | None, *, keep: bool) -> None:
         self.messages = self.time_fs = self.dropped_bytes = 0
         self.bytes_by_op = [0] * len(OP_NAMES)
         self.hash = TraceHash()
@@ -75,41 +87,47 @@ class Ledger:
         """Whether every message is done."""
         return self.messages == self._summary.messages
 
-    def enter(self, block: Block) -> None:
+    def enter(self, block: MessageBlock) -> None:
         """Account for a completed step."""
         messages, block.messages = block.messages, []
         self._add(block.step, messages)
 
-    def cut(self, blocks: Iterable[Block], unloaded: Iterable[PlanStep]) -> None:
+    def end_early(self, blocks: Iterable[MessageBlock], unloaded: Iterable[PlanStep]) -> None:
         """Account for a run that ends early: for steps in progress, and for those that no rank has reached."""
         for block in blocks:
             if not block.messages:
                 continue  # complete and accounted for, although one of its lanes has stopped
-            done = [row for row, message in enumerate(block.messages) if message.done_fs >= 0]
+            complete = [row for row, message in enumerate(block.messages) if message.done_fs >= 0]
             sizes = block.step.size_bytes
-            self.dropped_bytes += int(sizes.sum() - sizes[done].sum())
-            if done:
-                self._add(block.step, [block.messages[row] for row in done], done)
+            self.dropped_bytes += int(sizes.sum() - sizes[complete].sum())
+            if complete:
+                self._add(block.step, [block.messages[row] for row in complete], complete)
         for step in unloaded:
             self.dropped_bytes += int(step.size_bytes.sum())
 
     def _add(self, step: PlanStep, messages: list[Message], rows: list[int] | None = None) -> None:
         """Account for completed messages: all rows of a step, or some."""
-        times = [(m.ready_fs, m.start_fs, m.end_fs, m.done_fs) for m in messages]
         self.messages += len(messages)
-        self.time_fs = max(self.time_fs, *(when[3] for when in times))
-        arrays = step.src_rank, step.dst_rank, step.channel, step.op, step.size_bytes
-        columns = tuple((array if rows is None else array[rows]).tolist() for array in arrays)
-        for message, (_, start, end, done), src, dst, _, op, size in zip(messages, times, *columns, strict=True):
-            self.bytes_by_op[op] += size
-            self._rows.append((message.id, src, dst, size, start, end, done))
+        self.time_fs = max(self.time_fs, *(message.done_fs for message in messages))
+        columns = zip(
+            messages,
+            *(
+                (array if rows is None else array[rows]).tolist()
+                for array in (step.src_rank, step.dst_rank, step.channel, step.op, step.size_bytes)
+            ),
+            strict=True,
+        )
+        for transfer in itertools.starmap(_Transfer, columns):
+            message = transfer.message
+            self.bytes_by_op[transfer.op] += transfer.size_bytes
+            times = message.start_fs, message.end_fs, message.done_fs
+            self._rows.append((message.id, transfer.src, transfer.dst, transfer.size_bytes, *times))
+            if self._observer is not None:
+                self._observer(message.id, step.step, *transfer[1:], message.ready_fs, *times)
         if len(self._rows) >= HASH_BATCH:
             self._hash_rows()
         if self.done_fs is not None:
             self.done_fs[[m.id for m in messages]] = [m.done_fs for m in messages]
-        if self._observer is not None:
-            for message, when, src, dst, channel, op, size in zip(messages, times, *columns, strict=True):
-                self._observer(message.id, step.step, src, dst, channel, op, size, *when)
 
     def _hash_rows(self) -> None:
         if self._rows:

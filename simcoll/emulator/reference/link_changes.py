@@ -22,8 +22,8 @@ class LinkChanges:
     fabric
         The fabric of the links.
     detours, links_of
-        Routes around links that are down, and the links for a flow's item; without them flows keep their routes.
-    over
+        Routes around links that are down, and the links for a flow's owner; without them flows keep their routes.
+    is_over
         Whether everything is done, so that no more changes are needed.
     """
 
@@ -31,11 +31,11 @@ class LinkChanges:
         self,
         course: CapacityTimeline,
         fabric: Fabric,
-        over: Callable[[], bool],
+        is_over: Callable[[], bool],
         detours: Sequence[Detours] = (),
         links_of: Callable[[Any], tuple[int, ...]] | None = None,
     ) -> None:
-        self._course, self._fabric, self._over = course, fabric, over
+        self._course, self._fabric, self._is_over = course, fabric, is_over
         self._detours, self._links_of = detours, links_of
 
     def start(self) -> None:
@@ -45,11 +45,11 @@ class LinkChanges:
             self._fabric.calendar.at(time, self._change, None)
 
     def _change(self, _nothing: None) -> None:
-        if self._over():
+        if self._is_over():
             return
         self._fabric.change(self._course.step())
         if self._links_of is not None:
-            for each in self._detours:
-                each.lose(self._course.down())
+            for detours in self._detours:
+                detours.lose(self._course.down())
             self._fabric.reroute(self._links_of)
         self.start()

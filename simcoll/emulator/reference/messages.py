@@ -18,10 +18,10 @@ from simcoll.emulator.steps.step_columns import moves_of
 from simcoll.emulator.steps.timed import StepTimer
 from simcoll.topology import Topology
 
-__all__ = ["Block", "Bundle", "Lane", "Message", "Part", "blocks", "parts", "where_stuck"]
+__all__ = ["Bundle", "LaneState", "Message", "MessageBlock", "PreparedStep", "blocks", "prepared_steps", "where_stuck"]
 
 
-class Lane:
+class LaneState:
     """A channel of a rank: its coming messages in step order, and the number unfinished in its current step.
 
     ``place`` is its endpoint of the topology; ``free_fs`` the time at which the overhead of all messages sent so far ends.
@@ -36,10 +36,10 @@ class Lane:
         self.steps_left = steps
         self.queue: deque[Message] = deque()
         self.pending = self.free_fs = 0
-        self.entered: Block | None = None
+        self.entered: MessageBlock | None = None
 
 
-class Block:
+class MessageBlock:
     """A step that some lane has reached: its messages and the number of unfinished ones."""
 
     __slots__ = ("first_id", "left", "messages", "step", "wire_bytes")
@@ -59,16 +59,35 @@ class Message:
     """
 
     __slots__ = (
-        "arrived", "block", "bundle", "busy_fs", "consumed", "delay_fs", "done_fs", "end_fs", "follower", "id", "links", "needs",
-        "payload", "place", "post_fs", "ready_fs", "receiver", "sender", "source_needs", "start_fs", "wire",
-    )  # fmt: skip
+        "arrived",
+        "block",
+        "bundle",
+        "busy_fs",
+        "consumed",
+        "delay_fs",
+        "done_fs",
+        "end_fs",
+        "follower",
+        "id",
+        "links",
+        "needs",
+        "payload",
+        "place",
+        "post_fs",
+        "ready_fs",
+        "receiver",
+        "sender",
+        "source_needs",
+        "start_fs",
+        "wire",
+    )
 
     def __init__(
         self,
-        block: Block,
+        block: MessageBlock,
         number: int,
-        sender: Lane,
-        receiver: Lane,
+        sender: LaneState,
+        receiver: LaneState,
         links: tuple[int, ...],
         delay: int,
         busy: int,
@@ -115,18 +134,18 @@ def _ways_up(placement: Placement, topology: Topology, step: PlanStep, rows: lis
     if step.op[rows[0]] != SWITCH_REDUCE:
         return []
     local = [row for row in rows if step.src_rank[row] == step.dst_rank[row]]
-    others = [int(rank) for rank in step.src_rank[rows] if rank != step.dst_rank[rows[0]]]
-    if not local or not others:
+    peers = [int(rank) for rank in step.src_rank[rows] if rank != step.dst_rank[rows[0]]]
+    if not local or not peers:
         return []
-    own = placement.endpoints[step.src_rank[local[0]]]
-    up = topology.route([own], [placement.endpoints[others[0]]]).links[0, :1]
+    end = placement.endpoints[step.src_rank[local[0]]]
+    up = topology.route([end], [placement.endpoints[peers[0]]]).links[0, :1]
     if placement.shares is not None:
         up = np.concatenate([up, np.where(up >= 0, placement.shares[up], -1)])
     return [link for link in up.tolist() if link >= 0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class PreparedStep:
     """One step of a plan with all data for its messages; it can be played repeatedly.
 
     ``columns`` has a row per message: sender's and receiver's lane, links, delay, busy, wire bytes, post, place. ``switched`` has the
@@ -139,13 +158,13 @@ class Part:
     wire_bytes: int
 
 
-def parts(
+def prepared_steps(
     plan: Plan,
     topology: Topology,
     storage: Storage | None,
     placement: Placement,
     number: Callable[[int], int] = int,
-) -> Iterator[Part]:
+) -> Iterator[PreparedStep]:
     """Stream the steps of a plan that move anything, with routes and costs.
 
     ``placement`` numbers the lanes; ``number`` maps a message of the plan to the number that determines its jitter.
@@ -175,38 +194,38 @@ def parts(
             int(timed.wire[rows].sum() - timed.wire[rows].max()) for rows in groups
         )
         switched = tuple((rows, _ways_up(placement, topology, step, rows)) for rows in groups)
-        yield Part(step, tuple(columns), switched, wire_bytes)
+        yield PreparedStep(step, tuple(columns), switched, wire_bytes)
 
 
-def blocks(prepared: Iterable[Part], lanes: list[Lane]) -> Iterator[Block]:
-    """Stream the parts of a plan as blocks of messages."""
+def blocks(prepared: Iterable[PreparedStep], lanes: list[LaneState]) -> Iterator[MessageBlock]:
+    """Stream the prepared steps of a plan as blocks of messages."""
     first_id = 0
-    for part in prepared:
-        block = Block(part.step, first_id, part.wire_bytes)
+    for prepared_step in prepared:
+        block = MessageBlock(prepared_step.step, first_id, prepared_step.wire_bytes)
         block.messages = [
-            Message(block, number, lanes[sender], lanes[receiver], *rest)
-            for number, (sender, receiver, *rest) in enumerate(part.columns, first_id)
+            Message(block, number, lanes[sender], lanes[receiver], *costs)
+            for number, (sender, receiver, *costs) in enumerate(prepared_step.columns, first_id)
         ]
-        first_id += len(part.columns)
-        for rows, ways_up in part.switched:
+        first_id += len(prepared_step.columns)
+        for rows, ways_up in prepared_step.switched:
             bundle = Bundle([block.messages[row] for row in rows], ways_up)
             for message in bundle.messages:
                 message.bundle = bundle
         yield block
 
 
-def where_stuck(lane: Lane) -> str:
+def where_stuck(lane: LaneState) -> str:
     """One line that states what a lane waits for."""
-    where = f"  rank {lane.rank} channel {lane.channel}"
+    place = f"  rank {lane.rank} channel {lane.channel}"
     if lane.entered is None:
-        return f"{where} never entered its first step"
+        return f"{place} never entered its first step"
     for message in lane.entered.messages:
         if message.done_fs < 0 and lane in (message.sender, message.receiver):
-            other = message.receiver if lane is message.sender else message.sender
-            at = "no step" if other.entered is None else f"step {other.entered.step.step}"
+            peer = message.receiver if lane is message.sender else message.sender
+            peer_step = "no step" if peer.entered is None else f"step {peer.entered.step.step}"
             return (
-                f"{where} is in step {lane.entered.step.step}, waiting for message {message.id} (rank "
+                f"{place} is in step {lane.entered.step.step}, waiting for message {message.id} (rank "
                 f"{message.sender.rank} -> {message.receiver.rank}, {message.needs} conditions open); "
-                f"rank {other.rank} channel {other.channel} is in {at}"
+                f"rank {peer.rank} channel {peer.channel} is in {peer_step}"
             )
-    return f"{where} is in step {lane.entered.step.step}, with {lane.steps_left} steps left"
+    return f"{place} is in step {lane.entered.step.step}, with {lane.steps_left} steps left"

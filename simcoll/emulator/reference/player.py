@@ -19,11 +19,19 @@ from simcoll.emulator.events.outage_routes import Detours
 from simcoll.emulator.events.pace import Pace
 from simcoll.emulator.reference.fabric import Fabric
 from simcoll.emulator.reference.ledger import Ledger, Observer
-from simcoll.emulator.reference.messages import Block, Bundle, Lane, Message, blocks, parts, where_stuck
+from simcoll.emulator.reference.messages import (
+    Bundle,
+    LaneState,
+    Message,
+    MessageBlock,
+    blocks,
+    prepared_steps,
+    where_stuck,
+)
 from simcoll.emulator.reference.prepared import PreparedPlan, add_caps
 from simcoll.emulator.steps.plan_placement import Placement
 from simcoll.emulator.steps.run_links import check_switches
-from simcoll.emulator.steps.step_columns import Summary, summary
+from simcoll.emulator.steps.step_columns import PlanSummary, summary
 from simcoll.errors import InternalError
 from simcoll.topology import Topology
 
@@ -33,11 +41,11 @@ NEVER = 2**200
 """Later than the end of any work: completion time of work that a stopped rank never finishes."""
 
 
-def links_now(detours: Detours | None, item: Message | Bundle) -> tuple[int, ...]:
+def links_now(detours: Detours | None, flow: Message | Bundle) -> tuple[int, ...]:
     """The current links of a flow: the planned route, or a detour around dead links. A switch operation has no detour."""
-    if detours is None or isinstance(item, Bundle):
-        return item.links
-    return detours.links(item.sender.place, item.receiver.place, item.links)
+    if detours is None or isinstance(flow, Bundle):
+        return flow.links
+    return detours.links(flow.sender.place, flow.receiver.place, flow.links)
 
 
 class Player:
@@ -55,7 +63,7 @@ class Player:
         Called for every transfer.
     keep
         Whether ``done_fs`` of every transfer is kept.
-    seen
+    plan_summary
         Result of an earlier first pass over the plan, if any.
     prepared
         The same plan, topology and storage, prepared earlier.
@@ -63,7 +71,7 @@ class Player:
         Endpoints, lanes and rate caps of the ranks; default: those of a plan that runs alone.
     recent
         The latest messages of each connection, shared by plans that use the same connections.
-    left
+    on_leave
         Called with each rank when its last transfer is done.
     pace
         Of ranks that slow down or stop; ``None``: no rank does.
@@ -89,11 +97,11 @@ class Player:
         observer: Observer | None = None,
         *,
         keep: bool = False,
-        seen: Summary | None = None,
+        plan_summary: PlanSummary | None = None,
         prepared: PreparedPlan | None = None,
         placement: Placement | None = None,
         recent: dict[tuple[int, int, int], list[Message]] | None = None,
-        left: Callable[[int], None] | None = None,
+        on_leave: Callable[[int], None] | None = None,
         pace: Pace | None = None,
         detours: Detours | None = None,
         number: Callable[[int], int] = int,
@@ -103,7 +111,7 @@ class Player:
         self.finished: simpy.Event = fabric.env.event()
         self._calendar = fabric.calendar
         self._depth = plan.protocol.fifo_depth
-        self._summary = replace(seen or (summary(plan) if prepared is None else prepared.summary), groups=None)
+        self._summary = replace(plan_summary or (summary(plan) if prepared is None else prepared.summary), groups=None)
         self.steps, self.messages = self._summary.steps, self._summary.messages
         self.switched = self._summary.switched
         if self.switched:
@@ -114,20 +122,23 @@ class Player:
         places = (plan.ranks if placement is None else placement.endpoints).tolist()
         channels = plan.nchannels
         self.lanes = [
-            Lane(*divmod(number, channels), count, places[number // channels]) for number, count in enumerate(steps)
+            LaneState(*divmod(number, channels), count, places[number // channels])
+            for number, count in enumerate(steps)
         ]
         streamed = (
-            prepared.parts if prepared else parts(plan, topology, storage, placement or add_caps(plan, fabric), number)
+            prepared.steps
+            if prepared
+            else prepared_steps(plan, topology, storage, placement or add_caps(plan, fabric), number)
         )
         self._blocks = blocks(streamed, self.lanes)
-        self._left = left
+        self._on_leave = on_leave
         self._busy_lanes = [0] * plan.nranks
         for lane in self.lanes:
             self._busy_lanes[lane.rank] += lane.steps_left > 0
         self._recent = {} if recent is None else recent
         self._waits = plan.waits
-        self._awaited = frozenset(earlier for each in self._waits.values() for earlier in each)
-        self._over: set[int] = set()  # awaited messages that are done
+        self._awaited = frozenset(message for earlier_messages in self._waits.values() for message in earlier_messages)
+        self._completed: set[int] = set()  # awaited messages that are done
         self._waiters: dict[int, list[Message]] = {}
         self._wire_bytes = 0
 
@@ -150,12 +161,12 @@ class Player:
         for lane in self.lanes[rank * channels : (rank + 1) * channels]:
             if lane.steps_left:
                 self._calendar.at(begin, self._enter, lane)
-        if not self._busy_lanes[rank] and self._left is not None:
-            self._calendar.at(begin, self._left, rank)
+        if not self._busy_lanes[rank] and self._on_leave is not None:
+            self._calendar.at(begin, self._on_leave, rank)
 
-    def _enter(self, lane: Lane) -> None:
+    def _enter(self, lane: LaneState) -> None:
         """Enter the next step of a lane."""
-        if self._pace is not None and self._stopped(lane):
+        if self._pace is not None and self._at_rest(lane):
             return
         queue = lane.queue
         while not queue:
@@ -168,22 +179,22 @@ class Player:
             message = queue.popleft()
             lane.pending += 1
             if lane is message.sender:
-                self._source_need_met(message)
+                self._meet_source_need(message)
                 if depth and message.bundle is None and lane is not message.receiver:
                     self._follow(message)
             elif depth and message.bundle is None:
                 if message.arrived:
                     self._consume(message)
                 continue
-            self._need_met(message)
+            self._meet_need(message)
 
-    def _source_need_met(self, message: Message) -> None:
+    def _meet_source_need(self, message: Message) -> None:
         """Set a staged source aside as soon as it is certain to hold the data that the step must read."""
         message.source_needs -= 1
         if not message.source_needs and message.place is not None and message.place.staged:
             message.payload = message.place.source.copy()
 
-    def _load(self, lane: Lane) -> None:
+    def _load(self, lane: LaneState) -> None:
         """Hand out the messages of the next step to their lanes."""
         block = next(self._blocks, None)
         if block is None:
@@ -201,7 +212,7 @@ class Player:
         if self._waits:
             for message in block.messages:
                 for earlier in self._waits.get(message.id, ()):
-                    if earlier not in self._over:
+                    if earlier not in self._completed:
                         message.needs += 1
                         message.source_needs += 1
                         self._waiters.setdefault(earlier, []).append(message)
@@ -210,13 +221,13 @@ class Player:
         """Make a message wait until the message ``fifo_depth`` before it on its connection is consumed."""
         recent = self._recent.setdefault(self._connection(message), [])
         if len(recent) == self._depth:
-            before = recent.pop(0)
-            if not before.consumed:
-                before.follower = partial(self._need_met, message)  # may belong to another player
+            predecessor = recent.pop(0)
+            if not predecessor.consumed:
+                predecessor.follower = partial(self._meet_need, message)  # may belong to another player
                 message.needs += 1
         recent.append(message)
 
-    def _need_met(self, message: Message) -> None:
+    def _meet_need(self, message: Message) -> None:
         message.needs -= 1
         if not message.needs:
             self._ready(message)
@@ -225,89 +236,91 @@ class Player:
         """Source and destination, as endpoints, and channel."""
         return message.sender.place, message.receiver.place, message.sender.channel
 
-    def _work(self, lane: Lane, work_fs: int, action: Callable[[Any], None], item: Any, more_fs: int = 0) -> None:
-        """Call ``action(item)`` after a rank's work and a further delay; never, if the rank stops before."""
-        now = self._calendar.now
-        end = now + work_fs if self._pace is None else self._pace.end(lane.rank, now, work_fs)
+    def _work(
+        self, lane: LaneState, work_fs: int, action: Callable[[Any], None], argument: Any, more_fs: int = 0
+    ) -> None:
+        """Call ``action(argument)`` after a rank's work and a further delay; never, if the rank stops before."""
+        now_fs = self._calendar.now
+        end = now_fs + work_fs if self._pace is None else self._pace.end(lane.rank, now_fs, work_fs)
         if end is not None:
-            self._calendar.at(end + more_fs, action, item)
+            self._calendar.at(end + more_fs, action, argument)
 
-    def _stopped(self, lane: Lane) -> bool:
-        return self._pace is not None and self._pace.stopped(lane.rank, self._calendar.now)
+    def _at_rest(self, lane: LaneState) -> bool:
+        return self._pace is not None and self._pace.at_rest(lane.rank, self._calendar.now)
 
     def _ready(self, message: Message) -> None:
-        if self._pace is not None and self._stopped(message.sender):
+        if self._pace is not None and self._at_rest(message.sender):
             return
-        now = message.ready_fs = self._calendar.now
+        now_fs = message.ready_fs = self._calendar.now
         bundle = message.bundle
         if bundle is not None:
             bundle.needs -= 1
             if not bundle.needs:
-                ends = [self._worked(m.sender, m.busy_fs) + m.delay_fs - m.busy_fs for m in bundle.messages]
+                ends = [self._work_end(m.sender, m.busy_fs) + m.delay_fs - m.busy_fs for m in bundle.messages]
                 self._at(max(ends), self._flow_bundle, bundle)
         elif message.sender is message.receiver:
-            message.start_fs = message.end_fs = now
+            message.start_fs = message.end_fs = now_fs
             self._work(message.receiver, message.post_fs, self._done, message)
         elif self._depth:
             lane = message.sender
-            busy = now + message.busy_fs if self._pace is None else self._worked(lane, message.busy_fs)
+            busy = now_fs + message.busy_fs if self._pace is None else self._work_end(lane, message.busy_fs)
             lane.free_fs = max(lane.free_fs, busy)
             self._flow(message)
         else:
-            more = message.delay_fs - message.busy_fs
-            self._work(message.sender, message.busy_fs, self._flow, message, more)
+            further_fs = message.delay_fs - message.busy_fs
+            self._work(message.sender, message.busy_fs, self._flow, message, further_fs)
 
-    def _worked(self, lane: Lane, work_fs: int) -> int:
+    def _work_end(self, lane: LaneState, work_fs: int) -> int:
         """End of work that a rank begins now."""
-        now = self._calendar.now
-        end = now + work_fs if self._pace is None else self._pace.end(lane.rank, now, work_fs)
+        now_fs = self._calendar.now
+        end = now_fs + work_fs if self._pace is None else self._pace.end(lane.rank, now_fs, work_fs)
         return NEVER if end is None else end
 
-    def _at(self, time_fs: int, action: Callable[[Any], None], item: Any) -> None:
+    def _at(self, time_fs: int, action: Callable[[Any], None], argument: Any) -> None:
         if time_fs < NEVER:
-            self._calendar.at(time_fs, action, item)
+            self._calendar.at(time_fs, action, argument)
 
     def _flow(self, message: Message) -> None:
         message.start_fs = self._calendar.now
         links = message.links if self._detours is None else links_now(self._detours, message)
-        self.fabric.transfer(links, message.wire, self._flowed, message)
+        self.fabric.transfer(links, message.wire, self._end_flow, message)
 
     def _flow_bundle(self, bundle: Bundle) -> None:
         for message in bundle.messages:
             message.start_fs = self._calendar.now
-        self.fabric.transfer(bundle.links, bundle.wire, self._bundle_flowed, bundle)
+        self.fabric.transfer(bundle.links, bundle.wire, self._end_bundle_flow, bundle)
 
-    def _bundle_flowed(self, bundle: Bundle) -> None:
-        now = self._calendar.now
+    def _end_bundle_flow(self, bundle: Bundle) -> None:
+        now_fs = self._calendar.now
         for message in bundle.messages:
-            message.end_fs = now
-        self._at(max(self._worked(m.receiver, m.post_fs) for m in bundle.messages), self._bundle_done, bundle)
+            message.end_fs = now_fs
+        self._at(max(self._work_end(m.receiver, m.post_fs) for m in bundle.messages), self._bundle_done, bundle)
 
     def _bundle_done(self, bundle: Bundle) -> None:
         for message in bundle.messages:
             self._done(message)
 
-    def _flowed(self, message: Message) -> None:
-        now = message.end_fs = self._calendar.now
+    def _end_flow(self, message: Message) -> None:
+        now_fs = message.end_fs = self._calendar.now
         if not self._depth:
             self._work(message.receiver, message.post_fs, self._done, message)
             return
         # The sender may now overwrite its source, so the bytes in flight are copied here.
         if message.place is not None and message.payload is None:
             message.payload = message.place.source.copy()
-        self._calendar.at(now + message.delay_fs, self._arrived, message)
+        self._calendar.at(now_fs + message.delay_fs, self._arrive, message)
         self._leave(message.sender)
 
-    def _arrived(self, message: Message) -> None:
+    def _arrive(self, message: Message) -> None:
         message.arrived = True
-        if message.receiver.entered is message.block and not self._stopped(message.receiver):
+        if message.receiver.entered is message.block and not self._at_rest(message.receiver):
             self._consume(message)
 
     def _consume(self, message: Message) -> None:
         message.consumed = True
         connection = self._connection(message)
         recent = self._recent.get(connection)
-        if recent is not None and all(other.consumed for other in recent):
+        if recent is not None and all(predecessor.consumed for predecessor in recent):
             del self._recent[connection]
         follower = message.follower
         if follower is not None:
@@ -322,10 +335,10 @@ class Player:
             place.write(place.source if message.payload is None else message.payload)
             message.payload = None
         if message.id in self._awaited:
-            self._over.add(message.id)
+            self._completed.add(message.id)
             for waiter in self._waiters.pop(message.id, ()):
-                self._source_need_met(waiter)
-                self._need_met(waiter)
+                self._meet_source_need(waiter)
+                self._meet_need(waiter)
         sender, receiver = message.sender, message.receiver
         if sender is receiver or not self._depth or message.bundle is not None:
             self._leave(sender)
@@ -336,7 +349,7 @@ class Player:
         if not block.left:
             self._retire(block)
 
-    def _leave(self, lane: Lane) -> None:
+    def _leave(self, lane: LaneState) -> None:
         """Note that a message of the lane's current step is finished for the lane."""
         lane.pending -= 1
         if lane.pending:
@@ -344,18 +357,18 @@ class Player:
         free = max(self._calendar.now, lane.free_fs)
         if lane.steps_left:
             self._at(free, self._enter, lane)
-        elif free > self._calendar.now and self._left is not None:
+        elif free > self._calendar.now and self._on_leave is not None:
             self._at(free, self._end, lane)
         else:
             self._end(lane)
 
-    def _end(self, lane: Lane) -> None:
+    def _end(self, lane: LaneState) -> None:
         """Note that the last step of a lane is finished."""
         self._busy_lanes[lane.rank] -= 1
-        if not self._busy_lanes[lane.rank] and self._left is not None:
-            self._left(lane.rank)
+        if not self._busy_lanes[lane.rank] and self._on_leave is not None:
+            self._on_leave(lane.rank)
 
-    def _retire(self, block: Block) -> None:
+    def _retire(self, block: MessageBlock) -> None:
         """Account for a finished step, and drop it."""
         self.ledger.enter(block)
         if self.ledger.complete:
@@ -378,7 +391,7 @@ class Player:
             raise InternalError(f"{len(stuck)} lanes are stuck at {self._calendar.now} fs:\n{listed}")
         self.ledger.close()
 
-    def cut(self) -> list[int]:
+    def end_early(self) -> list[int]:
         """Close the accounts of a run that ends now; return the unfinished ranks.
 
         Raises
@@ -389,7 +402,7 @@ class Player:
         lanes = self.lanes
         entered = [lane.entered for lane in lanes if lane.entered is not None]
         reached = dict.fromkeys([*entered, *(message.block for lane in lanes for message in lane.queue)])
-        self.ledger.cut([block for block in reached if block.left], (block.step for block in self._blocks))
+        self.ledger.end_early([block for block in reached if block.left], (block.step for block in self._blocks))
         self.ledger.close()
         return sorted({lane.rank for lane in lanes if lane.steps_left or lane.pending})
 

@@ -12,7 +12,7 @@ from simcoll.emulator.reference.fabric import Fabric, OverdueError
 from simcoll.emulator.reference.messages import Bundle, Message
 from simcoll.emulator.reference.player import Player, links_now
 
-__all__ = ["links_of_cut", "player_cut", "until_end"]
+__all__ = ["cut_of_player", "stranded_messages", "until_end"]
 
 
 def until_end(fabric: Fabric) -> list[Any] | None:
@@ -27,22 +27,22 @@ def until_end(fabric: Fabric) -> list[Any] | None:
     return None
 
 
-def links_of_cut(
+def stranded_messages(
     fabric: Fabric, detours: Detours | None, late: list[Any] | None
 ) -> Iterator[tuple[Message, tuple[str, ...]]]:
     """The messages that wait for links that are down, or waited too long (``late``), each with the names of these links."""
-    for item in fabric.waiting() if late is None else late:
-        links = tuple(sorted(map(fabric.link_name, fabric.down(links_now(detours, item)))))
-        for message in item.messages if isinstance(item, Bundle) else [item]:
+    for flow in fabric.waiting() if late is None else late:
+        links = tuple(sorted(map(fabric.link_name, fabric.down(links_now(detours, flow)))))
+        for message in flow.messages if isinstance(flow, Bundle) else [flow]:
             yield message, links
 
 
-def player_cut(timeline: Timeline, player: Player, detours: Detours | None, late: list[Any] | None) -> Cut:
+def cut_of_player(timeline: Timeline, player: Player, detours: Detours | None, late: list[Any] | None) -> Cut:
     """The record of a SimPy run that ended early; ``late`` as from :func:`until_end`."""
     fabric = player.fabric
-    each = links_of_cut(fabric, detours, late)
-    messages = [CutMessage(m.id, m.sender.rank, m.receiver.rank, links) for m, links in each]
-    waiting = player.cut()
+    stranded = stranded_messages(fabric, detours, late)
+    messages = [CutMessage(m.id, m.sender.rank, m.receiver.rank, links) for m, links in stranded]
+    waiting = player.end_early()
     ledger = player.ledger
     time_fs = ledger.time_fs if late is None else fabric.calendar.now
     payload = sum(ledger.bytes_by_op), ledger.dropped_bytes

@@ -17,13 +17,13 @@ __all__ = ["Caps", "Placement", "placement_of"]
 class Caps:
     """Links that a protocol adds: an outgoing and an incoming one per channel of each rank if it caps channels, then likewise per rank.
 
-    ``first`` is the index of the first among all links.
+    ``first_link`` is the index of the first among all links.
     """
 
     protocol: Protocol
     nranks: int
     nchannels: int
-    first: int = 0
+    first_link: int = 0
 
     @property
     def rates(self) -> list[int]:
@@ -34,12 +34,12 @@ class Caps:
 
     def links(self, src: Ints, dst: Ints, channel: Ints) -> list[Ints]:
         """Columns of the cap links that each message crosses."""
-        channels, first, columns = self.nchannels, self.first, []
+        channels, base, columns = self.nchannels, self.first_link, []
         if self.protocol.channel_rate_uBps:
-            columns += [first + 2 * (src * channels + channel), first + 2 * (dst * channels + channel) + 1]
-            first += 2 * self.nranks * channels
+            columns += [base + 2 * (src * channels + channel), base + 2 * (dst * channels + channel) + 1]
+            base += 2 * self.nranks * channels
         if self.protocol.rank_rate_uBps:
-            columns += [first + 2 * src, first + 2 * dst + 1]
+            columns += [base + 2 * src, base + 2 * dst + 1]
         return columns
 
     def name(self, position: int) -> str:
@@ -66,7 +66,8 @@ class Placement:
     shares
         For every link of the topology, the link that stands for the protocol's share of it, or -1; ``None`` if there is none.
     connections
-        ``(lanes, first)``: with them connections are numbered ``first + sender * lanes + receiver``; ``None``: lane pairs name them.
+        ``(lanes, first_number)``: with them connections are numbered
+        ``first_number + sender * lanes + receiver``; ``None``: lane pairs name them.
     """
 
     endpoints: Ints
@@ -87,27 +88,27 @@ class Placement:
         """Connection numbers between lanes; ``None`` if lane pairs identify the connections."""
         if self.connections is None:
             return None
-        lanes, first = self.connections
-        return first + sender * lanes + receiver
+        lanes, first_number = self.connections
+        return first_number + sender * lanes + receiver
 
     def links(self, src: Ints, dst: Ints, channel: Ints, route: Links) -> Links:
         """All links of messages: those of their routes, and those that the protocol adds."""
         if self.shares is not None and route.shape[1]:
-            more = np.where(route >= 0, self.shares[route], -1)
-            route = np.concatenate([route, more], axis=1)
+            partial = np.where(route >= 0, self.shares[route], -1)
+            route = np.concatenate([route, partial], axis=1)
             route = np.take_along_axis(route, np.argsort(route < 0, axis=1, kind="stable"), axis=1)
         if self.caps is None:
             return route
-        own = (src, dst) if self.capped is None else (self.capped[src], self.capped[dst])
-        columns = self.caps.links(*own, channel)
+        ends = (src, dst) if self.capped is None else (self.capped[src], self.capped[dst])
+        columns = self.caps.links(*ends, channel)
         if not columns:
             return route
-        found = np.full((len(src), len(columns) + route.shape[1]), -1, np.int32)
+        links = np.full((len(src), len(columns) + route.shape[1]), -1, np.int32)
         if route.shape[1]:
             for place, column in enumerate(columns):
-                found[:, place] = np.where(route[:, 0] >= 0, column, -1)
-            found[:, len(columns) :] = route
-        return found
+                links[:, place] = np.where(route[:, 0] >= 0, column, -1)
+            links[:, len(columns) :] = route
+        return links
 
 
 def placement_of(plan: Plan, first_cap: int) -> Placement:

@@ -12,11 +12,16 @@ take no more from l than from U. That is at least L n + SLACK for its n flows wi
 L + SLACK // n > L, because a run has fewer than ``SLACK`` flows at a time; l is not settled in this round, which is therefore the same
 with and without it. (Without the slack this fails: a link of 10 behind links of 3, 3 and 4 gives each of three flows 10 // 3 = 3.)
 
-A link of U may be dropped in turn. It has less capacity than l, so dropping the widest links first keeps the excuses of each drop in
-place.
+**No circle of excuses.** A link of U may be dropped in turn, by its own set. Every link is wider than each of its excuses, so drop
+the widest first: its excuses are all still there, and the claim applies to what remains, again and again. Therefore every link
+can be judged with all others present, and in any order.
 
-Only routes are used to find U: for each flow on l, the narrowest link before l, or for each the narrowest link after l. With either
-choice U is the set of the links found.
+**Which U.** Any set is sound; one of small total capacity drops more links. The best hits every flow on l with the least capacity, a
+weighted hitting set, which is hard. Two choices fit trees, where the links that feed a link, or that it feeds, are together as wide as
+it: for each flow on l the narrowest link before l on its route, or for each the narrowest after l. They are not mixed: each is a cut on
+one side of l, while a mixture counts links on both sides. Only routes are used to find them, so a link is dropped for the flows of
+these steps, not for all traffic. (A link exactly as wide as its feeders passes because :func:`simcoll.emulator.model.with_slack` has
+added ``SLACK`` to its capacity.)
 """
 
 from __future__ import annotations
@@ -29,7 +34,7 @@ from numpy.typing import NDArray
 
 from simcoll.arrays import Ints, Shorts
 from simcoll.emulator.model import LOW, SLACK
-from simcoll.emulator.steps.timed import Shape, Timed
+from simcoll.emulator.steps.timed import StepShape, Timed
 
 Steps = tuple[tuple[Timed, ...], int]
 
@@ -39,30 +44,32 @@ JOINED = 64
 """Number of route arrays processed together: each numpy call costs microseconds."""
 
 
-def never_bind(shapes: Iterable[Shape], capacity: Ints, wanted: NDArray[np.bool_] | None = None) -> NDArray[np.bool_]:
-    """Mask of the links, all or the ``wanted`` ones, that can never bind the flows of some steps."""
-    routes = _joined([*{id(shape.links): shape.links for shape in shapes if shape.links.size}.values()])
-    wanted = np.ones(len(capacity), np.bool_) if wanted is None else wanted.copy()
-    found = np.zeros(len(capacity), np.bool_)
+def never_bind(
+    shapes: Iterable[StepShape], capacity: Ints, candidates: NDArray[np.bool_] | None = None
+) -> NDArray[np.bool_]:
+    """Mask of the links, all or the ``candidates`` ones, that can never bind the flows of some steps."""
+    routes = _join_by_width([*{id(shape.links): shape.links for shape in shapes if shape.links.size}.values()])
+    candidates = np.ones(len(capacity), np.bool_) if candidates is None else candidates.copy()
+    never = np.zeros(len(capacity), np.bool_)
     for turn in (1, -1):
-        if not wanted.any():
+        if not candidates.any():
             break
-        pairs = [np.zeros(0, np.int64), *(_excuses(links[:, ::turn], capacity, wanted) for links in routes)]
+        pairs = [np.zeros(0, np.int64), *(_excuses(links[:, ::turn], capacity, candidates) for links in routes)]
         link, excuse = np.divmod(_distinct(np.concatenate(pairs)), len(capacity) + 1)
-        found |= _covered(link, excuse, capacity)
-        wanted &= ~found
-    return found
+        never |= _never_binding(link, excuse, capacity)
+        candidates &= ~never
+    return never
 
 
-def _joined(routes: list[Shorts]) -> list[Shorts]:
+def _join_by_width(routes: list[Shorts]) -> list[Shorts]:
     """Route arrays, with those of equal width joined: fewer and larger."""
     by_width: dict[int, list[Shorts]] = {}
     for links in routes:
         by_width.setdefault(links.shape[1], []).append(links)
     return [
-        np.concatenate(some[first : first + JOINED])
-        for some in by_width.values()
-        for first in range(0, len(some), JOINED)
+        np.concatenate(arrays[begin : begin + JOINED])
+        for arrays in by_width.values()
+        for begin in range(0, len(arrays), JOINED)
     ]
 
 
@@ -72,21 +79,21 @@ def _distinct(keys: Ints) -> Ints:
     return keys[np.append(True, keys[1:] != keys[:-1])] if len(keys) else keys
 
 
-def _excuses(links: Shorts, capacity: Ints, wanted: NDArray[np.bool_]) -> Ints:
-    """Pairs of a wanted link and the narrowest link before it on a route; one past the last link stands for none."""
+def _excuses(links: Shorts, capacity: Ints, candidates: NDArray[np.bool_]) -> Ints:
+    """Pairs of a candidate link and the narrowest link before it on a route; one past the last link stands for none."""
     none = len(capacity)
     wide = np.append(capacity, np.iinfo(np.int64).max)
-    asked = np.append(wanted, False)  # -1 is no link
+    candidate = np.append(candidates, False)  # -1 is no link
     best = np.full(len(links), none)
     pairs = []
     for column in links.T:
-        here = np.flatnonzero(asked[column])
-        pairs.append(_distinct(column[here].astype(np.int64) * (none + 1) + best[here]))
+        rows = np.flatnonzero(candidate[column])
+        pairs.append(_distinct(column[rows].astype(np.int64) * (none + 1) + best[rows]))
         best = np.where((column >= 0) & (wide[column] < wide[best]), column, best)
     return np.concatenate(pairs)
 
 
-def _covered(link: Ints, excuse: Ints, capacity: Ints) -> NDArray[np.bool_]:
+def _never_binding(link: Ints, excuse: Ints, capacity: Ints) -> NDArray[np.bool_]:
     """Whether each link is wider than all its excuses together, and all its flows have one."""
     wide = np.append(capacity, np.iinfo(np.int64).max)[excuse]
     used = np.zeros(len(capacity), np.bool_)
@@ -106,7 +113,7 @@ def _covered(link: Ints, excuse: Ints, capacity: Ints) -> NDArray[np.bool_]:
 
 def without_links(stream: Sequence[Steps], dropped: NDArray[np.bool_]) -> tuple[Steps, ...]:
     """Steps whose flows no longer cross the dropped links."""
-    shapes: dict[Shape, Shape] = {}
+    shapes: dict[StepShape, StepShape] = {}
     steps: dict[Timed, Timed] = {}
     for group, _ in stream:
         for step in group:
@@ -118,14 +125,14 @@ def without_links(stream: Sequence[Steps], dropped: NDArray[np.bool_]) -> tuple[
     return tuple((tuple(steps[step] for step in group), times) for group, times in stream)
 
 
-def _without(shape: Shape, dropped: NDArray[np.bool_]) -> Shape:
+def _without(shape: StepShape, dropped: NDArray[np.bool_]) -> StepShape:
     """A step's rows without the dropped links."""
     links = shape.links
     gone = (links >= 0) & dropped[links]
     if not gone.any():
         return shape
     order = np.argsort(gone | (links < 0), axis=1, kind="stable")
-    left = np.take_along_axis(np.where(gone, np.int32(-1), links), order, axis=1)
-    width = int((left >= 0).sum(axis=1).max(initial=0))
-    left = np.ascontiguousarray(left[:, :width])
-    return replace(shape, links=left, weight=np.broadcast_to(np.int64(1), left.shape))
+    remaining = np.take_along_axis(np.where(gone, np.int32(-1), links), order, axis=1)
+    width = int((remaining >= 0).sum(axis=1).max(initial=0))
+    remaining = np.ascontiguousarray(remaining[:, :width])
+    return replace(shape, links=remaining, weight=np.broadcast_to(np.int64(1), remaining.shape))

@@ -12,17 +12,29 @@ from numpy.typing import NDArray
 
 from simcoll.arrays import Array, Ints
 from simcoll.core.facts import Facts
+from simcoll.core.folds import in_fold_order
 from simcoll.core.plan import Plan, PlanStep
 from simcoll.core.schedule import OP_NAMES, REDUCE, SYNC, Repeat, Schedule, Step
-from simcoll.core.step import in_fold_order
 from simcoll.core.switches import switch_leaders
 
 Group = tuple[tuple["Moves", ...], int]
 
 __all__ = [
-    "EVEN", "Moves", "Spinning", "Summary", "bytes_by_op", "cache_key", "drop_groups", "forget_uneven", "moves_of", "same_moves",
-    "spinning", "summaries_of", "summary", "turns",
-]  # fmt: skip
+    "EVEN",
+    "Moves",
+    "PlanSummary",
+    "Spinning",
+    "bytes_by_op",
+    "cache_key",
+    "drop_groups",
+    "forget_uneven",
+    "moves_of",
+    "same_moves",
+    "spinning",
+    "summaries_of",
+    "summary",
+    "turns",
+]
 
 KEPT_ROWS = 1 << 21
 """Up to this number of rows, the first pass over a plan is kept for the second (33 bytes a row)."""
@@ -52,10 +64,10 @@ class Moves(NamedTuple):
         """The number of transfers."""
         return len(self.src_rank)
 
-    def some(self, which: Array) -> Moves:
+    def some(self, rows: Array) -> Moves:
         """A subset of the transfers, none of which belongs to a switch operation."""
-        src, dst, channel = self.src_rank[which], self.dst_rank[which], self.channel[which]
-        return Moves(src, dst, channel, self.size_bytes[which], self.op[which], self.operands[which], None)
+        src, dst, channel = self.src_rank[rows], self.dst_rank[rows], self.channel[rows]
+        return Moves(src, dst, channel, self.size_bytes[rows], self.op[rows], self.operands[rows], None)
 
 
 class Spinning(NamedTuple):
@@ -72,31 +84,31 @@ class Spinning(NamedTuple):
     times: int
     stride: int
 
-    def sizes(self, turn: int, which: int) -> Ints:
+    def sizes(self, turn: int, step: int) -> Ints:
         """Payload of every row of a step in one iteration."""
         shift = turn * self.stride % (len(self.window) // 2)
-        return self.payloads[self.window[self.places[which] + shift]]
+        return self.payloads[self.window[self.places[step] + shift]]
 
-    def bytes_by_op(self, which: int) -> tuple[int, ...]:
+    def bytes_by_op(self, step: int) -> tuple[int, ...]:
         """Payload of a step over all iterations, by operation."""
-        m, found = len(self.window) // 2, [0] * len(OP_NAMES)
+        m, totals = len(self.window) // 2, [0] * len(OP_NAMES)
         shifts = np.arange(self.times) * self.stride % m
         windows = np.lib.stride_tricks.sliding_window_view(self.payloads[self.window], m)
-        op, place = self.steps[which].op, self.places[which]
+        op, place = self.steps[step].op, self.places[step]
         for number in np.unique(op).tolist():
             by_shift = windows @ np.bincount(place[op == number], minlength=m)
-            found[number] = sum(by_shift[shifts].tolist())
-        return tuple(found)
+            totals[number] = sum(by_shift[shifts].tolist())
+        return tuple(totals)
 
-    def unrolled(self) -> Iterator[Moves]:
+    def unroll(self) -> Iterator[Moves]:
         """The steps one by one."""
         for turn in range(self.times):
-            for which, step in enumerate(self.steps):
-                yield step._replace(size_bytes=self.sizes(turn, which))
+            for number, step in enumerate(self.steps):
+                yield step._replace(size_bytes=self.sizes(turn, number))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Summary:
+class PlanSummary:
     """Counts from a first pass over a plan.
 
     ``rows`` counts the transfers of distinct steps; ``groups`` keeps the :func:`turns` if they are few; ``switched``: some transfers
@@ -112,7 +124,7 @@ class Summary:
     groups: list[Group] | None
 
 
-summaries_of: Facts[Schedule, dict[tuple[int, int], Summary]] = Facts(lambda _: {})
+summaries_of: Facts[Schedule, dict[tuple[int, int], PlanSummary]] = Facts(lambda _: {})
 """The first passes over plans of a schedule, by :func:`cache_key`: with equal chunks, and with the latest other sizes."""
 
 
@@ -135,7 +147,7 @@ def _even(plan: Plan) -> bool:
     return isinstance(plan.sizes, int) and plan.sizes % plan.schedule.layout.chunks == 0
 
 
-def _alike(plan: Plan, block: Step | Repeat) -> bool:
+def _is_steady(plan: Plan, block: Step | Repeat) -> bool:
     """Whether all iterations of a repeat take the same time: equal chunks, and no transfer that an alias can remove."""
     if not isinstance(block, Repeat) or not _even(plan):
         return False
@@ -160,14 +172,14 @@ def _moves(plan: Plan, blocks: Iterable[Step | Repeat]) -> Iterator[Moves]:
         if positions is not None and isinstance(block, Repeat) and _turns_alone(plan, block):
             yield from _moving_turns(plan, block, np.diff(positions))
             continue
-        for given in block.unrolled() if isinstance(block, Repeat) else (block,):
-            step = schedule.layout.one_address(given)
+        for block_step in block.unrolled() if isinstance(block, Repeat) else (block,):
+            step = schedule.layout.one_address(block_step)
             if schedule.known.folds:
                 step = in_fold_order(step, schedule.layout.size)
-            yield from _sized(plan, step, plan.elements(step) * plan.dtype.itemsize)
+            yield from _without_empty(plan, step, plan.elements(step) * plan.dtype.itemsize)
 
 
-def _sized(plan: Plan, step: Step, size_bytes: Ints) -> Iterator[Moves]:
+def _without_empty(plan: Plan, step: Step, size_bytes: Ints) -> Iterator[Moves]:
     """A step whose transfers have these sizes, without empty ones; nothing if all are empty."""
     keep = (size_bytes > 0) | (step.op == SYNC)
     if not keep.all():
@@ -187,44 +199,44 @@ def _slim(column: Ints) -> Ints:
 
 def _turns_alone(plan: Plan, block: Repeat) -> bool:
     """Whether the transfers of a repeat are single chunks in every iteration: no fold, no alias that could remove one."""
-    apart = not plan.schedule.known.folds and not plan.collective.in_place
-    return apart and all((step.count == 1).all() and (step.op < SYNC).all() for step in block.steps)
+    separate = not plan.schedule.known.folds and not plan.collective.in_place
+    return separate and all((step.count == 1).all() and (step.op < SYNC).all() for step in block.steps)
 
 
 def _moving_turns(plan: Plan, block: Repeat, lengths: Ints) -> Iterator[Moves]:
     """The non-empty transfers of each iteration, from the elements of every chunk; equal steps share one object while they are few."""
-    whole = [
+    full = [
         Moves(step.src_rank, step.dst_rank, step.channel, step.count, step.op, _operands(plan, step), None)
         for step in block.steps
     ]
     places = [_turning(block, step.src_chunk, lengths) for step in block.steps]
     periods = [_period(table.reshape(-1, 2 * block.modulus)[:, : block.modulus]) for table, _ in places]
-    known: dict[tuple[int, int], Moves] = {}
-    held = 0
+    recent: dict[tuple[int, int], Moves] = {}
+    recent_rows = 0
     for turn in range(block.count):
         shift = turn * block.stride % block.modulus
         for number, (table, place) in enumerate(places):
             key = number, shift % periods[number]
-            step = known.get(key)
+            step = recent.get(key)
             if step is None:
                 elements = table[place + shift]
                 rows = np.flatnonzero(elements)
-                step = whole[number] if len(rows) == len(elements) else whole[number].some(rows)
+                step = full[number] if len(rows) == len(elements) else full[number].some(rows)
                 step = step._replace(size_bytes=elements[rows] * plan.dtype.itemsize)
-                held += len(rows)
-                if held <= REMEMBERED_ROWS:
-                    known[key] = step
+                recent_rows += len(rows)
+                if recent_rows <= REMEMBERED_ROWS:
+                    recent[key] = step
             if step.rows:
                 yield step
 
 
 def _turning(block: Repeat, chunk: Ints, lengths: Ints) -> tuple[Ints, Ints]:
     """Elements of chunks, and each transfer's place there for a shift of 0; every window is stored twice in a row."""
-    first, place = block.window(chunk)
-    starts, which = np.unique(first, return_inverse=True)
+    start, place = block.window(chunk)
+    starts, window = np.unique(start, return_inverse=True)
     windows = block.chunk_at(starts[:, None] + np.arange(block.modulus))
     table = lengths.take(windows, mode="clip")  # a window may leave the buffers where no transfer does
-    return np.tile(table, 2).reshape(-1), 2 * block.modulus * which + place
+    return np.tile(table, 2).reshape(-1), 2 * block.modulus * window + place
 
 
 def _period(windows: Ints) -> int:
@@ -242,34 +254,34 @@ def turns(plan: Plan) -> Iterator[Group]:
     """The steps of a plan in order, as groups of steps with their repetitions."""
     for group in spinning(plan):
         if isinstance(group, Spinning):
-            yield from (((step,), 1) for step in group.unrolled())
+            yield from (((step,), 1) for step in group.unroll())
         else:
             yield group
 
 
 def spinning(plan: Plan) -> Iterator[Group | Spinning]:
     """The same, but with repeats whose chunks differ by an element as one object."""
-    for alike, blocks in groupby(plan.schedule.blocks(), lambda block: _alike(plan, block)):
-        if alike:
+    for steady, blocks in groupby(plan.schedule.blocks(), lambda block: _is_steady(plan, block)):
+        if steady:
             for block in blocks:
                 if isinstance(block, Repeat):
                     steps = tuple(_moves(plan, block.steps))
                     if steps and block.count:
                         yield steps, block.count
             continue
-        for block_spins, some in groupby(blocks, lambda block: isinstance(block, Repeat) and not _even(plan)):
+        for block_spins, stretch in groupby(blocks, lambda block: isinstance(block, Repeat) and not _even(plan)):
             if not block_spins:
-                yield from _merged(plan, some)
+                yield from _merge_runs(plan, stretch)
                 continue
-            for block in some:
-                found = _spins(plan, block) if isinstance(block, Repeat) else None
-                if found is None:
-                    yield from _merged(plan, (block,))
+            for block in stretch:
+                spins = _spins(plan, block) if isinstance(block, Repeat) else None
+                if spins is None:
+                    yield from _merge_runs(plan, (block,))
                 else:
-                    yield found
+                    yield spins
 
 
-def _merged(plan: Plan, blocks: Iterable[Step | Repeat]) -> Iterator[Group]:
+def _merge_runs(plan: Plan, blocks: Iterable[Step | Repeat]) -> Iterator[Group]:
     """Steps one by one; runs of steps that differ only in chunks (as in a ring with numbered blocks) become one repeated step."""
     last, times = None, 0
     for step in _moves(plan, blocks):
@@ -285,20 +297,25 @@ def _merged(plan: Plan, blocks: Iterable[Step | Repeat]) -> Iterator[Group]:
 
 def _spins(plan: Plan, block: Repeat) -> Spinning | None:
     """A repeat whose single chunks have one of two non-zero sizes; ``None`` for others."""
+    # A count that is no multiple of the chunks makes some chunks one element larger. A repeat moves along its chunks, so no two
+    # iterations have the same sizes, and unrolling it costs as many columns as it has iterations: a ring of 1,024 ranks has 2,046.
+    # But the sizes only rotate: in iteration t a transfer moves the chunk at (place + t * stride) mod m of a window of m chunks. If
+    # every transfer sees the same sizes in its window, one window and each row's place in it describe all iterations. Each None below is
+    # a case in which an iteration is more than a rotation.
     layout = plan.schedule.layout
     listed = layout.scratch_pieces is not None or block.order is not None
     if not isinstance(plan.sizes, int) or listed or plan.sizes < layout.chunks:
         return None
-    least, piece = plan.sizes // layout.chunks, np.arange(layout.chunks)
-    larger = (piece + 1) * plan.sizes // layout.chunks - piece * plan.sizes // layout.chunks - least
-    payloads = np.array([least, least + 1], np.int64) * plan.dtype.itemsize
+    smaller, piece = plan.sizes // layout.chunks, np.arange(layout.chunks)
+    larger = (piece + 1) * plan.sizes // layout.chunks - piece * plan.sizes // layout.chunks - smaller
+    payloads = np.array([smaller, smaller + 1], np.int64) * plan.dtype.itemsize
     window: Ints | None = None
     steps, places = [], []
     for step in block.steps:
         if (step.src_rank == step.dst_rank).any() or (step.count != 1).any() or (step.op > REDUCE).any():
             return None
-        one = layout.one_address(step)
-        if plan.schedule.known.folds and in_fold_order(one, layout.size) is not one:
+        plain = layout.one_address(step)
+        if plan.schedule.known.folds and in_fold_order(plain, layout.size) is not plain:
             return None
         place = (step.src_chunk - block.base) % block.modulus
         start = np.unique(step.src_chunk - place)
@@ -322,10 +339,10 @@ def _spins(plan: Plan, block: Repeat) -> Spinning | None:
 
 def bytes_by_op(step: Moves) -> tuple[int, ...]:
     """Payload of a step by operation."""
-    first = int(step.op[0])
-    if (step.op == first).all():
-        whole = int(step.size_bytes.sum())
-        return tuple(whole if op == first else 0 for op in range(len(OP_NAMES)))
+    only = int(step.op[0])
+    if (step.op == only).all():
+        total = int(step.size_bytes.sum())
+        return tuple(total if op == only else 0 for op in range(len(OP_NAMES)))
     return tuple(int(step.size_bytes[step.op == op].sum()) for op in range(len(OP_NAMES)))
 
 
@@ -336,40 +353,40 @@ def cache_key(plan: Plan) -> tuple[tuple[int, int] | None, int]:
     """
     if not isinstance(plan.sizes, int):
         return None, 1
-    each = plan.sizes // plan.schedule.layout.chunks * plan.dtype.itemsize if _even(plan) else 0
-    return (EVEN, each) if each else ((plan.sizes, plan.dtype.itemsize), 1)
+    chunk_bytes = plan.sizes // plan.schedule.layout.chunks * plan.dtype.itemsize if _even(plan) else 0
+    return (EVEN, chunk_bytes) if chunk_bytes else ((plan.sizes, plan.dtype.itemsize), 1)
 
 
-def summary(plan: Plan) -> Summary:
+def summary(plan: Plan) -> PlanSummary:
     """Pass once over a plan, or recall the result for the same schedule.
 
     With equal chunks, the results are those of one-byte chunks, scaled; with others, only the latest sizes are remembered.
     """
-    key, each = cache_key(plan)
+    key, chunk_bytes = cache_key(plan)
     if key is None:
-        return _counted(plan)
+        return _count(plan)
     summaries = summaries_of(plan.schedule)
-    found = summaries.get(key)
-    if found is None:
+    counts = summaries.get(key)
+    if counts is None:
         plan.expect_waits()
         unit = replace(plan, sizes=plan.schedule.layout.chunks, dtype=np.dtype(np.int8)) if key == EVEN else plan
-        found = _counted(unit)
+        counts = _count(unit)
         forget_uneven(plan.schedule)
-        summaries[key] = found if found.rows <= REMEMBERED_ROWS else replace(found, groups=None)
-    return _scaled(found, each) if each > 1 else found
+        summaries[key] = counts if counts.rows <= REMEMBERED_ROWS else replace(counts, groups=None)
+    return _scale(counts, chunk_bytes) if chunk_bytes > 1 else counts
 
 
-def _scaled(found: Summary, each: int) -> Summary:
-    """The summary with chunks of ``each`` bytes instead of one."""
+def _scale(counts: PlanSummary, chunk_bytes: int) -> PlanSummary:
+    """The summary with chunks of ``chunk_bytes`` bytes instead of one."""
     groups = None
-    if found.groups is not None:
+    if counts.groups is not None:
         large: dict[int, Moves] = {}
-        for group, _ in found.groups:
+        for group, _ in counts.groups:
             for step in group:
                 if id(step) not in large:
-                    large[id(step)] = step._replace(size_bytes=step.size_bytes * each)
-        groups = [(tuple(large[id(step)] for step in group), times) for group, times in found.groups]
-    return replace(found, bytes_by_op=tuple(moved * each for moved in found.bytes_by_op), groups=groups)
+                    large[id(step)] = step._replace(size_bytes=step.size_bytes * chunk_bytes)
+        groups = [(tuple(large[id(step)] for step in group), times) for group, times in counts.groups]
+    return replace(counts, bytes_by_op=tuple(moved * chunk_bytes for moved in counts.bytes_by_op), groups=groups)
 
 
 def _facts(plan: Plan, step: Moves) -> tuple[Ints, tuple[int, ...], bool]:
@@ -381,37 +398,37 @@ def _facts(plan: Plan, step: Moves) -> tuple[Ints, tuple[int, ...], bool]:
     return np.flatnonzero(part), bytes_by_op(step), bool(by_switch)
 
 
-def _counted(plan: Plan) -> Summary:
+def _count(plan: Plan) -> PlanSummary:
     groups: list[Group] | None = []
-    known: dict[int, tuple[Ints, tuple[int, ...], bool]] = {}
+    facts_of: dict[int, tuple[Ints, tuple[int, ...], bool]] = {}
     lane_steps = np.zeros(plan.nranks * plan.nchannels, np.int64)
     steps = messages = rows = 0
     moved = [0] * len(OP_NAMES)
     switched = False
     for group in spinning(plan):
         spins = isinstance(group, Spinning)
-        some, times = (group.steps, group.times) if isinstance(group, Spinning) else group
+        steps_of_group, times = (group.steps, group.times) if isinstance(group, Spinning) else group
         fresh = {}
-        for which, step in enumerate(some):
-            facts = known.get(id(step))
-            if facts is None:
-                facts = fresh[id(step)] = _facts(plan, step)
+        for number, step in enumerate(steps_of_group):
+            step_facts = facts_of.get(id(step))
+            if step_facts is None:
+                step_facts = fresh[id(step)] = _facts(plan, step)
                 rows += step.rows * (times if spins else 1)
-            lanes, payload, by_switch = facts
+            lanes, payload, by_switch = step_facts
             lane_steps[lanes] += times
             steps += times
             messages += step.rows * times
-            more = group.bytes_by_op(which) if isinstance(group, Spinning) else [times * each for each in payload]
-            moved = [sum(pair) for pair in zip(moved, more, strict=True)]
+            added = group.bytes_by_op(number) if isinstance(group, Spinning) else [times * nbytes for nbytes in payload]
+            moved = [sum(pair) for pair in zip(moved, added, strict=True)]
             switched = switched or by_switch
         if rows > KEPT_ROWS or (spins and rows > UNROLLED_ROWS):
-            groups, known = None, {}
+            groups, facts_of = None, {}
         elif isinstance(group, Spinning):
-            groups = None if groups is None else [*groups, *(((step,), 1) for step in group.unrolled())]
+            groups = None if groups is None else [*groups, *(((step,), 1) for step in group.unroll())]
         elif groups is not None:
             groups.append(group)
-            known |= fresh  # as long as groups keep them
-    return Summary(lane_steps, steps, messages, rows, tuple(moved), switched, groups)
+            facts_of |= fresh  # as long as groups keep them
+    return PlanSummary(lane_steps, steps, messages, rows, tuple(moved), switched, groups)
 
 
 def same_moves(a: Moves, b: Moves) -> bool:

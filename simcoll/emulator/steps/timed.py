@@ -22,7 +22,7 @@ from simcoll.topology import Routes, Topology
 
 Key = tuple[bytes, ...]
 
-__all__ = ["Shape", "StepTimer", "Timed", "batches", "joined_moves", "joined_routes", "timed_steps"]
+__all__ = ["StepShape", "StepTimer", "Timed", "batches", "joined_moves", "joined_routes", "timed_steps"]
 
 BATCH_ROWS = 1 << 13
 """Number of messages of small steps that are routed and costed together: each numpy call costs microseconds."""
@@ -33,7 +33,7 @@ REMEMBERED_ROWS = 1 << 18
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Shape:
+class StepShape:
     """Senders, receivers and links of a step.
 
     ``sender`` and ``receiver`` are lanes; ``links`` is ``[rows, hops]``, padded with -1, and ``weight``, of the same shape, is the
@@ -68,7 +68,7 @@ class Timed:
     :mod:`simcoll.emulator.fast.state` lists the further roles in programs.
     """
 
-    shape: Shape
+    shape: StepShape
     delay_fs: Ints
     busy_fs: Ints
     wire: Ints
@@ -82,7 +82,7 @@ class Timed:
         return len(self.size)
 
     @property
-    def connected(self) -> bool:
+    def uses_connections(self) -> bool:
         """Whether its rows use connections: those of a FIFO, or records and waits."""
         return self.depth > 0 or self.role in {RECORDS, WAITS}
 
@@ -104,110 +104,110 @@ class StepTimer:
         self.topology = topology
         self.placement = placement
         self.last: tuple[Moves, Timed] | None = None
-        self.known: dict[Key, tuple[Routes, Shape]] = {}
-        self.known_rows = 0
-        self.made: dict[int, tuple[Moves, Timed]] = {}
-        self.made_rows = 0
+        self.routed: dict[Key, tuple[Routes, StepShape]] = {}
+        self.routed_rows = 0
+        self.timed: dict[int, tuple[Moves, Timed]] = {}
+        self.timed_rows = 0
 
     def __call__(self, steps: list[Moves], first_message: int) -> list[Timed]:
         """Time consecutive steps; ``first_message`` is the number of their first message."""
         if self.protocol.jitter_fs:
-            return self._timed(steps, first_message)
-        new = {id(step): step for step in steps if id(step) not in self.made}
+            return self._time(steps, first_message)
+        new = {id(step): step for step in steps if id(step) not in self.timed}
         if new:
-            fresh = self._timed(list(new.values()), first_message)
-            self.made |= {name: (step, timed) for (name, step), timed in zip(new.items(), fresh, strict=True)}
-            self.made_rows += sum(step.rows for step in new.values())
-        found = [self.made[id(step)][1] for step in steps]
-        while self.made_rows > REMEMBERED_ROWS and len(self.made) > 1:
-            self.made_rows -= self.made.pop(next(iter(self.made)))[0].rows
-        return found
+            fresh = self._time(list(new.values()), first_message)
+            self.timed |= {name: (step, timed) for (name, step), timed in zip(new.items(), fresh, strict=True)}
+            self.timed_rows += sum(step.rows for step in new.values())
+        timed = [self.timed[id(step)][1] for step in steps]
+        while self.timed_rows > REMEMBERED_ROWS and len(self.timed) > 1:
+            self.timed_rows -= self.timed.pop(next(iter(self.timed)))[0].rows
+        return timed
 
-    def _timed(self, steps: list[Moves], first_message: int) -> list[Timed]:
+    def _time(self, steps: list[Moves], first_message: int) -> list[Timed]:
         """The steps with their costs."""
-        ways = self._remembered(steps)
+        routed = self._recent(steps)
         columns = zip(*((step.size_bytes, step.op, step.operands) for step in steps), strict=True)
         size, op, operands = (np.concatenate(column) for column in columns)
         local = np.concatenate([step.src_rank == step.dst_rank for step in steps])
-        routes = joined_routes([routes for routes, _ in ways])
+        routes = joined_routes([routes for routes, _ in routed])
         costs = message_costs(size, op, local, routes, self.protocol, first_message, operands)
-        delay, first, made = np.where(local, -1, costs.delay_fs), 0, []
-        for step, (_, shape) in zip(steps, ways, strict=True):
-            here, first = slice(first, first + step.rows), first + step.rows
+        delay, begin, timed = np.where(local, -1, costs.delay_fs), 0, []
+        for step, (_, shape) in zip(steps, routed, strict=True):
+            rows, begin = slice(begin, begin + step.rows), begin + step.rows
             if self.last is None or self.protocol.jitter_fs or not same_moves(step, self.last[0]):
-                fixed = (delay[here], costs.busy_fs[here], costs.wire_bytes[here], costs.post_fs[here])
+                fixed = (delay[rows], costs.busy_fs[rows], costs.wire_bytes[rows], costs.post_fs[rows])
                 if shape.leader is not None:
                     fixed = joint_costs(shape.leader, *fixed)
                 self.last = step, Timed(shape, *fixed, step.size_bytes, bytes_by_op(step), self.protocol.fifo_depth)
-            made.append(self.last[1])
-        return made
+            timed.append(self.last[1])
+        return timed
 
-    def _remembered(self, steps: list[Moves]) -> list[tuple[Routes, Shape]]:
+    def _recent(self, steps: list[Moves]) -> list[tuple[Routes, StepShape]]:
         """Routes and shape of each step, from the recent ones if possible."""
         if len(steps) == 1 and steps[0].rows > REMEMBERED_ROWS:
-            return list(self._ways(steps))
+            return list(self._routes(steps))
         keys = [
             tuple(b"" if column is None else column.tobytes() for column in (*step[:3], step.leader)) for step in steps
         ]
-        new = {key: step for key, step in zip(keys, steps, strict=True) if key not in self.known}
+        new = {key: step for key, step in zip(keys, steps, strict=True) if key not in self.routed}
         if new:
-            self.known |= zip(new, self._ways(list(new.values())), strict=True)
-            self.known_rows += sum(step.rows for step in new.values())
-        found = [self.known[key] for key in keys]
-        while self.known_rows > REMEMBERED_ROWS and len(self.known) > 1:
-            self.known_rows -= len(self.known.pop(next(iter(self.known)))[1].sender)
-        return found
+            self.routed |= zip(new, self._routes(list(new.values())), strict=True)
+            self.routed_rows += sum(step.rows for step in new.values())
+        routed = [self.routed[key] for key in keys]
+        while self.routed_rows > REMEMBERED_ROWS and len(self.routed) > 1:
+            self.routed_rows -= len(self.routed.pop(next(iter(self.routed)))[1].sender)
+        return routed
 
-    def _ways(self, steps: list[Moves]) -> Iterator[tuple[Routes, Shape]]:
+    def _routes(self, steps: list[Moves]) -> Iterator[tuple[Routes, StepShape]]:
         """Routes and shapes of all steps, computed together."""
         placement = self.placement
         src, dst, channel = (
             columns[0] if len(steps) == 1 else np.concatenate(columns)
             for columns in list(zip(*(step[:3] for step in steps), strict=True))
         )
-        routes, links = self._routed(src, dst, channel)
+        routes, links = self._route(src, dst, channel)
         sender, receiver = placement.lane(src, channel), placement.lane(dst, channel)
         connection = placement.connection(sender, receiver)
-        first = 0
+        begin = 0
         for step in steps:
-            here, first = slice(first, first + step.rows), first + step.rows
-            once = np.broadcast_to(np.int64(1), links[here].shape)
-            shape = Shape(sender[here], receiver[here], step.src_rank, step.dst_rank, links[here], once)
+            rows, begin = slice(begin, begin + step.rows), begin + step.rows
+            ones = np.broadcast_to(np.int64(1), links[rows].shape)
+            shape = StepShape(sender[rows], receiver[rows], step.src_rank, step.dst_rank, links[rows], ones)
             if connection is not None:
-                shape = replace(shape, connection=connection[here])
+                shape = replace(shape, connection=connection[rows])
             if self.joint and step.leader is not None:
                 shape = self._joint(shape, step, step.leader)
-            yield Routes(routes.links[here], routes.latency_fs[here], routes.kind[here]), shape
+            yield Routes(routes.links[rows], routes.latency_fs[rows], routes.kind[rows]), shape
 
-    def _routed(self, src: Ints, dst: Ints, channel: Ints) -> tuple[Routes, Shorts]:
+    def _route(self, src: Ints, dst: Ints, channel: Ints) -> tuple[Routes, Shorts]:
         """Routes with their first link, and all links, of messages; in blocks, which saves memory and time."""
         placement, routes, links = self.placement, [], np.zeros((len(src), 0), self.link_kind)
-        for first in range(0, len(src), ROUTED_ROWS):
-            here = slice(first, first + ROUTED_ROWS)
-            a, b = src[here], dst[here]
-            found = self.topology.route(placement.endpoints[a], placement.endpoints[b])
-            own = placement.links(a, b, channel[here], found.links)
-            if own.shape[1] > links.shape[1]:  # in the first block, and rarely later
-                links = np.pad(links, ((0, 0), (0, own.shape[1] - links.shape[1])), constant_values=-1)
-            links[here, : own.shape[1]] = own
-            routes.append(replace(found, links=found.links[:, :1].copy()))
+        for begin in range(0, len(src), ROUTED_ROWS):
+            rows = slice(begin, begin + ROUTED_ROWS)
+            a, b = src[rows], dst[rows]
+            route = self.topology.route(placement.endpoints[a], placement.endpoints[b])
+            crossed = placement.links(a, b, channel[rows], route.links)
+            if crossed.shape[1] > links.shape[1]:  # in the first block, and rarely later
+                links = np.pad(links, ((0, 0), (0, crossed.shape[1] - links.shape[1])), constant_values=-1)
+            links[rows, : crossed.shape[1]] = crossed
+            routes.append(replace(route, links=route.links[:, :1].copy()))
         return joined_routes(routes), links
 
-    def _joint(self, shape: Shape, step: Moves, leader: Ints) -> Shape:
+    def _joint(self, shape: StepShape, step: Moves, leader: Ints) -> StepShape:
         """The shape with the links of every switch operation at its leader."""
         # An operand on the rank that receives the reduction goes up to the switch like the others.
-        own = np.flatnonzero((step.op == SWITCH_REDUCE) & (step.src_rank == step.dst_rank))
-        other = np.full(len(leader), -1)
+        contributors = np.flatnonzero((step.op == SWITCH_REDUCE) & (step.src_rank == step.dst_rank))
+        peer = np.full(len(leader), -1)
         far = np.flatnonzero((step.op == SWITCH_REDUCE) & (step.src_rank != step.dst_rank))[::-1]
-        other[leader[far]] = step.src_rank[far]
-        own = own[other[leader[own]] >= 0]
+        peer[leader[far]] = step.src_rank[far]
+        contributors = contributors[peer[leader[contributors]] >= 0]
         ranks = self.placement.endpoints
-        up = self.topology.route(ranks[step.src_rank[own]], ranks[other[leader[own]]]).links[:, :1]
+        up = self.topology.route(ranks[step.src_rank[contributors]], ranks[peer[leader[contributors]]]).links[:, :1]
         shares = self.placement.shares
         if shares is not None:
             up = np.concatenate([up, np.where(up >= 0, shares[up], -1)], axis=1)
         linked = np.flatnonzero((leader < 0) | (leader == np.arange(len(leader)))) if self.sparse else None
-        links = joint_links(leader, shape.links, own, up, linked)
+        links = joint_links(leader, shape.links, contributors, up, linked)
         return replace(
             shape, links=links, weight=np.broadcast_to(np.int64(1), links.shape), leader=leader, linked=linked
         )
@@ -215,8 +215,8 @@ class StepTimer:
 
 def joined_moves(steps: Sequence[Moves]) -> Moves:
     """The transfers of several steps, without their switch operations."""
-    src, dst, channel, size, op, operands = map(np.concatenate, list(zip(*(step[:6] for step in steps), strict=True)))
-    return Moves(src, dst, channel, size, op, operands, None)
+    columns: Any = zip(*(step[:-1] for step in steps), strict=True)  # all but the leaders
+    return Moves._make([*map(np.concatenate, columns), None])
 
 
 def joined_routes(routes: list[Routes]) -> Routes:
@@ -224,9 +224,9 @@ def joined_routes(routes: list[Routes]) -> Routes:
     if len(routes) == 1:
         return routes[0]
     links = [
-        each.links[:, :1] if each.links.shape[1] else np.full((len(each.kind), 1), -1, np.int32) for each in routes
+        part.links[:, :1] if part.links.shape[1] else np.full((len(part.kind), 1), -1, np.int32) for part in routes
     ]
-    latency, kind = [each.latency_fs for each in routes], [each.kind for each in routes]
+    latency, kind = [part.latency_fs for part in routes], [part.kind for part in routes]
     return Routes(np.concatenate(links), np.concatenate(latency), np.concatenate(kind))
 
 
@@ -262,12 +262,12 @@ def timed_steps(
 
     ``groups`` are those of :func:`simcoll.emulator.steps.step_columns.summary`, if kept; ``timer`` may supply columns other than costs.
     """
-    make, first = timer or StepTimer(plan.protocol, topology, placement, joint=True), 0
+    make, first_message = timer or StepTimer(plan.protocol, topology, placement, joint=True), 0
     groups = turns(plan) if groups is None else groups
     for steps, times in batches(groups, unrolled=plan.protocol.jitter_fs > 0):
-        made = make(steps, first)
-        first += times * sum(step.rows for step in steps)
+        timed = make(steps, first_message)
+        first_message += times * sum(step.rows for step in steps)
         if times > 1:
-            yield tuple(made), times
+            yield tuple(timed), times
         else:
-            yield from (((step,), 1) for step in made)
+            yield from (((step,), 1) for step in timed)

@@ -8,8 +8,8 @@ from typing import Any
 from simcoll.core.plan import Plan
 from simcoll.core.schedule import OP_NAMES
 from simcoll.emulator.result import Result
-from simcoll.emulator.traces.trace_marks import Row
-from simcoll.emulator.traces.trace_tracks import FS_PER_US, packed, trace_document
+from simcoll.emulator.traces.trace_marks import TraceRow
+from simcoll.emulator.traces.trace_tracks import FS_PER_US, compress, trace_document
 from simcoll.errors import ConfigError
 from simcoll.files.output import write_file
 from simcoll.topology import Topology
@@ -42,19 +42,19 @@ class Trace:
         self._plan = plan
         self._topology = topology
         self._limit = max_events // EVENTS_PER_TRANSFER
-        self._rows: list[Row] = []
+        self._rows: list[TraceRow] = []
         self._seen = 0
 
-    def __call__(self, message: int, /, *rest: int) -> None:
+    def __call__(self, message: int, /, *columns: int) -> None:
         """Record a transfer; the arguments are those of :class:`simcoll.emulator.reference.ledger.Observer`."""
         self._seen += 1
         if message < self._limit:
-            self._rows.append((message, *rest))
+            self._rows.append(TraceRow(message, *columns))
 
     def document(self, result: Result, run: str = "") -> dict[str, Any]:
         """The trace as a JSON object."""
         about = self._about(result) | ({"run": run} if run else {})
-        return trace_document(self._rows, self._topology, self._plan.ranks.tolist(), result.time_fs, about, _described)
+        return trace_document(self._rows, self._topology, self._plan.ranks.tolist(), result.time_fs, about, _describe)
 
     def write(self, path: str | Path, result: Result) -> None:
         """Write the compressed trace; equal runs yield equal bytes.
@@ -68,7 +68,7 @@ class Trace:
 
     def content(self, result: Result, *, run: str = "") -> bytes:
         """The compressed trace, as :meth:`write` writes it; ``run`` labels the results that it belongs to."""
-        return packed(self.document(result, run))
+        return compress(self.document(result, run))
 
     def _about(self, result: Result) -> dict[str, Any]:
         about: dict[str, Any] = {
@@ -89,6 +89,6 @@ class Trace:
         return about
 
 
-def _described(row: Row) -> tuple[tuple[int, str], str, dict[str, Any]]:
-    _, step, _, _, channel, op, *_ = row
-    return (channel, f"channel {channel}"), OP_NAMES[op], {"step": step, "op": OP_NAMES[op]}
+def _describe(row: TraceRow) -> tuple[tuple[int, str], str, dict[str, Any]]:
+    lane = row.channel, f"channel {row.channel}"
+    return lane, OP_NAMES[row.op], {"step": row.step, "op": OP_NAMES[row.op]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -13,8 +13,6 @@ from simcoll.topology import Topology
 __all__ = ["MOST_LINKS", "RED", "arrows", "counters", "critical_messages", "link_counters", "path_back", "summary"]
 
 Piece = TypeVar("Piece", bound="tuple[Any, ...]")
-Row = tuple[int, ...]
-"""A transfer as an observer receives it: message, step, src, dst, channel, op, size, ready, start, end, done."""
 FS_PER_US = 10**9
 RED = "terrible"
 """A red in the viewers' palette."""
@@ -22,29 +20,49 @@ MOST_LINKS = 32
 """Number of links shown: those that carry the most bytes."""
 
 
-def critical_messages(rows: Sequence[Row]) -> list[int]:
+class TraceRow(NamedTuple):
+    """A transfer as an observer receives it."""
+
+    message: int
+    step: int
+    src: int
+    dst: int
+    channel: int
+    op: int
+    size_bytes: int
+    ready_fs: int
+    start_fs: int
+    end_fs: int
+    done_fs: int
+
+
+def critical_messages(rows: Sequence[TraceRow]) -> list[int]:
     """The critical path: transfers each of which waited for the previous one, up to the last to end, in order of time.
 
     A transfer waits for one that ended on a rank of its own at the moment when it became ready; of several, the lowest number counts.
     """
-    by_done: dict[tuple[int, int], list[Row]] = defaultdict(list)
+    by_done: dict[tuple[int, int], list[TraceRow]] = defaultdict(list)
     for row in sorted(rows):
-        for rank in {row[2], row[3]}:
-            by_done[rank, row[10]].append(row)
-    last = max(rows, key=lambda row: (row[10], -row[0]), default=None)
-    path = path_back(last, lambda row: (each for rank in row[2:4] for each in by_done[rank, row[7]]))
-    return [row[0] for row in path]
+        for rank in {row.src, row.dst}:
+            by_done[rank, row.done_fs].append(row)
+
+    def predecessors(row: TraceRow) -> Iterator[TraceRow]:
+        for rank in (row.src, row.dst):
+            yield from by_done[rank, row.ready_fs]
+
+    last = max(rows, key=lambda row: (row.done_fs, -row.message), default=None)
+    return [row.message for row in path_back(last, predecessors)]
 
 
-def path_back(last: Piece | None, before: Callable[[Piece], Iterable[Piece]]) -> list[Piece]:
+def path_back(last: Piece | None, predecessors: Callable[[Piece], Iterable[Piece]]) -> list[Piece]:
     """Pieces of time each of which waited for the previous one, up to ``last``, in order of time.
 
-    ``before`` lists the possible predecessors of a piece; the least one counts, and none is visited twice.
+    ``predecessors`` lists the possible predecessors of a piece; the least one counts, and none is visited twice.
     """
     path: dict[Piece, None] = {}
     while last is not None:
         path[last] = None
-        last = min((each for each in before(last) if each not in path), default=None)
+        last = min((piece for piece in predecessors(last) if piece not in path), default=None)
     return list(path)[::-1]
 
 
@@ -62,27 +80,27 @@ def arrows(spans: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def link_counters(
-    rows: Sequence[Row], topology: Topology, ranks: Sequence[int], process: int
+    rows: Sequence[TraceRow], topology: Topology, ranks: Sequence[int], process: int
 ) -> Iterator[dict[str, Any]]:
     """Counters of the payload of the busiest links over time, each message at its mean rate, in GB/s."""
-    moving = [row for row in sorted(rows) if row[2] != row[3] and row[9] > row[8] and row[6]]
+    moving = [row for row in sorted(rows) if row.src != row.dst and row.end_fs > row.start_fs and row.size_bytes]
     if not moving:
         return
-    ends = np.array([[ranks[row[2]], ranks[row[3]]] for row in moving], np.int64)
+    ends = np.array([[ranks[row.src], ranks[row.dst]] for row in moving], np.int64)
     routes = topology.route(ends[:, 0], ends[:, 1]).links
     carried: dict[int, int] = defaultdict(int)
     for row, route in zip(moving, routes.tolist(), strict=True):
         for link in route:
             if link >= 0:
-                carried[link] += row[6]
-    shown = sorted(carried, key=lambda link: (-carried[link], link))[:MOST_LINKS]
-    changes: dict[int, dict[int, float]] = {link: defaultdict(float) for link in shown}
+                carried[link] += row.size_bytes
+    busiest = sorted(carried, key=lambda link: (-carried[link], link))[:MOST_LINKS]
+    changes: dict[int, dict[int, float]] = {link: defaultdict(float) for link in busiest}
     for row, route in zip(moving, routes.tolist(), strict=True):
-        rate = row[6] * 10**6 / (row[9] - row[8])  # bytes per nanosecond
+        rate = row.size_bytes * 10**6 / (row.end_fs - row.start_fs)  # bytes per nanosecond
         for link in route:
             if link in changes:
-                changes[link][row[8]] += rate
-                changes[link][row[9]] -= rate
+                changes[link][row.start_fs] += rate
+                changes[link][row.end_fs] -= rate
     yield from counters(changes, topology, process)
 
 
@@ -106,8 +124,8 @@ def counters(changes: Mapping[int, Mapping[int, float]], topology: Topology, pro
             }
 
 
-def summary(path: Sequence[int], rows: Sequence[Row], time_fs: int) -> dict[str, Any]:
+def summary(path: Sequence[int], rows: Sequence[TraceRow], time_fs: int) -> dict[str, Any]:
     """The critical path in numbers: its transfers, and their share of the run time."""
-    chosen = {row[0]: row for row in rows}
-    covered = sum(chosen[message][10] - chosen[message][7] for message in path)
+    by_message = {row.message: row for row in rows}
+    covered = sum(by_message[message].done_fs - by_message[message].ready_fs for message in path)
     return {"messages": len(path), "share": round(covered / time_fs, 4) if time_fs else 0.0}

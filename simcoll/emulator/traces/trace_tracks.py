@@ -6,27 +6,35 @@ import gzip
 import io
 import json
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from simcoll.emulator.traces.trace_marks import RED, Row, arrows, critical_messages, link_counters, summary
+from simcoll.emulator.traces.trace_marks import RED, TraceRow, arrows, critical_messages, link_counters, summary
 from simcoll.topology import Topology
 
-__all__ = ["FS_PER_US", "packed", "trace_document"]
+__all__ = ["FS_PER_US", "compress", "trace_document"]
 
 FS_PER_US = 10**9
 
 Lane = tuple[int, str]
 """The track group of a rank's transfers: its sort order and name."""
-_Span = tuple[int, int, str, dict[str, Any]]
+
+
+class _TrackSpan(NamedTuple):
+    """A stretch of time on a track, in femtoseconds."""
+
+    begin: int
+    end: int
+    name: str
+    args: dict[str, Any]
 
 
 def trace_document(
-    rows: Sequence[Row],
+    rows: Sequence[TraceRow],
     topology: Topology,
     ranks: Sequence[int],
     time_fs: int,
     about: dict[str, Any],
-    described: Callable[[Row], tuple[Lane, str, dict[str, Any]]],
+    describe: Callable[[TraceRow], tuple[Lane, str, dict[str, Any]]],
 ) -> dict[str, Any]:
     """A trace as a JSON object.
 
@@ -40,23 +48,31 @@ def trace_document(
         Duration of the run.
     about
         Entries of ``otherData`` beside the critical path.
-    described
+    describe
         Returns lane, name of local work, and arguments of a row.
     """
-    spans: dict[tuple[int, int, str], list[_Span]] = {}
+    spans: dict[tuple[int, int, str], list[_TrackSpan]] = {}
     path = critical_messages(rows)
     critical = set(path)
     for row in sorted(rows):
-        message, _, src, dst, _, _, size, ready, start, end, done = row
-        (lane, name), work, more = described(row)
-        args = {"message": message, **more, "bytes": size, "flow_start_us": _us(start), "flow_end_us": _us(end)}
-        if message in critical:
+        (lane, name), work, details = describe(row)
+        args = {
+            "message": row.message,
+            **details,
+            "bytes": row.size_bytes,
+            "flow_start_us": _us(row.start_fs),
+            "flow_end_us": _us(row.end_fs),
+        }
+        if row.message in critical:
             args["critical"] = True
-        if src == dst:
-            spans.setdefault((src, lane, f"{name} local".strip()), []).append((ready, done, work, args))
+        if row.src == row.dst:
+            local = spans.setdefault((row.src, lane, f"{name} local".strip()), [])
+            local.append(_TrackSpan(row.ready_fs, row.done_fs, work, args))
             continue
-        spans.setdefault((src, lane, f"{name} send".strip()), []).append((ready, end, f"send -> {dst}", args))
-        spans.setdefault((dst, lane, f"{name} receive".strip()), []).append((start, done, f"receive <- {src}", args))
+        sends = spans.setdefault((row.src, lane, f"{name} send".strip()), [])
+        sends.append(_TrackSpan(row.ready_fs, row.end_fs, f"send -> {row.dst}", args))
+        receives = spans.setdefault((row.dst, lane, f"{name} receive".strip()), [])
+        receives.append(_TrackSpan(row.start_fs, row.done_fs, f"receive <- {row.src}", args))
     tracks = _tracks(spans)
     counters = link_counters(rows, topology, ranks, len(ranks))
     return {
@@ -66,7 +82,7 @@ def trace_document(
     }
 
 
-def packed(document: dict[str, Any]) -> bytes:
+def compress(document: dict[str, Any]) -> bytes:
     """A trace as file contents: compressed JSON. Equal documents yield equal bytes."""
     buffer = io.BytesIO()
     with gzip.GzipFile(filename="", mode="wb", fileobj=buffer, mtime=0) as stream:
@@ -85,23 +101,25 @@ def _processes(topology: Topology, ranks: Sequence[int]) -> Iterable[dict[str, A
         yield {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}}
 
 
-def _tracks(spans: dict[tuple[int, int, str], list[_Span]]) -> list[dict[str, Any]]:
+def _tracks(spans: dict[tuple[int, int, str], list[_TrackSpan]]) -> list[dict[str, Any]]:
     """Complete events, each on the first free track of its lane, so that events of a track never overlap."""
     events: list[dict[str, Any]] = []
     next_track: dict[int, int] = {}
     for (rank, _, lane), group in sorted(spans.items(), key=lambda entry: entry[0]):
         free_at: list[int] = []
         base = next_track.get(rank, 0)
-        for begin, end, name, args in sorted(group, key=lambda span: (span[0], span[3]["message"])):
-            row = next((row for row, free in enumerate(free_at) if free <= begin), len(free_at))
+        for span in sorted(group, key=lambda span: (span.begin, span.args["message"])):
+            row = next((row for row, free in enumerate(free_at) if free <= span.begin), len(free_at))
+            place = {"pid": rank, "tid": base + row}
             if row == len(free_at):
-                free_at.append(end)
+                free_at.append(span.end)
                 label = {"name": lane + (f" ({row + 1})" if row else "")}
-                events.append({"ph": "M", "name": "thread_name", "pid": rank, "tid": base + row, "args": label})
-            free_at[row] = end
-            shown = {"ph": "X", "name": name, "cat": lane.rpartition(" ")[2], "pid": rank, "tid": base + row}
-            if args.get("critical"):
-                shown["cname"] = RED
-            events.append({**shown, "ts": _us(begin), "dur": _us(end - begin), "args": args})
+                events.append({"ph": "M", "name": "thread_name", **place, "args": label})
+            free_at[row] = span.end
+            event = {"ph": "X", "name": span.name, "cat": lane.rpartition(" ")[2], **place}
+            if span.args.get("critical"):
+                event["cname"] = RED
+            times = {"ts": _us(span.begin), "dur": _us(span.end - span.begin)}
+            events.append({**event, **times, "args": span.args})
         next_track[rank] = base + len(free_at)
     return events

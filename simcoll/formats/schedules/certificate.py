@@ -26,15 +26,17 @@ from simcoll.proving import DeviceProof, ProgramProof, device_schedule
 from simcoll.proving import verify as prove
 from simcoll.proving.deadlock import play
 from simcoll.proving.symmetry import Symmetry, find_symmetry
-from simcoll.units import printable
+from simcoll.terminal import printable
 
-__all__ = ["MAX_BYTES", "MAX_MOVES", "certificate_bytes", "verify", "write_certificate"]
+__all__ = ["MAX_BYTES", "MAX_INSTRUCTIONS", "MAX_MOVES", "certificate_bytes", "verify", "write_certificate"]
 
 FORMAT, VERSION = "simcoll-certificate", 1
-MAX_BYTES = 2**26
-"""Limit of a certificate before it is compressed; like the next one, a limit of ``simcoll-check``."""
-MAX_MOVES = 1_000_000
+MAX_BYTES = 48 << 20
+"""Limit of a certificate before it is compressed; like the next two, a limit of ``simcoll-check``."""
+MAX_MOVES = 6_000_000
 """Limit of the chunks moved by a schedule or program that is checked in full, with repeats unrolled."""
+MAX_INSTRUCTIONS = 50_000
+"""Limit of the instructions of a program."""
 NAME_LETTERS = 200
 DEPTHS = (0, 1, 2, 8)
 """FIFO depths at which the checker also runs a program, besides its own."""
@@ -131,13 +133,13 @@ def certificate_bytes(subject: object, proof: Proof | ProgramProof | DeviceProof
     'run-consistent'
     """
     if isinstance(subject, Schedule) and isinstance(proof, Proof):
-        return _encoded(subject, _of_schedule(subject, proof, subject.title))
+        return _encode(subject, _of_schedule(subject, proof, subject.title))
     if isinstance(subject, RankProgram) and isinstance(proof, ProgramProof):
-        return _encoded(subject, _of_program(subject, proof))
+        return _encode(subject, _of_program(subject, proof))
     if isinstance(subject, DeviceProgram) and isinstance(proof, DeviceProof):
         schedule = device_schedule(subject, trust_relaxed=proof.trusted)
         title = f"{schedule.title}, as a schedule that gives every cell the same values"
-        return _encoded(subject, _of_schedule(schedule, prove(schedule), title))
+        return _encode(subject, _of_schedule(schedule, prove(schedule), title))
     raise ConfigError(_refusal(subject, proof))
 
 
@@ -154,7 +156,7 @@ def _refusal(subject: object, proof: object) -> str:
     return f"certificates are made of schedules and programs, got {subject!r:.60}"
 
 
-def _encoded(subject: object, record: dict[str, Any]) -> bytes:
+def _encode(subject: object, record: dict[str, Any]) -> bytes:
     """The file: each key on a line, and each block of steps, or each rank of a program."""
     blocks = record.pop("blocks", None)
     lines = [msgspec.json.encode(key) + b": " + msgspec.json.encode(value) for key, value in record.items()]
@@ -232,8 +234,8 @@ def _symmetry(schedule: Schedule, proof: Proof, moves: int) -> Symmetry | None:
 
     Other proofs of few chunks for all, by one piece of each kind, are for the prover's speed: their certificates are full.
     """
-    alike = proof.kind == "by symmetry" or (moves > MAX_MOVES and not proof.folds)
-    if not alike or proof.shared_chunks:
+    by_symmetry = proof.kind == "by symmetry" or (moves > MAX_MOVES and not proof.folds)
+    if not by_symmetry or proof.shared_chunks:
         return None
     try:
         return find_symmetry(schedule)
@@ -285,20 +287,21 @@ def _column(values: Any) -> Any:
 
 def _of_program(program: RankProgram, proof: ProgramProof) -> dict[str, Any]:
     wiring = wire(program)
-    moves = int(np.maximum(wiring.code.count, 1).sum())
-    if moves > MAX_MOVES:
+    moves = int(wiring.code.count.sum())
+    if program.steps > MAX_INSTRUCTIONS or moves > MAX_MOVES:
         raise ConfigError(
-            f"{program}: its instructions on {moves:,} chunks are too many for a certificate: simcoll-check follows up to {MAX_MOVES:,}"
+            f"{program}: its {program.steps:,} instructions on {moves:,} chunks are too many for a certificate: simcoll-check follows up "
+            f"to {MAX_INSTRUCTIONS:,} on {MAX_MOVES:,}"
         )
     # The proof may have tried other depths than the checker does.
     tried = sorted({*DEPTHS, *(() if program.fifo_depth is None else (program.fifo_depth,))})
-    least = next((depth for depth in tried if play(wiring, depth).complete), None)
+    least_depth = next((depth for depth in tried if play(wiring, depth).complete), None)
     collective = program.collective if proof.data else None
     record = _head("program", program.name, collective, program.chunks if proof.data else 1)
     record["claims"] = {
         "data": proof.data,
         "order": proof.order,
-        "least_depth": least,
+        "least_depth": least_depth,
         "steps": None,
         "messages": proof.messages,
     }
@@ -310,7 +313,10 @@ def _of_program(program: RankProgram, proof: ProgramProof) -> dict[str, Any]:
         "protocol": printable(program.protocol)[:NAME_LETTERS],
         "ranks": [
             [
-                {"channel": lane.channel, "instructions": [_instruction(each) for each in lane.instructions]}
+                {
+                    "channel": lane.channel,
+                    "instructions": [_instruction(instruction) for instruction in lane.instructions],
+                }
                 for lane in lanes
             ]
             for lanes in program.lanes

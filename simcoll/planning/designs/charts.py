@@ -9,45 +9,45 @@ if TYPE_CHECKING:
     from simcoll.planning.designs.design_search import Bar
     from simcoll.planning.grids.grid import Row
 
-__all__ = ["COLOURS", "links_chart", "memory_chart", "parts_chart", "rounded", "timeline_chart", "timeline_text"]
+__all__ = ["COLOURS", "links_chart", "memory_chart", "parts_chart", "six_digits", "timeline_chart", "timeline_text"]
 
 BELOW = {"columns": 4, "orient": "bottom"}
 COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f"]
 """Distinguishable with every common colour vision (Okabe and Ito 2008; last two added), and legible on white and on black."""
 
 
-def rounded(value: float) -> float:
+def six_digits(value: float) -> float:
     """Round to six digits, enough for a chart, to keep the page small."""
     return float(f"{value:.6g}")
 
 
 def parts_chart(best: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
     """Breakdown of each design's time, in milliseconds."""
-    return _stacked(names, [_time_parts(row["result"]) for row in best], "ms", "ms of a step")
+    return _stacked_chart(names, [_time_parts(row["result"]) for row in best], "ms", "ms of a step")
 
 
-def _time_parts(told: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
-    exposed = {f"{name} exposed": axis["exposed_fs"] for name, axis in told["axes"].items()}
-    parts = {"computation": told["compute_fs"], "bubble": told["bubble_fs"], **exposed}
-    rest = "waiting" if told["tier"] == 2 else "communication (tier 1)"
-    parts[rest] = max(0, told["time_fs"] - sum(parts.values()))
+def _time_parts(result: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
+    exposed = {f"{name} exposed": axis["exposed_fs"] for name, axis in result["axes"].items()}
+    parts = {"computation": result["compute_fs"], "bubble": result["bubble_fs"], **exposed}
+    remainder = "waiting" if result["tier"] == 2 else "communication (tier 1)"
+    parts[remainder] = max(0, result["time_fs"] - sum(parts.values()))
     return [(part, fs / 1e12) for part, fs in parts.items()]
 
 
 def memory_chart(best: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
     """Memory of the fullest GPU of each design by part, in GiB."""
     parts = [[(part, count / 2**30) for part, count in row["result"]["memory"].items()] for row in best]
-    return _stacked(names, parts, "GiB", "GiB of the fullest GPU")
+    return _stacked_chart(names, parts, "GiB", "GiB of the fullest GPU")
 
 
-def _stacked(
+def _stacked_chart(
     names: Sequence[str], parts: Sequence[Iterable[tuple[str, float]]], unit: str, title: str
 ) -> dict[str, Any]:
     """A stacked bar for each design."""
     values = [
-        {"design": name, "part": part, "size": rounded(size), "order": order}
-        for name, each in zip(names, parts, strict=True)
-        for order, (part, size) in enumerate(each)
+        {"design": name, "part": part, "size": six_digits(size), "order": order}
+        for name, sizes in zip(names, parts, strict=True)
+        for order, (part, size) in enumerate(sizes)
         if size > 0
     ]
     return {
@@ -57,21 +57,26 @@ def _stacked(
             "x": {"field": "size", "type": "quantitative", "title": title, "stack": "zero"},
             "y": {"field": "design", "type": "nominal", "title": None, "sort": None},
             "color": {
-                "field": "part", "type": "nominal", "title": None, "sort": {"field": "order"}, "scale": {"range": COLOURS},
+                "field": "part",
+                "type": "nominal",
+                "title": None,
+                "sort": {"field": "order"},
+                "scale": {"range": COLOURS},
             },
             "order": {"field": "order", "type": "quantitative"},
             "tooltip": [
-                {"field": "design"}, {"field": "part"},
+                {"field": "design"},
+                {"field": "part"},
                 {"field": "size", "type": "quantitative", "title": unit, "format": ",.4~g"},
             ],
         },
-    }  # fmt: skip
+    }
 
 
 def links_chart(best: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
     """Utilisation of the busiest link of each kind over the step."""
     values = [
-        {"design": name, "link": link, "share": rounded(share)}
+        {"design": name, "link": link, "share": six_digits(share)}
         for name, row in zip(names, best, strict=True)
         for link, share in row["result"]["link_use"].items()
     ]
@@ -104,10 +109,10 @@ def links_chart(best: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def timeline_text(bars: Sequence[Bar], told: Mapping[str, Any]) -> str:
+def timeline_text(bars: Sequence[Bar], result: Mapping[str, Any]) -> str:
     """The caption of the timeline."""
     end = max(bar.end_fs for bar in bars)
-    part = f" The first {end / 1e12:,.1f} of {told['time_fs'] / 1e12:,.1f} ms." if end < told["time_fs"] else ""
+    part = f" The first {end / 1e12:,.1f} of {result['time_fs'] / 1e12:,.1f} ms." if end < result["time_fs"] else ""
     return f"A line for each class of ranks and stream.{part} trace.json.gz has all of it, for Perfetto."
 
 
@@ -119,16 +124,16 @@ def timeline_chart(bars: Sequence[Bar]) -> dict[str, Any]:
         {
             "l": lanes.index(bar.lane),
             "n": names.index(bar.name),
-            "b": rounded(bar.begin_fs / 1e12),
-            "e": rounded(bar.end_fs / 1e12),
+            "b": six_digits(bar.begin_fs / 1e12),
+            "e": six_digits(bar.end_fs / 1e12),
         }
         for bar in bars
     ]
     return {
         **_frame(20 * len(lanes), values),
         "transform": [
-            _looked_up("l", "lane", lanes),
-            _looked_up("n", "name", names),
+            _lookup("l", "lane", lanes),
+            _lookup("n", "name", names),
         ],
         "mark": {"type": "bar", "height": 14},
         "encoding": {
@@ -137,11 +142,13 @@ def timeline_chart(bars: Sequence[Bar]) -> dict[str, Any]:
             "y": {"field": "lane", "type": "nominal", "title": None, "sort": lanes},
             "color": {"field": "name", "type": "nominal", "title": None, "scale": {"range": COLOURS}, "legend": BELOW},
             "tooltip": [
-                {"field": "name"}, {"field": "lane"}, {"field": "b", "type": "quantitative", "title": "begin (ms)"},
+                {"field": "name"},
+                {"field": "lane"},
+                {"field": "b", "type": "quantitative", "title": "begin (ms)"},
                 {"field": "e", "type": "quantitative", "title": "end (ms)"},
             ],
         },
-    }  # fmt: skip
+    }
 
 
 def _frame(height: int, values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -154,7 +161,7 @@ def _frame(height: int, values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _looked_up(key: str, field: str, names: Sequence[str]) -> dict[str, Any]:
+def _lookup(key: str, field: str, names: Sequence[str]) -> dict[str, Any]:
     """Look up names by number, to keep a chart's data small."""
-    values = [{key: at, field: name} for at, name in enumerate(names)]
+    values = [{key: number, field: name} for number, name in enumerate(names)]
     return {"lookup": key, "from": {"data": {"values": values}, "key": key, "fields": [field]}}

@@ -12,12 +12,12 @@ from simcoll.planning.designs.charts import (
     links_chart,
     memory_chart,
     parts_chart,
-    rounded,
+    six_digits,
     timeline_chart,
     timeline_text,
 )
 from simcoll.planning.designs.figures import FIGURES
-from simcoll.planning.designs.html_page import Cell, Column, Comparison, Page, Section, Table
+from simcoll.planning.designs.html_page import Cell, Comparison, Page, ReportColumn, ReportTable, Section
 
 if TYPE_CHECKING:
     from simcoll.planning.designs.design_search import Bar
@@ -61,25 +61,25 @@ def design_page(
     prices
         Sensitivities of its time to faster components.
     """
-    shown = list({row["key"]: row for row in (*best[:MOST_ROWS], *front)}.values())
+    designs = list({row["key"]: row for row in (*best[:MOST_ROWS], *front)}.values())
     axes = _axes(space, best)
-    first = best[0]["result"]
+    best_result = best[0]["result"]
     figure = FIGURES[space.objective.figure]
     exact = sum(row["result"]["tier"] == 2 for row in best)
     summary = [
-        f"Best by {figure.title}: {_name(best[0], axes)}: {figure.text(first[space.objective.figure])} {figure.unit}".rstrip()
+        f"Best by {figure.title}: {_name(best[0], axes)}: {figure.text(best_result[space.objective.figure])} {figure.unit}".rstrip()
         + ".",
         (
             f"{len(rows):,} designs: {len(best):,} timed, {exact:,} of them with everything emulated together (tier 2), the others with "
             f"collectives timed once each (tier 1); {sum(r.get('result', {}).get('fits', 'yes') != 'yes' for r in rows):,} do not fit, "
             f"{sum('error' in r for r in rows):,} are impossible."
         ),
-        f"Calibration of the best design: {first['calibration']}.",
-        *first["notes"],
+        f"Calibration of the best design: {best_result['calibration']}.",
+        *best_result["notes"],
     ]
-    page = Page(space.title, summary, _sections(space, best, front, shown), _footer(first))
+    page = Page(space.title, summary, _sections(space, best, front, designs), _footer(best_result))
     if bars:
-        text = timeline_text(bars, first)
+        text = timeline_text(bars, best_result)
         page.sections.insert(4, Section("timeline", "One step of the best design", text, chart=timeline_chart(bars)))
     if prices:
         page.sections.append(Section("prices", "What would help", PRICES, table=_prices(prices)))
@@ -88,29 +88,29 @@ def design_page(
     return page
 
 
-def _sections(space: Space, best: Sequence[Row], front: Sequence[Row], shown: Sequence[Row]) -> list[Section]:
+def _sections(space: Space, best: Sequence[Row], front: Sequence[Row], designs: Sequence[Row]) -> list[Section]:
     """The sections that compare designs."""
     top, exact = best[:MOST_BARS], "Click a head to sort. Tier 2 is exact where collectives share links; tier 1 is not."
     parts = "Computation, bubble, and what each axis exposes: the step is so much shorter without its bytes."
     links = "Share of the step in which the busiest link of each kind would be busy with its bytes alone."
     names = [f"{rank}. {_name(row, _axes(space, top))}" for rank, row in enumerate(top, 1)]
-    found = [
+    sections = [
         Section("pareto", "Pareto front", _pareto_text(space, best), chart=_pareto(space, best, front)),
-        Section("best", "Best designs", exact, table=_table(space, shown, front)),
+        Section("best", "Best designs", exact, table=_table(space, designs, front)),
         Section("time", "Where the time goes", parts, chart=parts_chart(top, names)),
         Section("memory", "Memory", MEMORY, chart=memory_chart(top, names)),
     ]
     if any(row["result"]["link_use"] for row in top):
-        found.append(Section("links", "Links", links, chart=links_chart(top, names)))
-    if len(shown) > 1:
-        two = _comparison(shown, _axes(space, shown))
-        found.append(Section("compare", "What if", "Any two designs of the table.", comparison=two))
-    return found
+        sections.append(Section("links", "Links", links, chart=links_chart(top, names)))
+    if len(designs) > 1:
+        two = _comparison(designs, _axes(space, designs))
+        sections.append(Section("compare", "What if", "Any two designs of the table.", comparison=two))
+    return sections
 
 
-def _footer(first: Mapping[str, Any]) -> str:
+def _footer(result: Mapping[str, Any]) -> str:
     return (
-        f"simcoll {__version__}, Python {platform.python_version()}. Design {first['design_hash']}, trace {first['trace_hash']}. "
+        f"simcoll {__version__}, Python {platform.python_version()}. Design {result['design_hash']}, trace {result['trace_hash']}. "
         "This page loads nothing from anywhere."
     )
 
@@ -153,24 +153,28 @@ def _pareto(space: Space, best: Sequence[Row], front: Sequence[Row]) -> dict[str
     group = next((name for name in axes if len(kinds[name]) <= len(COLOURS)), None)
     values = [
         {
-            "x": rounded(row["result"][x]), "y": rounded(row["result"][y]), "tier": f"tier {row['result']['tier']}",
-            "front": row["key"] in on_front, "name": _name(row, axes),
+            "x": six_digits(row["result"][x]),
+            "y": six_digits(row["result"][y]),
+            "tier": f"tier {row['result']['tier']}",
+            "front": row["key"] in on_front,
+            "name": _name(row, axes),
             **({"group": str(row["point"]["case"].get(group))} if group else {}),
         }
         for row in best[:MOST_POINTS]
-    ]  # fmt: skip
-    told = [
-        {"field": "name", "type": "nominal", "title": "design"}, {"field": "tier", "type": "nominal"},
+    ]
+    tooltip = [
+        {"field": "name", "type": "nominal", "title": "design"},
+        {"field": "tier", "type": "nominal"},
         {"field": "x", "type": "quantitative", "title": _label(x), "format": ",.5~r"},
         {"field": "y", "type": "quantitative", "title": _label(y), "format": ",.5~r"},
-    ]  # fmt: skip
+    ]
     plane = {
         "x": {"field": "x", "type": "quantitative", "title": _label(x), "scale": {"zero": False}},
         "y": {"field": "y", "type": "quantitative", "title": _label(y), "scale": {"zero": False}},
     }
     points = {
         **plane,
-        "tooltip": told,
+        "tooltip": tooltip,
         "shape": {
             "field": "tier",
             "type": "nominal",
@@ -195,29 +199,29 @@ def _pareto(space: Space, best: Sequence[Row], front: Sequence[Row]) -> dict[str
     }
 
 
-def _columns(space: Space | None, shown: Sequence[Row]) -> tuple[list[str], list[Column]]:
+def _columns(space: Space | None, designs: Sequence[Row]) -> tuple[list[str], list[ReportColumn]]:
     """The figures that differ between designs, objective first, and their columns."""
-    first = None if space is None else space.objective.figure
-    known = [name for name in FIGURES if name in shown[0]["result"]]
-    names = [name for name in known if name == first or len({row["result"][name] for row in shown}) > 1]
-    names.sort(key=lambda name: name != first)
+    objective = None if space is None else space.objective.figure
+    figures = [name for name in FIGURES if name in designs[0]["result"]]
+    names = [name for name in figures if name == objective or len({row["result"][name] for row in designs}) > 1]
+    names.sort(key=lambda name: name != objective)
     return names, [
-        Column(FIGURES[n].title, FIGURES[n].unit, number=True, better=1 if FIGURES[n].more_is_better else -1)
+        ReportColumn(FIGURES[n].title, FIGURES[n].unit, number=True, better=1 if FIGURES[n].more_is_better else -1)
         for n in names
     ]
 
 
-def _table(space: Space, shown: Sequence[Row], front: Sequence[Row]) -> Table:
-    axes = _axes(space, shown)
-    names, columns = _columns(space, shown)
+def _table(space: Space, designs: Sequence[Row], front: Sequence[Row]) -> ReportTable:
+    axes = _axes(space, designs)
+    names, columns = _columns(space, designs)
     on_front = {row["key"] for row in front}
     heads = [
-        Column("rank", number=True),
-        *(Column(name) for name in axes),
-        Column("tier"),
+        ReportColumn("rank", number=True),
+        *(ReportColumn(name) for name in axes),
+        ReportColumn("tier"),
         *columns,
-        Column("front"),
-        Column("limited by"),
+        ReportColumn("front"),
+        ReportColumn("limited by"),
     ]
     rows = [
         [
@@ -228,19 +232,22 @@ def _table(space: Space, shown: Sequence[Row], front: Sequence[Row]) -> Table:
             Cell("yes" if row["key"] in on_front else ""),
             Cell(row["result"]["limit"]),
         ]
-        for rank, row in enumerate(shown, 1)
+        for rank, row in enumerate(designs, 1)
     ]
-    return Table(heads, rows, sortable=True)
+    return ReportTable(heads, rows, sortable=True)
 
 
-def _comparison(shown: Sequence[Row], axes: Sequence[str]) -> Comparison:
-    parts = list(dict.fromkeys(name for row in shown for name in row["result"]["axes"]))
-    names, columns = _columns(None, shown)
+def _comparison(designs: Sequence[Row], axes: Sequence[str]) -> Comparison:
+    parts = list(dict.fromkeys(name for row in designs for name in row["result"]["axes"]))
+    names, columns = _columns(None, designs)
     heads = [
-        *(Column(name) for name in axes), Column("tier"), *columns, Column("computation", "ms", number=True, better=-1),
-        Column("bubble", "ms", number=True, better=-1),
-        *(Column(f"{name}, exposed", "ms", number=True, better=-1) for name in parts),
-    ]  # fmt: skip
+        *(ReportColumn(name) for name in axes),
+        ReportColumn("tier"),
+        *columns,
+        ReportColumn("computation", "ms", number=True, better=-1),
+        ReportColumn("bubble", "ms", number=True, better=-1),
+        *(ReportColumn(f"{name}, exposed", "ms", number=True, better=-1) for name in parts),
+    ]
 
     def milliseconds(fs: int) -> Cell:
         return Cell(f"{fs / 1e12:,.2f}", fs / 1e12)
@@ -254,28 +261,32 @@ def _comparison(shown: Sequence[Row], axes: Sequence[str]) -> Comparison:
             milliseconds(row["result"]["bubble_fs"]),
             *(milliseconds(row["result"]["axes"].get(name, {}).get("exposed_fs", 0)) for name in parts),
         ]
-        for row in shown
+        for row in designs
     ]
-    return Comparison([f"{rank}. {_name(row, axes)}" for rank, row in enumerate(shown, 1)], heads, rows)
+    return Comparison([f"{rank}. {_name(row, axes)}" for rank, row in enumerate(designs, 1)], heads, rows)
 
 
-def _prices(prices: Sequence[Price]) -> Table:
-    heads = [Column("change"), Column("step", "ms", number=True), Column("change of the step", number=True)]
+def _prices(prices: Sequence[Price]) -> ReportTable:
+    heads = [
+        ReportColumn("change"),
+        ReportColumn("step", "ms", number=True),
+        ReportColumn("change of the step", number=True),
+    ]
     rows = [
         [
-            Cell(price.what),
+            Cell(price.change),
             Cell(f"{price.time_fs / 1e12:,.2f}", price.time_fs / 1e12),
             Cell(f"{price.gain:+.1%}", price.gain),
         ]
         for price in prices
     ]
-    return Table(heads, rows)
+    return ReportTable(heads, rows)
 
 
-def _inputs(design: Design) -> Table:
+def _inputs(design: Design) -> ReportTable:
     gpu, topology, model = design.gpu, design.topology, design.model
     rows = [
-        *((f"GPU {gpu.name}: {place}", gpu.told(place), gpu.sources.get(place, "")) for place in gpu.values),
+        *((f"GPU {gpu.name}: {place}", gpu.format_number(place), gpu.sources.get(place, "")) for place in gpu.values),
         *((f"topology {topology.name}: {place}", "", source) for place, source in topology.sources.items()),
         (
             f"model {model.name}",
@@ -286,4 +297,7 @@ def _inputs(design: Design) -> Table:
         ("sequence, global batch, type", f"{design.sequence}, {design.global_batch}, {design.dtype}", "the plan file"),
         ("design", design.hash, "hash of everything that decides the result"),
     ]
-    return Table([Column("what"), Column("value"), Column("source")], [[Cell(text) for text in row] for row in rows])
+    return ReportTable(
+        [ReportColumn("what"), ReportColumn("value"), ReportColumn("source")],
+        [[Cell(text) for text in row] for row in rows],
+    )

@@ -12,8 +12,8 @@ from simcoll.errors import ConfigError
 from simcoll.files.output import csv_bytes
 from simcoll.planning.designs.figures import FIGURES, better_of, pareto_front
 from simcoll.planning.designs.space import Space
-from simcoll.planning.grids.grid import Grid, GridRun, Point, Row
-from simcoll.planning.reliability.failures import Cause, Job
+from simcoll.planning.grids.grid import GridRun, Point, PointGrid, Row
+from simcoll.planning.reliability.failures import Cause, TrainingJob
 from simcoll.planning.reliability.goodput import HOUR_US
 from simcoll.planning.reliability.renewal import renewal, young_daly
 from simcoll.topology import LINK_KINDS, Topology
@@ -32,11 +32,11 @@ __all__ = [
     "beyond_pcie",
     "design_of",
     "designs_csv",
+    "exact_grid",
     "firsts",
     "front_figures",
     "latest",
     "notes_of",
-    "refined",
     "space_grid",
     "tight_of",
     "time_design",
@@ -55,9 +55,9 @@ class Bar:
     end_fs: int
 
 
-def space_grid(space: Space, tier: int = 1) -> Grid:
+def space_grid(space: Space, tier: int = 1) -> PointGrid:
     """The designs of a space as a grid."""
-    return Grid(time_design, space.points(tier))
+    return PointGrid(time_design, space.points(tier))
 
 
 def time_design(point: Point) -> dict[str, Any]:
@@ -80,8 +80,8 @@ def time_design(point: Point) -> dict[str, Any]:
     shared = {"fits": _fits(design, worst.total, point["terms"]), "memory_bytes": worst.total, "memory": parts}
     if shared["fits"] != "yes":
         return shared
-    found = step(design, tier=point["tier"], exposed=point["tier"] == 2)
-    return {**shared, **_figures(design, found, point["terms"]), **_told(design, found)}
+    result = step(design, tier=point["tier"], exposed=point["tier"] == 2)
+    return {**shared, **_figures(design, result, point["terms"]), **_breakdown(design, result)}
 
 
 def beyond_pcie(topology: Topology) -> str:
@@ -108,34 +108,34 @@ def _power(design: Design) -> float:
 def _fits(design: Design, memory_bytes: int, terms: Mapping[str, Any]) -> str:
     """``"yes"``, or the exceeded limit."""
     limits = terms["limits"]
-    given = (
-        ("memory", memory_bytes / 2**30, design.memory_limit / 2**30, "GiB"),
-        ("gpus", design.mesh.nranks, limits["gpus"], "GPUs"),
-        ("usd_per_hour", _price(design, terms), limits["usd_per_hour"], "$ an hour"),
-        ("kilowatts", _power(design), limits["kilowatts"], "kW"),
+    totals = (
+        (memory_bytes / 2**30, design.memory_limit / 2**30, "GiB"),
+        (design.mesh.nranks, limits["gpus"], "GPUs"),
+        (_price(design, terms), limits["usd_per_hour"], "$ an hour"),
+        (_power(design), limits["kilowatts"], "kW"),
     )
     return next(
-        (f"{value:,.1f} of {limit:,.1f} {unit}" for _, value, limit, unit in given if limit and value > limit), "yes"
+        (f"{value:,.1f} of {limit:,.1f} {unit}" for value, limit, unit in totals if limit and value > limit), "yes"
     )
 
 
-def _figures(design: Design, found: StepResult, terms: Mapping[str, Any]) -> dict[str, float]:
+def _figures(design: Design, result: StepResult, terms: Mapping[str, Any]) -> dict[str, float]:
     """All figures that the plan file has the numbers for."""
-    rate, price = found.tokens_per_second, _price(design, terms)
+    rate, price = result.tokens_per_second, _price(design, terms)
     figures = {
         "tokens_per_second": rate,
-        "tokens_per_second_per_gpu": rate / found.nranks,
-        "step_s": found.seconds,
-        "mfu": found.mfu,
-        "memory_gib": max(stage.total for stage in found.memory) / 2**30,
-        "gpus": found.nranks,
+        "tokens_per_second_per_gpu": rate / result.nranks,
+        "step_s": result.seconds,
+        "mfu": result.mfu,
+        "memory_gib": max(stage.total for stage in result.memory) / 2**30,
+        "gpus": result.nranks,
         "kilowatts": _power(design),
     }
-    kept = rate
+    useful_rate = rate
     if terms["failures"] is not None:
-        share = _goodput(terms["failures"], found.nranks)
-        kept = rate * share
-        figures |= {"goodput": share, "goodput_tokens_per_second": kept}
+        share = _goodput(terms["failures"], result.nranks)
+        useful_rate = rate * share
+        figures |= {"goodput": share, "goodput_tokens_per_second": useful_rate}
     if price:
         figures |= {
             "usd_per_hour": price,
@@ -143,9 +143,9 @@ def _figures(design: Design, found: StepResult, terms: Mapping[str, Any]) -> dic
             "tokens_per_dollar": rate * 3600 / price,
         }
         if terms["failures"] is not None:
-            figures["goodput_tokens_per_dollar"] = kept * 3600 / price
+            figures["goodput_tokens_per_dollar"] = useful_rate * 3600 / price
     if terms["tokens"]:
-        hours = terms["tokens"] / kept / 3600
+        hours = terms["tokens"] / useful_rate / 3600
         figures["days"] = hours / 24
         if price:
             figures["usd"] = hours * price
@@ -159,7 +159,7 @@ def _goodput(failures: Mapping[str, Any], gpus: int) -> float:
     blocking = parse_span(failures["blocking"]) if failures.get("blocking") else saving
     interval = max(1, young_daly(blocking, mean_us, higher_order=True), saving - blocking)
     detect, load = parse_span(failures.get("detect", "0")), parse_span(failures["restart"])
-    share = renewal(Job(1, interval, blocking, saving, detect, load, (Cause("all", mean_us),)))
+    share = renewal(TrainingJob(1, interval, blocking, saving, detect, load, (Cause("all", mean_us),)))
     if not share:
         raise ConfigError(
             f"a failure every {mean_us / 1e6:,.3g} s on {gpus:,} GPUs: no training survives",
@@ -168,25 +168,25 @@ def _goodput(failures: Mapping[str, Any], gpus: int) -> float:
     return share
 
 
-def _told(design: Design, found: StepResult) -> dict[str, Any]:
+def _breakdown(design: Design, result: StepResult) -> dict[str, Any]:
     """The breakdown of a step for a row."""
     return {
-        "tier": found.tier,
-        "time_fs": found.time_fs,
-        "compute_fs": found.compute_fs,
-        "bubble_fs": found.bubble_fs,
+        "tier": result.tier,
+        "time_fs": result.time_fs,
+        "compute_fs": result.compute_fs,
+        "bubble_fs": result.bubble_fs,
         "axes": {
             name: {"total_fs": axis.total_fs, "exposed_fs": axis.exposed_fs, "bytes": axis.bytes}
-            for name, axis in found.axes.items()
+            for name, axis in result.axes.items()
         },
-        "hfu": found.hfu,
-        "bound_fs": found.bound_fs,
-        "limit": found.limit,
-        "link_use": dict(found.link_use),
-        "design_hash": found.design_hash,
-        "calibration": found.calibration,
-        "trace_hash": found.trace_hash,
-        "notes": [*found.notes, *filter(None, [beyond_pcie(design.topology)])],
+        "hfu": result.hfu,
+        "bound_fs": result.bound_fs,
+        "limit": result.limit,
+        "link_use": dict(result.link_use),
+        "design_hash": result.design_hash,
+        "calibration": result.calibration,
+        "trace_hash": result.trace_hash,
+        "notes": [*result.notes, *filter(None, [beyond_pcie(design.topology)])],
     }
 
 
@@ -225,16 +225,16 @@ def tight_of(rows: Sequence[Row]) -> str:
         if fits != "yes":
             units.setdefault(fits.partition(" of ")[2].partition(" ")[2], []).append(fits)
     return ", ".join(
-        f"{len(found):,} do{'es' * (len(found) == 1)} not fit, such as {found[0]}" for found in units.values()
+        f"{len(reasons):,} do{'es' * (len(reasons) == 1)} not fit, such as {reasons[0]}" for reasons in units.values()
     )
 
 
 def firsts(best: Sequence[Row]) -> list[Row]:
     """The best design of every alternative."""
-    found: dict[str, Row] = {}
+    best_of_alternative: dict[str, Row] = {}
     for row in best:
-        found.setdefault(str(row["point"]["case"].get("alternative", "")), row)
-    return list(found.values())
+        best_of_alternative.setdefault(str(row["point"]["case"].get("alternative", "")), row)
+    return list(best_of_alternative.values())
 
 
 def front_figures(space: Space, result: Mapping[str, Any]) -> tuple[str, ...]:
@@ -247,14 +247,14 @@ def front_figures(space: Space, result: Mapping[str, Any]) -> tuple[str, ...]:
     return (chosen, "usd_per_mtoken" if "usd_per_mtoken" in result else "memory_gib")
 
 
-def refined(rows: Sequence[Row], space: Space, exact: int) -> Grid | None:
+def exact_grid(rows: Sequence[Row], space: Space, exact: int) -> PointGrid | None:
     """The designs to time in tier 2 next: of the best overall, the best of each alternative and the Pareto front, those in tier 1.
 
     None when all of them are in tier 2: no design leads only because tier 1 overrates it.
     """
     best, front = best_of(rows, space)
     chosen = {row["key"]: row for row in (*best[:exact], *front, *firsts(best)) if row["result"]["tier"] == 1}
-    return Grid(time_design, tuple({**row["point"], "tier": 2} for row in chosen.values())) if chosen else None
+    return PointGrid(time_design, tuple({**row["point"], "tier": 2} for row in chosen.values())) if chosen else None
 
 
 def latest(runs: Sequence[GridRun]) -> list[Row]:
@@ -270,15 +270,16 @@ def notes_of(rows: Sequence[Row]) -> list[str]:
         for note in row["result"]["notes"]:
             about.setdefault(note, []).append(row)
     return [
-        note if len(on) == len(rows) else f"{_called(on[0], rows, len(on) - 1)}: {note}" for note, on in about.items()
+        note if len(on) == len(rows) else f"{_short_name(on[0], rows, len(on) - 1)}: {note}"
+        for note, on in about.items()
     ]
 
 
-def _called(row: Row, rows: Sequence[Row], more: int) -> str:
+def _short_name(row: Row, rows: Sequence[Row], further: int) -> str:
     """A design by what tells it from others, and the number of further ones."""
     case = row["point"]["case"]
-    differ = [name for name in case if len({str(each["point"]["case"].get(name)) for each in rows}) > 1]
-    return ", ".join(f"{name} {case[name]}" for name in differ) + (f" and {more} more" if more else "")
+    differ = [name for name in case if len({str(rival["point"]["case"].get(name)) for rival in rows}) > 1]
+    return ", ".join(f"{name} {case[name]}" for name in differ) + (f" and {further} more" if further else "")
 
 
 def _of(row: Row) -> str:
@@ -301,9 +302,9 @@ def bars_of(workload: Workload, clock: Clock) -> list[Bar]:
             continue
         lane, name = f"{span.on} {span.stream}", workload.operations[span.operation].name or span.stream
         order[lane] = classes[span.on], span.stream
-        before = last.get(lane)
-        if before is not None and bars[before].name == name and bars[before].end_fs == span.begin_fs:
-            bars[before] = replace(bars[before], end_fs=span.end_fs)
+        previous = last.get(lane)
+        if previous is not None and bars[previous].name == name and bars[previous].end_fs == span.begin_fs:
+            bars[previous] = replace(bars[previous], end_fs=span.end_fs)
             continue
         if len(bars) == MOST_BARS:
             break
@@ -322,10 +323,10 @@ def designs_csv(rows: Sequence[Row]) -> bytes:
 
 
 def _columns(row: Row) -> dict[str, object]:
-    told = row.get("result", {})
+    result = row.get("result", {})
     tier2 = {
-        f"{name}_exposed_fs": axis["exposed_fs"] for name, axis in told.get("axes", {}).items() if told["tier"] == 2
+        f"{name}_exposed_fs": axis["exposed_fs"] for name, axis in result.get("axes", {}).items() if result["tier"] == 2
     }
-    tier = {"tier": told.get("tier", ""), "error": row.get("error", "")}
-    memory = {"memory_gib": told["memory_bytes"] / 2**30} if "memory_bytes" in told else {}
-    return {**row["point"]["case"], **memory, **told, **tier2, **tier}
+    tier = {"tier": result.get("tier", ""), "error": row.get("error", "")}
+    memory = {"memory_gib": result["memory_bytes"] / 2**30} if "memory_bytes" in result else {}
+    return {**row["point"]["case"], **memory, **result, **tier2, **tier}

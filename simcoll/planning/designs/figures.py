@@ -45,7 +45,7 @@ FIGURES: Mapping[str, Figure] = {
     "goodput_tokens_per_dollar": Figure("tokens per dollar that are kept", "tokens/$", True, "{:,.0f}".format),
     "days": Figure("time to train", "days", False, "{:.3g}".format),
     "usd": Figure("cost to train", "$", False, "{:,.0f}".format),
-}  # fmt: skip
+}
 
 
 def better_of(figure: str) -> Callable[[Mapping[str, Any]], float]:
@@ -69,6 +69,6 @@ def pareto_front(results: Sequence[Mapping[str, Any]], figures: Sequence[str]) -
     rated = sorted((tuple(key(result) for key in keys), place) for place, result in enumerate(results))
     front: list[tuple[tuple[float, ...], int]] = []
     for values, place in rated:  # what comes later is nowhere better in the first figure
-        if not any(all(a <= b for a, b in zip(kept, values, strict=True)) for kept, _ in front):
+        if not any(all(a <= b for a, b in zip(dominator, values, strict=True)) for dominator, _ in front):
             front.append((values, place))
     return sorted(place for _, place in front)

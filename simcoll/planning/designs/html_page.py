@@ -14,12 +14,12 @@ import msgspec
 
 from simcoll import __version__
 
-__all__ = ["Cell", "Column", "Comparison", "Page", "Section", "Table", "page_html"]
+__all__ = ["Cell", "Comparison", "Page", "ReportColumn", "ReportTable", "Section", "page_html"]
 
 SCRIPTS = ("vega.min.js", "vega-lite.min.js", "vega-embed.min.js", "report.js")
 
 
-class Column(msgspec.Struct, frozen=True):
+class ReportColumn(msgspec.Struct, frozen=True):
     """A column: its title and unit, whether it holds numbers, and whether more is better (1), less (-1) or neither (0)."""
 
     title: str
@@ -36,10 +36,10 @@ class Cell(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ReportTable:
     """Columns and rows; ``sortable`` by a click or the keyboard."""
 
-    columns: Sequence[Column]
+    columns: Sequence[ReportColumn]
     rows: Sequence[Sequence[Cell]]
     sortable: bool = False
 
@@ -49,7 +49,7 @@ class Comparison:
     """Rows, any two of which a reader can compare side by side."""
 
     names: Sequence[str]
-    columns: Sequence[Column]
+    columns: Sequence[ReportColumn]
     rows: Sequence[Sequence[Cell]]
 
 
@@ -61,7 +61,7 @@ class Section:
     title: str
     text: str = ""
     chart: Mapping[str, Any] | None = None
-    table: Table | None = None
+    table: ReportTable | None = None
     comparison: Comparison | None = None
 
 
@@ -96,18 +96,27 @@ def page_html(page: Page) -> bytes:
         "compare": None if compared is None else {"columns": compared.columns, "rows": compared.rows},
     }
     # Inside a script element only "<" could end it.
-    told = msgspec.json.encode(data).decode().replace("<", "\\u003c")
+    script_data = msgspec.json.encode(data).decode().replace("<", "\\u003c")
     template = Environment(autoescape=True, trim_blocks=False).from_string(_asset("report.html.jinja"))
     text = template.render(
-        title=page.title, summary=page.summary, footer=page.footer, version=__version__,
+        title=page.title,
+        summary=page.summary,
+        footer=page.footer,
+        version=__version__,
         sections=[
             {
-                "id": section.id, "title": section.title, "text": section.text, "chart": bool(section.chart), "table": section.table,
+                "id": section.id,
+                "title": section.title,
+                "text": section.text,
+                "chart": bool(section.chart),
+                "table": section.table,
                 "compare": section.comparison.names if section.comparison else None,
             }
             for section in page.sections
         ],
-        licences=_asset("LICENSES.txt"), style=Markup(_asset("report.css")), data=Markup(told),  # noqa: S704 - our own files, and escaped above
+        licences=_asset("LICENSES.txt"),
+        style=Markup(_asset("report.css")),  # noqa: S704 - our own file
+        data=Markup(script_data),  # noqa: S704 - our own files, and escaped above
         scripts=[Markup(_asset(name)) for name in SCRIPTS],  # noqa: S704 - our own files
-    )  # fmt: skip
+    )
     return text.encode()

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simcoll.topology import LINK_KINDS, Topology
-from simcoll.training.steps import Step
+from simcoll.training.steps import TrainingStep
 
 if TYPE_CHECKING:
     from simcoll.training.design import Design
@@ -25,7 +25,7 @@ FASTER = 1.1
 class Price:
     """A change, the step time with it in femtoseconds, and its relative change."""
 
-    what: str
+    change: str
     time_fs: int
     gain: float
 
@@ -40,34 +40,34 @@ def shadow_prices(design: Design) -> list[Price]:
     ...     "model": {"name": "llama-3.1-8b", "sequence": 8192, "global_batch": 8},
     ...     "topology": {"name": "dgx-h100"}, "parallel": {"tp": 8},
     ... }))
-    >>> [price.what for price in prices]
+    >>> [price.change for price in prices]
     ['scale-up links twice as fast', 'matrix products 10 % faster', 'memory 10 % faster']
     >>> all(price.gain < 0 for price in prices)
     True
     """
-    usual = Step(design).time_fs(tier=1)
-    found = []
-    for what, changed in _changes(design):
-        time_fs = Step(changed).time_fs(tier=1)
-        found.append(Price(what, time_fs, time_fs / usual - 1))
-    return found
+    base_fs = TrainingStep(design).time_fs(tier=1)
+    prices = []
+    for change, changed in _changes(design):
+        time_fs = TrainingStep(changed).time_fs(tier=1)
+        prices.append(Price(change, time_fs, time_fs / base_fs - 1))
+    return prices
 
 
 def _changes(design: Design) -> Iterator[tuple[str, Design]]:
     topology = design.topology
     capacity = topology.link_capacity_uBps
-    for what, links in _kinds(topology).items():
+    for kind, links in _kinds(topology).items():
         if links.any():
             faster = np.where(links, capacity + np.minimum(capacity, np.iinfo(np.int64).max - capacity), capacity)
-            yield f"{what} twice as fast", replace(design, topology=replace(topology, link_capacity_uBps=faster))
-    now = design.calibration
+            yield f"{kind} twice as fast", replace(design, topology=replace(topology, link_capacity_uBps=faster))
+    calibration = design.calibration
     yield (
         f"matrix products {FASTER - 1:.0%} faster".replace("%", " %"),
-        replace(design, calibration=msgspec.structs.replace(now, rate=now.rate * FASTER)),
+        replace(design, calibration=msgspec.structs.replace(calibration, rate=calibration.rate * FASTER)),
     )
     yield (
         f"memory {FASTER - 1:.0%} faster".replace("%", " %"),
-        replace(design, calibration=msgspec.structs.replace(now, hbm=min(1.0, now.hbm * FASTER))),
+        replace(design, calibration=msgspec.structs.replace(calibration, hbm=min(1.0, calibration.hbm * FASTER))),
     )
 
 

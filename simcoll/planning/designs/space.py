@@ -25,7 +25,7 @@ from simcoll.units import parse_span
 if TYPE_CHECKING:
     from simcoll.planning.grids.grid import Point
 
-__all__ = ["Cost", "Failures", "Limits", "Objective", "Space", "load_space", "number_of"]
+__all__ = ["ClusterCost", "ClusterLimits", "Failures", "Objective", "Space", "load_space", "number_of"]
 
 _Record = TypeVar("_Record", bound=msgspec.Struct)
 MAX_BYTES = 2**20
@@ -53,7 +53,7 @@ class Objective(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
         return self.maximise or self.minimise or "tokens_per_second"
 
 
-class Cost(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+class ClusterCost(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """``[cost]``: dollars per GPU-hour; 0: no costs."""
 
     gpu_hour: float = 0.0
@@ -69,7 +69,7 @@ class Failures(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=
     detect: str = "0"
 
 
-class Limits(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+class ClusterLimits(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """``[limits]``: limits on designs; 0: no limit."""
 
     memory: str = ""
@@ -140,19 +140,19 @@ def _space(document: dict[str, Any], path: Path) -> Space:
     objective = _table(document, "objective", Objective)
     _check(objective)
     alternatives = convert_table({"alternative": document.pop("alternative", [])}, _Alternatives).alternative
-    names = [each.name for each in alternatives]
+    names = [alternative.name for alternative in alternatives]
     for place, name in enumerate(names):
         if name in names[:place]:
             raise ConfigError(f"{name!r} is the name of another alternative", path=f"$.alternative[{place}].name")
     designs, terms, hashes = [], [], []
     for alternative in alternatives or [_Alternative(name="")]:
-        merged = _merged(document, msgspec.to_builtins(alternative), path.parent)
-        told = _terms(merged, objective)
-        _needs(objective, told)
+        merged = _merge(document, msgspec.to_builtins(alternative), path.parent)
+        alternative_terms = _terms(merged, objective)
+        _needs(objective, alternative_terms)
         inputs = _inputs_hash(merged)
-        for design, case in _expanded(merged):
+        for design, case in _expand(merged):
             designs.append((design, {"alternative": alternative.name, **case} if alternative.name else case))
-            terms.append(told)
+            terms.append(alternative_terms)
             hashes.append(inputs)
             if len(designs) > MAX_DESIGNS:
                 raise ConfigError(f"more than {MAX_DESIGNS:,} designs; split the file or leave values out")
@@ -165,11 +165,11 @@ def _space(document: dict[str, Any], path: Path) -> Space:
 def _needs(objective: Objective, terms: Mapping[str, Any]) -> None:
     """Refuse a figure for which the file lacks the numbers, before anything is timed."""
     for name in (objective.figure, *objective.pareto):
-        for words, table, there in (
+        for words, table, is_present in (
             (("usd", "dollar"), "gpu_hour under [cost]", terms["cost"]["gpu_hour"] > 0),
             (("goodput",), "[failures]", terms["failures"] is not None),
         ):
-            if any(word in name for word in words) and not there:
+            if any(word in name for word in words) and not is_present:
                 raise ConfigError(f"{name} needs {table}", path="$.objective")
         if name in {"days", "usd"} and not objective.tokens:
             raise ConfigError(f"{name} needs tokens, such as tokens = '15T'", path="$.objective")
@@ -190,9 +190,11 @@ def _check(objective: Objective) -> None:
             raise ConfigError(
                 f"{place} {name}: expected {'maximise' if place == 'minimise' else 'minimise'}", path="$.objective"
             )
-    for at, name in enumerate(objective.pareto):
+    for number, name in enumerate(objective.pareto):
         if name not in FIGURES:
-            raise ConfigError(f"unknown figure {name!r}; {nearest(name, FIGURES)}", path=f"$.objective.pareto[{at}]")
+            raise ConfigError(
+                f"unknown figure {name!r}; {nearest(name, FIGURES)}", path=f"$.objective.pareto[{number}]"
+            )
     if len(objective.pareto) == 1:
         raise ConfigError("expected at least two figures", path="$.objective.pareto")
     if objective.tokens:
@@ -207,22 +209,22 @@ def number_of(text: str, path: str) -> int:
     """
     scale = {"K": 3, "M": 6, "B": 9, "G": 9, "T": 12}.get(text.strip()[-1:], 0)
     try:
-        found = float(text.strip()[:-1] if scale else text) * float(10**scale)
+        number = float(text.strip()[:-1] if scale else text) * float(10**scale)
     except ValueError:
-        found = 0.0
-    if not 1 <= found < 2**63:
+        number = 0.0
+    if not 1 <= number < 2**63:
         raise ConfigError(f"{text!r}: expected a number such as '15T'", path=path)
-    return int(found + 0.5)
+    return int(number + 0.5)
 
 
-def _merged(document: Mapping[str, Any], alternative: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def _merge(document: Mapping[str, Any], alternative: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Merge an alternative into the file, with absolute paths of files."""
-    found: dict[str, Any] = {}
+    merged: dict[str, Any] = {}
     for table in (*document, *alternative):
         mine, theirs = document.get(table, {}), alternative.get(table, {})
         if table == "name":
             continue
-        found[table] = {**mine, **theirs} if isinstance(mine, dict) and isinstance(theirs, dict) else mine
+        merged[table] = {**mine, **theirs} if isinstance(mine, dict) and isinstance(theirs, dict) else mine
     for table, key in (
         ("model", "hf"),
         ("gpu", "name"),
@@ -231,15 +233,15 @@ def _merged(document: Mapping[str, Any], alternative: Mapping[str, Any], folder:
         ("topology", "name"),
         ("topology", "calibration"),
     ):
-        value = found.get(table, {}).get(key) if isinstance(found.get(table, {}), dict) else None
+        value = merged.get(table, {}).get(key) if isinstance(merged.get(table, {}), dict) else None
         if isinstance(value, str) and is_file(folder / value):
-            found[table] = {**found[table], key: str((folder / value).resolve())}
-    return found
+            merged[table] = {**merged[table], key: str((folder / value).resolve())}
+    return merged
 
 
 def _terms(merged: dict[str, Any], objective: Objective) -> dict[str, Any]:
     """Check limits, cost and failures; of the limits, only memory stays in the design."""
-    limits, cost = _table(merged, "limits", Limits), _table(merged, "cost", Cost)
+    limits, cost = _table(merged, "limits", ClusterLimits), _table(merged, "cost", ClusterCost)
     for table, name, value in (
         ("cost", "gpu_hour", cost.gpu_hour),
         *(("limits", name, getattr(limits, name)) for name in ("gpus", "usd_per_hour", "kilowatts")),
@@ -248,17 +250,20 @@ def _terms(merged: dict[str, Any], objective: Objective) -> dict[str, Any]:
             raise ConfigError(f"expected a number of at least 0, got {value}", path=f"$.{table}.{name}")
     failures = merged.pop("failures", None) or None
     if failures is not None:
-        asked = _table({"failures": failures}, "failures", Failures)
+        assumptions = _table({"failures": failures}, "failures", Failures)
         for name in ("checkpoint", "restart", "detect"):
-            parse_span(getattr(asked, name), path=f"$.failures.{name}")
-        if not 0 < asked.gpu_hours < inf:
-            raise ConfigError(f"expected GPU-hours above 0, got {asked.gpu_hours}", path="$.failures.gpu_hours")
+            parse_span(getattr(assumptions, name), path=f"$.failures.{name}")
+        if not 0 < assumptions.gpu_hours < inf:
+            raise ConfigError(f"expected GPU-hours above 0, got {assumptions.gpu_hours}", path="$.failures.gpu_hours")
     if limits.memory:
         merged["limits"] = {"memory": limits.memory}
     tokens = number_of(objective.tokens, "$.objective.tokens") if objective.tokens else 0
     return {
-        "limits": msgspec.structs.asdict(limits), "cost": msgspec.structs.asdict(cost), "failures": failures, "tokens": tokens,
-    }  # fmt: skip
+        "limits": msgspec.structs.asdict(limits),
+        "cost": msgspec.structs.asdict(cost),
+        "failures": failures,
+        "tokens": tokens,
+    }
 
 
 def _table(document: dict[str, Any], name: str, record: type[_Record]) -> _Record:
@@ -271,15 +276,15 @@ def _table(document: dict[str, Any], name: str, record: type[_Record]) -> _Recor
 
 def _inputs_hash(merged: Mapping[str, Any]) -> str:
     """Hash of the files that a design names, so that a changed file makes other points."""
-    told: list[object] = []
+    contents: list[object] = []
     files = (("model", "hf"), ("gpu", "name"), ("gpu", "calibration"), ("gpu", "measured"), ("topology", "calibration"))
     for table, key in files:
         value = merged.get(table, {}).get(key)
         if isinstance(value, str) and is_file(value):
-            told.append(read_file(value, MAX_BYTES))
+            contents.append(read_file(value, MAX_BYTES))
     names = merged.get("topology", {}).get("name", ())
-    told += [_topology_content(name) for name in ([names] if isinstance(names, str) else names)]
-    return hashlib.sha256(msgspec.json.encode(told, enc_hook=str)).hexdigest()[:16]
+    contents += [_topology_content(name) for name in ([names] if isinstance(names, str) else names)]
+    return hashlib.sha256(msgspec.json.encode(contents, enc_hook=str)).hexdigest()[:16]
 
 
 _topology_content = cache(content_of)
@@ -287,26 +292,26 @@ _topology_content = cache(content_of)
 
 def _axes(merged: Mapping[str, Any]) -> dict[str, list[Any]]:
     """The lists of a file by path, slowest axis first, so that topologies are loaded once for many designs."""
-    found: dict[str, list[Any]] = {}
+    axes: dict[str, list[Any]] = {}
     for key, value in merged.get("variants", {}).items():
         if not isinstance(value, list):
             raise ConfigError("expected a list of values", path=f"$.variants.{key}")
-        found[f"variants.{key}"] = value
+        axes[f"variants.{key}"] = value
     for table in ("topology", "gpu", "model", "parallel"):
-        given = merged.get(table, {})
-        if not isinstance(given, dict):
-            raise ConfigError(f"expected a table, got {given!r:.40}", path=f"$.{table}")
-        for key, value in given.items():
-            nested = isinstance(value, list) and any(isinstance(each, list) for each in value)
+        settings = merged.get(table, {})
+        if not isinstance(settings, dict):
+            raise ConfigError(f"expected a table, got {settings!r:.40}", path=f"$.{table}")
+        for key, value in settings.items():
+            nested = isinstance(value, list) and any(isinstance(element, list) for element in value)
             if isinstance(value, list) and (nested or f"{table}.{key}" not in LISTS):
-                found[f"{table}.{key}"] = value
-    for name, values in found.items():
+                axes[f"{table}.{key}"] = value
+    for name, values in axes.items():
         if not values:
             raise ConfigError("an empty list; give at least one value, or leave the key out", path=f"$.{name}")
-    return found
+    return axes
 
 
-def _expanded(merged: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+def _expand(merged: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Expand a file to its designs: their tables, and the values that differ."""
     axes = _axes(merged)
     fixed = {key: value for key, value in merged.items() if key != "variants"}
@@ -323,12 +328,12 @@ def _expanded(merged: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[
                 design["topology"]["set"] = {**design["topology"].get("set", {}), key: value}
         yield (
             design,
-            {place.removeprefix("parallel.").removeprefix("variants."): _shown(value) for place, value in case.items()},
+            {place.removeprefix("parallel.").removeprefix("variants."): _cell(value) for place, value in case.items()},
         )
 
 
-def _shown(value: object) -> object:
+def _cell(value: object) -> object:
     """A value as a cell of a table."""
     if isinstance(value, dict):
-        return " ".join(f"{key}={each}" for key, each in value.items()) or "none"
+        return " ".join(f"{key}={entry}" for key, entry in value.items()) or "none"
     return "-".join(map(str, value)) if isinstance(value, list) else value

@@ -12,7 +12,7 @@ from simcoll.training.step_result import StepResult
 from simcoll.units import format_size, format_time
 
 if TYPE_CHECKING:
-    from simcoll.training.memory import Memory
+    from simcoll.training.memory import StageMemory
     from simcoll.workload.class_clock import Clock
     from simcoll.workload.playing import WorkloadResult
     from simcoll.workload.workload import Workload
@@ -20,9 +20,13 @@ if TYPE_CHECKING:
 __all__ = ["step_json", "step_lines", "step_svg", "workload_lines"]
 
 _COLOURS = {
-    "forward": "#0072B2", "backward": "#D55E00", "weights": "#E69F00", "optimizer": "#000000", "activations": "#56B4E9",
+    "forward": "#0072B2",
+    "backward": "#D55E00",
+    "weights": "#E69F00",
+    "optimizer": "#000000",
+    "activations": "#56B4E9",
     "gradients of activations": "#56B4E9",
-}  # fmt: skip
+}
 _OTHERS = ("#009E73", "#CC79A7", "#F0E442")
 _WORKLOAD_FIELDS = (
     "title", "nranks", "topology", "tier", "time_fs", "compute_fs", "axes", "bound_fs", "limit", "link_use", "path", "trace_hash",
@@ -37,14 +41,17 @@ _STEP_FIELDS = (
 _PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
 
 
-def step_lines(result: StepResult) -> Iterator[str]:
+def step_lines(result: StepResult, *, verbose: bool = False) -> Iterator[str]:
     """The lines of the table.
 
-    A row has a name of 12 characters, then its values.
+    A row has a name of 12 characters, then its values. ``verbose`` adds the formula of the FLOPs, what played the step, and hashes.
     """
-    yield f"# {result.title}: design {result.design_hash}, {result.nranks} GPUs, tier {result.tier}, {result.calibration}"
-    yield _row("step", f"{format_time(result.time_fs)}, {result.tokens_per_second:,.0f} tokens/s, "
-               f"{result.tokens_per_second / result.nranks:,.0f} for each GPU")  # fmt: skip
+    yield f"# {result.title}: {result.nranks} GPUs, tier {result.tier}, {result.calibration}"
+    yield _row(
+        "step",
+        f"{format_time(result.time_fs)}, {result.tokens_per_second:,.0f} tokens/s, "
+        f"{result.tokens_per_second / result.nranks:,.0f} for each GPU",
+    )
     yield _row(
         "MFU, HFU",
         f"{100 * result.mfu:.1f} %, {100 * result.hfu:.1f} % of {result.peak_flops / result.nranks / 1e12:,.0f} TFLOPS",
@@ -53,31 +60,33 @@ def step_lines(result: StepResult) -> Iterator[str]:
     yield _row("bubble", f"{format_time(result.bubble_fs)}, where communication is free")
     yield from _communication(result)
     worst = max(result.memory, key=lambda memory: memory.total)
-    said = "fits" if result.fits else "does not fit"
-    yield _row("memory", f"{_gib(worst.total)} of {_gib(result.memory_limit)}, {said}: {_parts(worst)}")
+    verdict = "fits" if result.fits else "does not fit"
+    yield _row("memory", f"{_gib(worst.total)} of {_gib(result.memory_limit)}, {verdict}: {_parts(worst)}")
     for note in result.notes:
         yield _row("note", note)
-    yield f"# model FLOPs: {result.flops_formula}"
-    yield f"# played: {result.path}, trace {result.trace_hash or '-'}"
+    if verbose:
+        yield f"# model FLOPs: {result.flops_formula}"
+        yield f"# design {result.design_hash}, played: {result.path}, trace {result.trace_hash or '-'}"
 
 
-def workload_lines(result: WorkloadResult) -> Iterator[str]:
+def workload_lines(result: WorkloadResult, *, verbose: bool = False) -> Iterator[str]:
     """The lines of the table of a workload without a design, as :func:`step_lines`."""
     yield f"# {result.title or 'a workload'}: {result.nranks} ranks on {result.topology}, tier {result.tier}"
     yield _row("step", format_time(result.time_fs))
     yield _row("compute", format_time(result.compute_fs))
     yield from _communication(result)
-    yield f"# played: {result.path}, trace {result.trace_hash or '-'}"
+    if verbose:
+        yield f"# played: {result.path}, trace {result.trace_hash or '-'}"
 
 
 def _communication(result: WorkloadResult) -> Iterator[str]:
     """Communication by axis, the limit of the step, and the busiest links."""
-    for axis, each in result.axes.items():
+    for axis, cost in result.axes.items():
         moved = (
-            f"{each.bytes / 2**20:,.0f} MiB" if each.bytes >= 2**20 and each.bytes % 2**30 else format_size(each.bytes)
+            f"{cost.bytes / 2**20:,.0f} MiB" if cost.bytes >= 2**20 and cost.bytes % 2**30 else format_size(cost.bytes)
         )
         yield _row(
-            axis, f"exposed {format_time(max(0, each.exposed_fs))}, alone {format_time(each.total_fs)}, {moved} a GPU"
+            axis, f"exposed {format_time(max(0, cost.exposed_fs))}, alone {format_time(cost.total_fs)}, {moved} a GPU"
         )
     yield _row("bound", f"{format_time(result.bound_fs)}: {result.limit}")
     for name, share in result.link_use:
@@ -92,9 +101,9 @@ def _gib(count: int) -> str:
     return f"{count / 2**30:.1f} GiB"
 
 
-def _parts(memory: Memory) -> str:
-    found = [f"{name} {getattr(memory, name) / 2**30:.1f}" for name in _PARTS]
-    return ", ".join([*found, f"in host memory {memory.host / 2**30:.1f}"] if memory.host else found)
+def _parts(memory: StageMemory) -> str:
+    parts = [f"{name} {getattr(memory, name) / 2**30:.1f}" for name in _PARTS]
+    return ", ".join([*parts, f"in host memory {memory.host / 2**30:.1f}"] if memory.host else parts)
 
 
 def step_json(result: WorkloadResult) -> bytes:
@@ -144,10 +153,10 @@ def _bars(
     workload: Workload, clock: Clock, name: str, lines: dict[str, int], *, computes: bool
 ) -> dict[int, list[tuple[float, float]]]:
     """Start and length in milliseconds of the operations of one name, by row."""
-    found: dict[int, list[tuple[float, float]]] = {}
+    bars: dict[int, list[tuple[float, float]]] = {}
     for span in clock.spans:
         if (workload.operations[span.operation].name or "other") == name and (span.stream == "compute") == computes:
             extent = (span.begin_fs / 1e12, (span.end_fs - span.begin_fs) / 1e12)
             if extent[1]:
-                found.setdefault(lines[span.on], []).append(extent)
-    return found
+                bars.setdefault(lines[span.on], []).append(extent)
+    return bars

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -14,10 +14,10 @@ from simcoll.arrays import Ints
 from simcoll.emulator.traces.trace_marks import MOST_LINKS, RED, counters, path_back
 from simcoll.workload.class_clock import Clock, Span
 from simcoll.workload.traffic import Traffic, alike
-from simcoll.workload.workload import Operation, Send, Workload
+from simcoll.workload.workload import Operation, SendOperation, Workload
 
 if TYPE_CHECKING:
-    from simcoll.workload.lower import Plans
+    from simcoll.workload.lower import WorkloadPlans
 
 __all__ = ["critical_spans", "step_trace"]
 
@@ -25,7 +25,7 @@ MOST_CHANGES = 200_000
 """Limit over all counters; steps with more operations show fewer links."""
 
 
-def step_trace(workload: Workload, clock: Clock, title: str, plans: Plans) -> bytes:
+def step_trace(workload: Workload, clock: Clock, title: str, plans: WorkloadPlans) -> bytes:
     """The timeline, compressed, with a process per class and a track per stream, deterministic to the byte."""
     classes = {name: number for number, name in enumerate(workload.classes)}
     streams = {name: number for number, name in enumerate(dict.fromkeys(span.stream for span in clock.spans))}
@@ -33,28 +33,55 @@ def step_trace(workload: Workload, clock: Clock, title: str, plans: Plans) -> by
     red = {id(span) for span in path}
     events: list[dict[str, Any]] = []
     for name, number in classes.items():
-        shown = {"name": f"{name}: {len(workload.classes[name])} ranks"}
-        events.append({"ph": "M", "name": "process_name", "pid": number, "args": shown})
+        label = {"name": f"{name}: {len(workload.classes[name])} ranks"}
+        events.append({"ph": "M", "name": "process_name", "pid": number, "args": label})
     for on, stream in dict.fromkeys((span.on, span.stream) for span in clock.spans):
-        track = {"ph": "M", "name": "thread_name", "pid": classes[on], "tid": streams[stream]}
-        events.append({**track, "args": {"name": stream}})
+        events.append(
+            {
+                "ph": "M",
+                "name": "thread_name",
+                "pid": classes[on],
+                "tid": streams[stream],
+                "args": {"name": stream},
+            }
+        )
     for span in clock.spans:
         if span.end_fs == span.begin_fs:
             continue
         operation = workload.operations[span.operation]
-        about = _about(operation) | ({"critical": True} if id(span) in red else {})
+        critical = id(span) in red
+        about = _about(operation)
+        if critical:
+            about["critical"] = True
         event: dict[str, Any] = {
-            "ph": "X", "name": operation.name or operation.id, "pid": classes[span.on], "tid": streams[span.stream],
-            "ts": span.begin_fs / 1e9, "dur": (span.end_fs - span.begin_fs) / 1e9, "args": about,
-        }  # fmt: skip
-        events.append(event | ({"cname": RED} if id(span) in red else {}))
+            "ph": "X",
+            "name": operation.name or operation.id,
+            "pid": classes[span.on],
+            "tid": streams[span.stream],
+            "ts": span.begin_fs / 1e9,
+            "dur": (span.end_fs - span.begin_fs) / 1e9,
+            "args": about,
+        }
+        if critical:
+            event["cname"] = RED
+        events.append(event)
     events += _arrows(workload, clock, classes, streams)
     events += counters(_changes(workload, clock, plans), plans.topology, len(classes))
     covered = sum(span.end_fs - span.begin_fs for span in path)
     share = round(covered / clock.time_fs, 4) if clock.time_fs else 0.0
-    about = {"title": title, "critical_path": {"operations": len(path), "share": share}}
-    document = {"displayTimeUnit": "ms", "otherData": about, "traceEvents": events}
+    document = {
+        "displayTimeUnit": "ms",
+        "otherData": {"title": title, "critical_path": {"operations": len(path), "share": share}},
+        "traceEvents": events,
+    }
     return gzip.compress(msgspec.json.encode(document), mtime=0)
+
+
+class _SpanPiece(NamedTuple):
+    """A span of an operation on one class: their numbers in the workload and in the clock."""
+
+    operation: int
+    place: int
 
 
 def critical_spans(workload: Workload, clock: Clock) -> list[Span]:
@@ -64,27 +91,32 @@ def critical_spans(workload: Workload, clock: Clock) -> list[Span]:
     class differ, the class has the times of its first and its last rank, and the path may begin late.
     """
     number = {operation.id: place for place, operation in enumerate(workload.operations)}
-    over: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
-    for place, span in enumerate(clock.spans):
-        over[span.on, span.end_fs].append((span.operation, place))
+    pieces = [_SpanPiece(span.operation, place) for place, span in enumerate(clock.spans)]
+    pieces_by_end: dict[tuple[str, int], list[_SpanPiece]] = defaultdict(list)
+    for piece, span in zip(pieces, clock.spans, strict=True):
+        pieces_by_end[span.on, span.end_fs].append(piece)
 
-    def before(piece: tuple[int, int]) -> Iterator[tuple[int, int]]:
-        span, operation = clock.spans[piece[1]], workload.operations[piece[0]]
-        after = {number[each] for each in operation.after if each in number}
-        for on in workload.involved(operation):
-            for each in over[on, span.begin_fs]:
-                if each[0] != piece[0] and (each[0] in after or clock.spans[each[1]].stream == span.stream):
-                    yield each
+    def predecessors(piece: _SpanPiece) -> Iterator[_SpanPiece]:
+        span, operation = clock.spans[piece.place], workload.operations[piece.operation]
+        dependencies = {number[name] for name in operation.after if name in number}
+        for on in workload.classes_of(operation):
+            for candidate in pieces_by_end[on, span.begin_fs]:
+                same_stream = clock.spans[candidate.place].stream == span.stream
+                if candidate.operation != piece.operation and (same_stream or candidate.operation in dependencies):
+                    yield candidate
 
-    last = max(enumerate(clock.spans), key=lambda each: (each[1].end_fs, -each[1].operation), default=None)
-    path = path_back(None if last is None else (last[1].operation, last[0]), before)
-    return [span for _, place in path if (span := clock.spans[place]).end_fs > span.begin_fs]
+    def end(piece: _SpanPiece) -> tuple[int, int]:
+        return clock.spans[piece.place].end_fs, -piece.operation
+
+    last = max(pieces, key=end, default=None)
+    path = [clock.spans[piece.place] for piece in path_back(last, predecessors)]
+    return [span for span in path if span.end_fs > span.begin_fs]
 
 
 def _about(operation: Operation) -> dict[str, Any]:
-    found: dict[str, Any] = {"operation": operation.id}
+    details: dict[str, Any] = {"operation": operation.id}
     size = getattr(operation, "size_bytes", None)
-    return found if size is None else {**found, "bytes": size}
+    return details if size is None else {**details, "bytes": size}
 
 
 def _arrows(
@@ -92,18 +124,18 @@ def _arrows(
 ) -> Iterator[dict[str, Any]]:
     """An arrow from the source of each message to its target."""
     place = {(span.operation, span.on): span for span in clock.spans}
-    for at, operation in enumerate(workload.operations):
-        if not isinstance(operation, Send):
+    for number, operation in enumerate(workload.operations):
+        if not isinstance(operation, SendOperation):
             continue
-        sent, received = (place.get((at, on)) for on in (operation.source, operation.target))
+        sent, received = (place.get((number, on)) for on in (operation.source, operation.target))
         if sent is None or received is None or received.end_fs == received.begin_fs:
             continue
-        shared = {"cat": "message", "name": "message", "id": at, "tid": streams[operation.stream]}
+        shared = {"cat": "message", "name": "message", "id": number, "tid": streams[operation.stream]}
         yield {"ph": "s", **shared, "pid": classes[operation.source], "ts": sent.begin_fs / 1e9}
         yield {"ph": "f", "bp": "e", **shared, "pid": classes[operation.target], "ts": received.end_fs / 1e9}
 
 
-def _changes(workload: Workload, clock: Clock, plans: Plans) -> dict[int, dict[int, float]]:
+def _changes(workload: Workload, clock: Clock, plans: WorkloadPlans) -> dict[int, dict[int, float]]:
     """Changes of the busiest links' rates in GB/s, by link and time, with each operation's bytes spread evenly over its duration."""
     traffic = Traffic(workload, plans)
     loads: dict[tuple[object, ...], Ints] = {}
@@ -113,15 +145,15 @@ def _changes(workload: Workload, clock: Clock, plans: Plans) -> dict[int, dict[i
         begin, end = lasts.get(span.operation, (span.begin_fs, span.end_fs))
         lasts[span.operation] = min(begin, span.begin_fs), max(end, span.end_fs)
     moving = []
-    for at, (begin, end) in lasts.items():
-        key = alike(workload.operations[at])
+    for number, (begin, end) in lasts.items():
+        key = alike(workload.operations[number])
         if key not in loads:
-            loads[key] = traffic.of(workload.operations[at])
+            loads[key] = traffic.of(workload.operations[number])
         if end > begin and np.any(loads[key]):
             moving.append((begin, end, key))
             carried += loads[key]
-    most = max(1, min(MOST_LINKS, MOST_CHANGES // (2 * len(moving) or 1)))
-    busiest = [link for link in np.argsort(-carried, kind="stable")[:most].tolist() if carried[link]]
+    link_count = max(1, min(MOST_LINKS, MOST_CHANGES // (2 * len(moving) or 1)))
+    busiest = [link for link in np.argsort(-carried, kind="stable")[:link_count].tolist() if carried[link]]
     changes: dict[int, dict[int, float]] = {link: defaultdict(float) for link in busiest}
     for begin, end, key in moving:
         for link in busiest:

@@ -14,7 +14,7 @@ from simcoll.files.paths import is_file
 from simcoll.files.strict import read_file
 from simcoll.planning.grids.grid import Point, read_rows
 
-__all__ = ["Difference", "Move", "difference", "parse_share"]
+__all__ = ["Difference", "MovedPoint", "difference", "parse_share"]
 
 MAX_BYTES = 2**30
 FILES = ("topology", "algorithm", "choice")
@@ -24,27 +24,27 @@ NO_HASHES = "_hash"
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class MovedPoint:
     """A point that ran in both.
 
     Attributes
     ----------
     name
         The values that identify the point.
-    before, after
+    old, new
         The figure in each folder.
     """
 
     name: str
-    before: float
-    after: float
+    old: float
+    new: float
 
     @property
     def change(self) -> float:
         """Relative change; infinite from 0."""
-        if self.before == self.after:
+        if self.old == self.new:
             return 0.0
-        return (self.after - self.before) / abs(self.before) if self.before else float("inf")
+        return (self.new - self.old) / abs(self.old) if self.old else float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +62,11 @@ class Difference:
     """
 
     metric: str
-    moves: tuple[Move, ...]
+    moves: tuple[MovedPoint, ...]
     gone: tuple[str, ...]
     new: tuple[str, ...]
 
-    def beyond(self, threshold: float) -> tuple[Move, ...]:
+    def beyond(self, threshold: float) -> tuple[MovedPoint, ...]:
         """The moves above a threshold (a share: 0.01 is one percent)."""
         return tuple(move for move in self.moves if abs(move.change) > threshold)
 
@@ -86,7 +86,7 @@ def parse_share(text: str) -> float:
     return share
 
 
-def difference(before: Path, after: Path, metric: str = "time_fs") -> Difference:
+def difference(old_folder: Path, new_folder: Path, metric: str = "time_fs") -> Difference:
     """Compare one figure of two folders that ``simcoll run``, ``sweep``, ``plan`` or ``goodput`` wrote.
 
     Raises
@@ -94,25 +94,25 @@ def difference(before: Path, after: Path, metric: str = "time_fs") -> Difference
     ConfigError
         When a folder has no results, or none with such a figure.
     """
-    old, new = _ran(before), _ran(after)
-    names = _names([each.point for each in (*old.values(), *new.values())])
+    old, new = _read_points(old_folder), _read_points(new_folder)
+    names = _names([record.point for record in (*old.values(), *new.values())])
     moves, gone = [], []
-    for key, ran in old.items():
-        if metric not in ran.told:
+    for key, record in old.items():
+        if metric not in record.figures:
             continue
-        other = new.get(key)
-        name = names(ran.point) + ran.mark
-        if other is not None and metric in other.told:
-            moves.append(Move(name, ran.told[metric], other.told[metric]))
+        new_record = new.get(key)
+        name = names(record.point) + record.mark
+        if new_record is not None and metric in new_record.figures:
+            moves.append(MovedPoint(name, record.figures[metric], new_record.figures[metric]))
         else:
-            gone.append(name + (f": {other.error}" if other is not None else ""))
+            gone.append(name + (f": {new_record.error}" if new_record is not None else ""))
     if not moves and not gone:
-        known = {name for ran in old.values() for name in ran.told}
-        raise ConfigError(f"no figure {metric!r}; {nearest(metric, known)}", file=str(before))
+        figures = {name for record in old.values() for name in record.figures}
+        raise ConfigError(f"no figure {metric!r}; {nearest(metric, figures)}", file=str(old_folder))
     added = [
-        names(ran.point) + ran.mark
-        for key, ran in new.items()
-        if metric in ran.told and (key not in old or metric not in old[key].told)
+        names(record.point) + record.mark
+        for key, record in new.items()
+        if metric in record.figures and (key not in old or metric not in old[key].figures)
     ]
     moves.sort(key=lambda move: (-abs(move.change), move.name))
     return Difference(metric, tuple(moves), tuple(sorted(gone)), tuple(sorted(added)))
@@ -123,32 +123,34 @@ def _is_number(value: object) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ran:
+class _PointRecord:
     """A point, its numbers, its error, and its mark of missing proof."""
 
     point: Point
-    told: Mapping[str, Any]
+    figures: Mapping[str, Any]
     error: str
     mark: str
 
 
-def _ran(folder: Path) -> dict[bytes, _Ran]:
+def _read_points(folder: Path) -> dict[bytes, _PointRecord]:
     """Read all points by identity."""
     rows: Sequence[Mapping[str, Any]] = list(read_rows(folder).values())
     if not rows and is_file(folder / "results.json"):
         rows = [_row(run) for run in _runs(folder / "results.json")]
     if not rows:
         raise ConfigError("has no rows.jsonl and no results.json of simcoll", file=str(folder))
-    found: dict[bytes, _Ran] = {}
+    records: dict[bytes, _PointRecord] = {}
     short = {name: _short([str(row["point"].get(name)) for row in rows]) for name in FILES}
     for row in rows:
         point = {name: value for name, value in row["point"].items() if not name.endswith(NO_HASHES)}
         point |= {name: short[name].get(str(point[name]), point[name]) for name in FILES if name in point}
         result = row.get("result", {})
-        told = {name: value for name, value in result.items() if _is_number(value)}
+        numbers = {name: value for name, value in result.items() if _is_number(value)}
         mark = " unproved" if str(result.get("proof", "")).startswith("unproved") else ""
-        found[msgspec.json.encode(point, order="sorted")] = _Ran(point, told, str(row.get("error", "")), mark)
-    return found
+        records[msgspec.json.encode(point, order="sorted")] = _PointRecord(
+            point, numbers, str(row.get("error", "")), mark
+        )
+    return records
 
 
 def _row(run: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -160,8 +162,8 @@ def _short(names: Sequence[str]) -> dict[str, str]:
     """File names without folders where they remain unique, since a grid may run from another folder."""
     files = sorted({name for name in names if "/" in name})
     last = [name.rpartition("/")[2] for name in files]
-    apart = len({*last}) == len(files) and {*last}.isdisjoint(names)
-    return dict(zip(files, last, strict=True)) if apart else {}
+    unambiguous = len({*last}) == len(files) and {*last}.isdisjoint(names)
+    return dict(zip(files, last, strict=True)) if unambiguous else {}
 
 
 def _runs(path: Path) -> list[dict[str, Any]]:
@@ -184,11 +186,11 @@ def _names(points: Sequence[Point]) -> Any:
     for point in flat:
         for name, value in point.items():
             values.setdefault(name, []).append(str(value))
-    told = [name for name, seen in values.items() if len({*seen}) > 1 or len(seen) < len(flat)]
+    keys = [name for name, variants in values.items() if len({*variants}) > 1 or len(variants) < len(flat)]
 
     def name_of(point: Point) -> str:
-        own = _flat(point)
-        return " ".join(f"{name}={own[name]}" for name in told if name in own) or "the only point"
+        identity = _flat(point)
+        return " ".join(f"{name}={identity[name]}" for name in keys if name in identity) or "the only point"
 
     return name_of
 

@@ -22,7 +22,7 @@ from typing import Any, TypeVar, cast
 from simcoll import __version__
 from simcoll.errors import ConfigError, InternalError, nearest
 
-__all__ = ["Pool", "open_pool"]
+__all__ = ["GridPool", "open_pool"]
 
 Answer = TypeVar("Answer")
 
@@ -34,7 +34,7 @@ KINDS = ("processes", "dask://host:port", "mpi")
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class GridPool:
     """An executor for a grid.
 
     Attributes
@@ -47,7 +47,7 @@ class Pool:
         Outstanding requests per worker: with two, no worker idles.
     hold_s
         Seconds that a worker may batch rows before it hands them over.
-    near
+    shares_folder
         Whether its workers share the results folder, where they save rows not handed over yet.
     lost
         Exceptions of its futures when a worker dies and cannot be replaced.
@@ -59,7 +59,7 @@ class Pool:
     workers: Callable[[], int]
     ahead: int = 2
     hold_s: float = HOLD_S
-    near: bool = False
+    shares_folder: bool = False
     lost: tuple[type[BaseException], ...] = (BrokenExecutor,)
     gone: tuple[type[BaseException], ...] = ()
 
@@ -77,7 +77,7 @@ class _Here(Executor):
 
 
 @contextmanager
-def open_pool(kind: str = "processes", jobs: int | None = None) -> Iterator[Pool | None]:
+def open_pool(kind: str = "processes", jobs: int | None = None) -> Iterator[GridPool | None]:
     """Open an executor for the duration of the block.
 
     Parameters
@@ -89,7 +89,7 @@ def open_pool(kind: str = "processes", jobs: int | None = None) -> Iterator[Pool
 
     Yields
     ------
-    Pool | None
+    GridPool | None
         ``None`` on ranks of an MPI job other than 0, whose work is done when the block begins.
 
     Raises
@@ -104,13 +104,13 @@ def open_pool(kind: str = "processes", jobs: int | None = None) -> Iterator[Pool
         with _processes(jobs) as pool:
             yield pool
         return
-    opened = _dask if kind.startswith("dask://") else _mpi if kind == "mpi" else None
-    if opened is None:
+    opener = _dask if kind.startswith("dask://") else _mpi if kind == "mpi" else None
+    if opener is None:
         raise ConfigError(f"unknown executor {kind!r}; {nearest(kind, KINDS)}")
     if jobs is not None:
         raise ConfigError(f"--jobs is for processes; how many workers {kind} has is said where it was started")
-    with opened(kind) as found:
-        yield found
+    with opener(kind) as remote_pool:
+        yield remote_pool
 
 
 class _Processes(ThreadPoolExecutor):
@@ -119,20 +119,20 @@ class _Processes(ThreadPoolExecutor):
     The processes of the standard pool share semaphores, whose names stay in the system when all of them are killed.
     """
 
-    def __init__(self, many: int) -> None:
-        super().__init__(many)
-        self.own = local()
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.thread_state = local()
         self.workers: list[tuple[BaseProcess, Connection]] = []
 
     def submit(self, fn: Callable[..., Answer], /, *args: Any, **kwargs: Any) -> Future[Answer]:
         return super().submit(self._ask, fn, args, kwargs)
 
     def _ask(self, *call: Any) -> Any:
-        if not hasattr(self.own, "pipe"):
-            self.own.pipe = self._start()
+        if not hasattr(self.thread_state, "pipe"):
+            self.thread_state.pipe = self._start()
         try:
-            self.own.pipe.send(call)
-            returned, answer = self.own.pipe.recv()
+            self.thread_state.pipe.send(call)
+            returned, answer = self.thread_state.pipe.recv()
         except (EOFError, OSError):
             raise BrokenExecutor("a process has ended") from None
         if returned:
@@ -141,12 +141,12 @@ class _Processes(ThreadPoolExecutor):
 
     def _start(self) -> Connection:
         context = get_context("spawn")  # a fork would copy the threads' locks of compiled code
-        here, there = context.Pipe()
-        process = context.Process(target=_serve, args=(there,), daemon=True)
+        parent_end, child_end = context.Pipe()
+        process = context.Process(target=_serve, args=(child_end,), daemon=True)
         process.start()
-        there.close()  # so that its end is heard
-        self.workers.append((process, here))
-        return here
+        child_end.close()  # so that its end is heard
+        self.workers.append((process, parent_end))
+        return parent_end
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         super().shutdown(wait, cancel_futures=cancel_futures)
@@ -188,20 +188,20 @@ def _failure(error: Exception) -> bytes:
         answer = pickle.dumps((False, error))
         pickle.loads(answer)  # noqa: S301 - our own
     except Exception:  # noqa: BLE001 - its class may do anything then
-        said = "".join(format_exception_only(error)).strip()
-        return pickle.dumps((False, InternalError(f"a process that plays points: {said}")))
+        description = "".join(format_exception_only(error)).strip()
+        return pickle.dumps((False, InternalError(f"a process that plays points: {description}")))
     return answer
 
 
 @contextmanager
-def _processes(jobs: int | None) -> Iterator[Pool]:
-    many = jobs or len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
-    if many == 1:
-        yield Pool(_Here(), lambda: 1, ahead=1, hold_s=0)
+def _processes(jobs: int | None) -> Iterator[GridPool]:
+    count = jobs or len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
+    if count == 1:
+        yield GridPool(_Here(), lambda: 1, ahead=1, hold_s=0)
         return
-    executor = _Processes(many)
+    executor = _Processes(count)
     try:
-        yield Pool(executor, lambda: many, hold_s=NEAR_HOLD_S, near=True)
+        yield GridPool(executor, lambda: count, hold_s=NEAR_HOLD_S, shares_folder=True)
     except BaseException:
         executor.shutdown(wait=False, cancel_futures=True)
         raise
@@ -209,7 +209,7 @@ def _processes(jobs: int | None) -> Iterator[Pool]:
 
 
 @contextmanager
-def _dask(kind: str) -> Iterator[Pool]:
+def _dask(kind: str) -> Iterator[GridPool]:
     try:
         from distributed import Client, KilledWorker
         from distributed.comm import CommClosedError
@@ -230,23 +230,25 @@ def _dask(kind: str) -> Iterator[Pool]:
                     f"--executor {kind}: worker {worker} has {_or_why(version)}, and simcoll {__version__} is needed"
                 )
         # Not even the scheduler may take two requests for one: a point that is played again shall be played.
-        yield Pool(
-            client.get_executor(pure=False), _counted(lambda: sum(client.nthreads().values())), lost=(KilledWorker,),
+        yield GridPool(
+            client.get_executor(pure=False),
+            _worker_counter(lambda: sum(client.nthreads().values())),
+            lost=(KilledWorker,),
             gone=(CommClosedError, CancelledError),
-        )  # fmt: skip
+        )
 
 
-def _counted(count: Callable[[], int]) -> Callable[[], int]:
+def _worker_counter(count: Callable[[], int]) -> Callable[[], int]:
     """The number of workers, at least one; says once when there are none, for which dask waits in silence."""
     waiting = False
 
     def workers() -> int:
         nonlocal waiting
-        many = count()
-        if not many and not waiting:
+        available = count()
+        if not available and not waiting:
             sys.stderr.write("# no dask worker is there; waiting for one\n")
-        waiting = not many
-        return max(1, many)
+        waiting = not available
+        return max(1, available)
 
     return workers
 
@@ -256,14 +258,14 @@ def _or_why(version: object) -> str:
 
 
 @contextmanager
-def _mpi(_kind: str) -> Iterator[Pool | None]:
+def _mpi(_kind: str) -> Iterator[GridPool | None]:
     try:
         from mpi4py import MPI
         from mpi4py.futures import MPICommExecutor
     except ImportError:
         raise ConfigError("--executor mpi needs mpi4py: pip install 'simcoll[mpi]'") from None
-    others = MPI.COMM_WORLD.size - 1
-    if others < 1:
+    workers = MPI.COMM_WORLD.size - 1
+    if workers < 1:
         raise ConfigError("--executor mpi: there is one rank; start it as mpiexec -n 4 simcoll ..., and 3 of them play")
     with MPICommExecutor(MPI.COMM_WORLD, root=0) as executor:
-        yield None if executor is None else Pool(cast("Executor", executor), lambda: others)
+        yield None if executor is None else GridPool(cast("Executor", executor), lambda: workers)

@@ -27,9 +27,9 @@ from simcoll.errors import ConfigError, InternalError, SimcollError
 from simcoll.files.output import write_whole
 
 if TYPE_CHECKING:
-    from simcoll.planning.grids.executors import Pool
+    from simcoll.planning.grids.executors import GridPool
 
-__all__ = ["Grid", "GridRun", "Point", "Row", "read_rows", "run_grid", "shard_of"]
+__all__ = ["GridRun", "Point", "PointGrid", "Row", "read_rows", "run_grid", "shard_of"]
 
 Point = dict[str, Any]
 """JSON of text, integers, booleans, lists and objects, whose content determines the key."""
@@ -50,12 +50,12 @@ Work = Callable[[Point], Mapping[str, Any]]
 
 
 def _key(work: Work, point: Point) -> str:
-    told = (__version__, f"{work.__module__}.{work.__qualname__}", point)
-    return hashlib.sha256(msgspec.json.encode(told, order="sorted")).hexdigest()[:32]
+    identity = (__version__, f"{work.__module__}.{work.__qualname__}", point)
+    return hashlib.sha256(msgspec.json.encode(identity, order="sorted")).hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class PointGrid:
     """Points in the order of the results, and the function that evaluates one.
 
     Attributes
@@ -72,17 +72,17 @@ class Grid:
     keys: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        named: dict[str, Point] = {}
+        points_by_key: dict[str, Point] = {}
         for point in self.points:
-            named.setdefault(_key(self.work, point), point)
-        object.__setattr__(self, "keys", tuple(named))
-        object.__setattr__(self, "points", tuple(named.values()))
+            points_by_key.setdefault(_key(self.work, point), point)
+        object.__setattr__(self, "keys", tuple(points_by_key))
+        object.__setattr__(self, "points", tuple(points_by_key.values()))
 
     def __len__(self) -> int:
         return len(self.points)
 
 
-def shard_of(grid: Grid, shard: str) -> Grid:
+def shard_of(grid: PointGrid, shard: str) -> PointGrid:
     """The part of a grid that one job of an array runs: ``"3/16"`` is the third of sixteen.
 
     Raises
@@ -93,8 +93,11 @@ def shard_of(grid: Grid, shard: str) -> Grid:
     match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", shard)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise ConfigError(f"shard {shard!r}: expected which of how many, such as 3/16, from 1/16 to 16/16")
-    which, many = int(match[1]) - 1, int(match[2])
-    return Grid(grid.work, tuple(p for at, p in enumerate(grid.points) if at // SHARD_BLOCK % many == which))
+    shard_index, shard_count = int(match[1]) - 1, int(match[2])
+    return PointGrid(
+        grid.work,
+        tuple(p for number, p in enumerate(grid.points) if number // SHARD_BLOCK % shard_count == shard_index),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +114,9 @@ class GridRun:
 
 
 def run_grid(
-    grid: Grid,
+    grid: PointGrid,
     folder: Path,
-    pool: Pool,
+    pool: GridPool,
     *,
     resume: bool = False,
     shard: str | None = None,
@@ -143,23 +146,25 @@ def run_grid(
     KeyboardInterrupt
         After Ctrl-C; finished rows are in the file.
     """
-    wanted = shard_of(grid, shard) if shard else grid
+    shard_grid = shard_of(grid, shard) if shard else grid
     name = f"rows-{shard.replace('/', '-of-')}.jsonl" if shard else ROWS
-    known = read_rows(folder) if resume else _read(_not_of_other_shards(folder, name))
-    if known and not resume:
+    saved_rows = read_rows(folder) if resume else _read_files(_not_of_other_shards(folder, name))
+    if saved_rows and not resume:
         raise ConfigError(
-            f"has {len(known):,} rows of an earlier run; --resume continues with them, --output names another folder",
+            f"has {len(saved_rows):,} rows of an earlier run; --resume continues with them, --output names another folder",
             file=str(folder),
         )
-    rows = {key: known[key] for key in wanted.keys if key in known}
-    todo = [point for key, point in zip(wanted.keys, wanted.points, strict=True) if key not in rows]
-    before, asked = len(rows), frozenset(wanted.keys)
+    rows = {key: saved_rows[key] for key in shard_grid.keys if key in saved_rows}
+    todo = [point for key, point in zip(shard_grid.keys, shard_grid.points, strict=True) if key not in rows]
+    resumed_count, grid_keys = len(rows), frozenset(shard_grid.keys)
     with _Appended(folder / name) as file:
         if not shard:  # other shards may be at work
             _adopt(folder, file)
-        hands = folder if pool.near else None
-        for new, hand in _play(wanted, todo, pool, lambda: progress and progress(len(rows), len(wanted)), hands):
-            if not {row["key"] for row in new}.issubset(asked):
+        hands = folder if pool.shares_folder else None
+        for new, hand in _play(
+            shard_grid, todo, pool, lambda: progress and progress(len(rows), len(shard_grid)), hands
+        ):
+            if not {row["key"] for row in new}.issubset(grid_keys):
                 raise ConfigError(
                     f"a worker has another version of simcoll than this one, {__version__}; its rows are not kept"
                 )
@@ -167,7 +172,7 @@ def run_grid(
             rows.update((row["key"], row) for row in new)
             if hand is not None:
                 hand.unlink(missing_ok=True)
-    return GridRun(tuple(rows[key] for key in wanted.keys), len(rows) - before)
+    return GridRun(tuple(rows[key] for key in shard_grid.keys), len(rows) - resumed_count)
 
 
 def read_rows(folder: Path) -> dict[str, Row]:
@@ -178,7 +183,7 @@ def read_rows(folder: Path) -> dict[str, Row]:
     ConfigError
         With the line, for a file that does not consist of rows.
     """
-    return _read(_files(folder))
+    return _read_files(_files(folder))
 
 
 def _files(folder: Path) -> list[Path]:
@@ -193,15 +198,15 @@ def _files(folder: Path) -> list[Path]:
 
 def _not_of_other_shards(folder: Path, name: str) -> list[Path]:
     """The files of rows except those of the other shards, which may be running; ``name``: this shard's file."""
-    found = _files(folder)
+    files = _files(folder)
     if name == ROWS:
-        return found
-    others = re.compile(r"rows-(in-hand-.*|\d+" + re.escape(re.sub(r"^rows-\d+", "", name)) + ")")
-    return [path for path in found if path.name == name or not others.fullmatch(path.name)]
+        return files
+    other_shards = re.compile(r"rows-(in-hand-.*|\d+" + re.escape(re.sub(r"^rows-\d+", "", name)) + ")")
+    return [path for path in files if path.name == name or not other_shards.fullmatch(path.name)]
 
 
-def _read(paths: Iterable[Path]) -> dict[str, Row]:
-    found: dict[str, Row] = {}
+def _read_files(paths: Iterable[Path]) -> dict[str, Row]:
+    rows: dict[str, Row] = {}
     for path in paths:
         if not path.is_file():
             continue  # a pipe would be waited for
@@ -216,12 +221,15 @@ def _read(paths: Iterable[Path]) -> dict[str, Row]:
                 row = msgspec.json.decode(line, type=dict[str, Any])
             except (msgspec.DecodeError, UnicodeDecodeError):
                 row = {}
-            told = isinstance(row.get("result"), dict) or isinstance(row.get("error"), str)
-            if not isinstance(row.get("key"), str) or not isinstance(row.get("point"), dict) or not told:
-                raise ConfigError("not a row of a grid; remove the line, and --resume plays its point again", file=str(path),
-                                  path=f"line {number}")  # fmt: skip
-            found[row["key"]] = row
-    return found
+            has_outcome = isinstance(row.get("result"), dict) or isinstance(row.get("error"), str)
+            if not isinstance(row.get("key"), str) or not isinstance(row.get("point"), dict) or not has_outcome:
+                raise ConfigError(
+                    "not a row of a grid; remove the line, and --resume plays its point again",
+                    file=str(path),
+                    path=f"line {number}",
+                )
+            rows[row["key"]] = row
+    return rows
 
 
 def _adopt(folder: Path, file: _Appended) -> None:
@@ -230,8 +238,8 @@ def _adopt(folder: Path, file: _Appended) -> None:
     hands = [path for path in files if path.match("rows-in-hand-*.jsonl")]
     if not hands:
         return
-    elsewhere = _read(path for path in files if path not in hands)
-    file.append([row for key, row in _read(hands).items() if key not in elsewhere])
+    elsewhere = _read_files(path for path in files if path not in hands)
+    file.append([row for key, row in _read_files(hands).items() if key not in elsewhere])
     for hand in hands:
         hand.unlink()
 
@@ -261,7 +269,7 @@ class _Appended:
         """Lock out other runs, and drop a truncated last line."""
         if not stat.S_ISREG(os.fstat(self._file).st_mode):
             raise ConfigError("cannot be written: it is no file", file=str(self.path))
-        if _is_taken(self._file):
+        if _lock_fails(self._file):
             raise ConfigError(
                 "another run is writing it; wait for its end, name another folder with --output, or run shards",
                 file=str(self.path),
@@ -273,15 +281,15 @@ class _Appended:
 
     def __exit__(self, *_: object) -> None:
         try:
-            self._written(b"", at_once=True)
+            self._write(b"", at_once=True)
         finally:
             os.close(self._file)
 
     def append(self, rows: Sequence[Row]) -> None:
         """Write whole lines, which survive this process, and sync periodically, so that they survive the machine."""
-        self._written(b"".join(map(_line, rows)))
+        self._write(b"".join(map(_line, rows)))
 
-    def _written(self, content: bytes, *, at_once: bool = False) -> None:
+    def _write(self, content: bytes, *, at_once: bool = False) -> None:
         try:
             write_whole(self._file, content)
             if at_once or time.monotonic() - self._synced >= SYNC_S:
@@ -291,7 +299,7 @@ class _Appended:
             raise ConfigError(f"cannot be written: {error.strerror}", file=str(self.path)) from None
 
 
-def _is_taken(descriptor: int) -> bool:
+def _lock_fails(descriptor: int) -> bool:
     """Lock a file until it is closed; True if another process has locked it. Some file systems lack locks."""
     try:
         import fcntl
@@ -309,9 +317,12 @@ Batch = tuple[list[Point], "Path | None"]
 
 
 def _play(
-    grid: Grid, todo: Iterable[Point], pool: Pool, report: Callable[[], object], hands: Path | None
+    grid: PointGrid, todo: Iterable[Point], pool: GridPool, report: Callable[[], object], hands: Path | None
 ) -> Iterator[tuple[list[Row], Path | None]]:
     """Yield new rows as the pool returns them, with the file that held them in the meantime."""
+    # Invariant: every point of `todo` is in `waiting`, in a batch of `running`, or in a row already yielded. A worker answers after
+    # `hold_s` with the rows of a prefix of its batch. The remaining points return to the head of the queue in their order, because
+    # neighbours share a topology and a schedule, which the next worker then builds once for all of them.
     waiting = deque(todo)
     running: dict[Future[list[Row]], Batch] = {}
     report()
@@ -324,7 +335,7 @@ def _play(
                 hand = None if hands is None else hands / f"rows-in-hand-{uuid4().hex}.jsonl"
                 running[pool.executor.submit(_some, grid.work, batch, pool.hold_s, hand)] = batch, hand
             wait(running, timeout=REPORT_S, return_when=FIRST_COMPLETED)
-            for future in [each for each in running if each.done()]:
+            for future in [future for future in running if future.done()]:
                 rows, (batch, hand) = future.result(), running.pop(future)
                 waiting.extendleft(reversed(batch[len(rows) :]))
                 yield rows, hand
@@ -345,8 +356,8 @@ def _play(
 
 def _in_hand(running: Mapping[Future[list[Row]], Batch]) -> Iterator[tuple[list[Row], Path | None]]:
     """After Ctrl-C: collect finished rows, and those that workers finish in a moment."""
-    left = [future for future in running if not future.cancel()]
-    for future in wait(left, timeout=4 * REPORT_S).done:
+    pending = [future for future in running if not future.cancel()]
+    for future in wait(pending, timeout=4 * REPORT_S).done:
         if future.exception() is None:
             yield future.result(), running[future][1]
 

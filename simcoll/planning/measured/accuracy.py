@@ -14,13 +14,13 @@ from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.fitting import Series, fit_series, formula
 from simcoll.libraries.library import Library, Value, load_library
 from simcoll.libraries.prediction import predict
-from simcoll.planning.measured.measurements import Table, published_tables
+from simcoll.planning.measured.measurements import PublishedTable, published_tables
 
-__all__ = ["BANDS", "WAYS", "Error", "errors_of", "left_out_library", "measure", "medians"]
+__all__ = ["BANDS", "METHODS", "Error", "errors_of", "left_out_library", "measure", "medians"]
 
 BANDS = ("small", "middle", "large")
 """Below 64 KiB, up to 64 MiB, and above."""
-WAYS = ("uncalibrated", "two points", "six points")
+METHODS = ("uncalibrated", "two points", "six points")
 SIX = (8, 2**16, 2**20, 2**23, 2**26, 2**30)
 """Target sizes of six calibration points; two points are the first and the last."""
 FEWEST_ROWS = 7
@@ -31,8 +31,8 @@ FEWEST_ROWS = 7
 class Error:
     """One row: measured time, and the time predicted with its system left out."""
 
-    table: Table
-    way: str
+    table: PublishedTable
+    method: str
     size_bytes: int
     measured_ns: int
     predicted_ns: int
@@ -61,10 +61,10 @@ def band_of(size_bytes: int) -> str:
 @cache
 def _left_out() -> dict[str, dict[str, float]]:
     with (data_folder("measurements") / "left_out.csv").open(encoding="utf-8", newline="") as stream:
-        found: dict[str, dict[str, float]] = {}
+        values_by_system: dict[str, dict[str, float]] = {}
         for row in csv.DictReader(stream):
-            found.setdefault(row["system"], {})[row["place"]] = float(row["value"])
-        return found
+            values_by_system.setdefault(row["system"], {})[row["place"]] = float(row["value"])
+        return values_by_system
 
 
 def left_out_library(name: str, system: str) -> Library:
@@ -81,7 +81,7 @@ def left_out_library(name: str, system: str) -> Library:
     return library.with_values(changes | {key: tuple(values) for key, values in lists.items()})
 
 
-def errors_of(table: Table, *, by_formula: bool = False) -> list[Error]:
+def errors_of(table: PublishedTable, *, by_formula: bool = False) -> list[Error]:
     """Errors of a table: all rows uncalibrated, and with two and six points the rows that were not fitted.
 
     ``by_formula`` avoids emulation, which takes long for thousands of ranks.
@@ -90,50 +90,52 @@ def errors_of(table: Table, *, by_formula: bool = False) -> list[Error]:
     settings, fitter = table.settings(), formula(table.collective, machine, library, table.settings())
     measured = [(size, time * 10**6) for size, time in table.rows]
 
-    def compared(way: str, rows: Sequence[tuple[int, int]], calibration: Calibration | None = None) -> list[Error]:
+    def errors_with(
+        method: str, rows: Sequence[tuple[int, int]], calibration: Calibration | None = None
+    ) -> list[Error]:
         if by_formula:
             times = fitter([size for size, _ in rows], calibration or Calibration())
             return [
-                Error(table, way, size, time // 10**6, round(found / 10**6), "formula")
-                for (size, time), found in zip(rows, times, strict=True)
+                Error(table, method, size, time // 10**6, round(predicted_fs / 10**6), "formula")
+                for (size, time), predicted_fs in zip(rows, times, strict=True)
             ]
-        made = [
+        predictions = [
             predict(table.collective, size, machine, library=library, environment=settings, calibration=calibration)
             for size, _ in rows
         ]
         return [
-            Error(table, way, size, time // 10**6, round(each.time_fs / 10**6), each.timed_by)
-            for (size, time), each in zip(rows, made, strict=True)
+            Error(table, method, size, time // 10**6, round(prediction.time_fs / 10**6), prediction.timed_by)
+            for (size, time), prediction in zip(rows, predictions, strict=True)
         ]
 
-    found = compared(WAYS[0], measured)
+    errors = errors_with(METHODS[0], measured)
     if len(measured) < FEWEST_ROWS:
-        return found
-    for way, sizes in ((WAYS[1], (SIX[0], SIX[-1])), (WAYS[2], SIX)):
+        return errors
+    for method, sizes in ((METHODS[1], (SIX[0], SIX[-1])), (METHODS[2], SIX)):
         points = _nearest(measured, sizes)
         calibration = fit_series([Series(table.collective, table.ranks, points, fitter)])
-        found += compared(way, [row for row in measured if row not in points], calibration)
-    return found
+        errors += errors_with(method, [row for row in measured if row not in points], calibration)
+    return errors
 
 
 def _nearest(rows: Sequence[tuple[int, int]], sizes: Iterable[int]) -> tuple[tuple[int, int], ...]:
     """The rows nearest to some sizes; a first row that shows warm-up is skipped."""
-    first = next(
+    start = next(
         place for place, row in enumerate(rows) if place + 1 == len(rows) or row[1] <= 1.5 * rows[place + 1][1]
     )
-    usable = rows[first:]
+    usable = rows[start:]
     chosen = {min(usable, key=lambda row: abs(np.log(row[0] / size))) for size in sizes}
     return tuple(sorted(chosen))
 
 
 def measure(progress: Callable[[str], None] | None = None) -> list[Error]:
     """Compute the errors of all published tables."""
-    found = []
+    errors = []
     for table in published_tables():
         if progress is not None:
             progress(table.name)
-        found += errors_of(table)
-    return found
+        errors += errors_of(table)
+    return errors
 
 
 def medians(errors: Iterable[Error]) -> dict[str, float]:

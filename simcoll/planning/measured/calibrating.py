@@ -10,9 +10,9 @@ from simcoll.formats.logs.nccl_tests import load_log
 from simcoll.formats.logs.nccl_tuning import TuningTable
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.fitting import Predictor, Series, fit_series
-from simcoll.planning.measured.comparison import Setting, check_request, settings_for, told_of
+from simcoll.planning.measured.comparison import Setting, blame_log, check_request, settings_for
 
-__all__ = ["Gathered", "fitted", "gathered"]
+__all__ = ["Gathered", "fit_calibration", "gather"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,15 @@ class Gathered:
     notes: tuple[str, ...]
 
 
-def gathered(
-    logs: Sequence[str | Path], topology: str, *, nodes: int | None = None, library: str | None = None, environment: str = "",
+def gather(
+    logs: Sequence[str | Path],
+    topology: str,
+    *,
+    nodes: int | None = None,
+    library: str | None = None,
+    environment: str = "",
     collective: str | None = None,
-) -> Gathered:  # fmt: skip
+) -> Gathered:
     """Read all logs.
 
     Raises
@@ -53,50 +58,58 @@ def gathered(
     tuning: dict[TuningTable, None] = {}
     notes: list[str] = []
     check_request(topology, environment)
-    for log in logs:
-        found, name = load_log(log), Path(log).name
-        tuning |= dict.fromkeys(found.tuning)
-        notes += [f"{name}: {note}" for note in found.notes]
-        if found.tuning and not found.tables:
+    for path in logs:
+        log, name = load_log(path), Path(path).name
+        tuning |= dict.fromkeys(log.tuning)
+        notes += [f"{name}: {note}" for note in log.notes]
+        if log.tuning and not log.tables:
             continue
-        with told_of(found, log):
-            told, more = settings_for(
-                found, topology, nodes=nodes, library=library, environment=environment, collective=collective
+        with blame_log(log, path):
+            log_settings, remarks = settings_for(
+                log, topology, nodes=nodes, library=library, environment=environment, collective=collective
             )
-        notes += [f"{name}: {note}" for note in more]
-        settings += [(name, each) for each in told]
+        notes += [f"{name}: {note}" for note in remarks]
+        settings += [(name, setting) for setting in log_settings]
     tables = tuple(tuning)
     series: list[Series] = []
     sources: list[str] = []
     for runs in _alike(settings):
-        first, rows = runs[0][1], [row for _, each in runs for row in each.table.rows]
-        made = Series.of(first.table.collective, first.table.nranks, rows, _predictor(first, tables))
+        first_setting, rows = runs[0][1], [row for _, setting in runs for row in setting.table.rows]
+        run_series = Series.of(
+            first_setting.table.collective, first_setting.table.nranks, rows, _predictor(first_setting, tables)
+        )
         again = len(rows) - len({row.size_bytes for row in rows})
         if again:
-            notes.append(f"{first.table.collective}: {again} rows of repeated sizes; medians are used")
-        series.append(made)
-        named = [f"{name}: {each.table}" for name, each in runs]
-        sources += [*named[:-1], "; set aside: ".join([named[-1], *made.aside])]
-    libraries = dict.fromkeys(str(each.library) for _, each in settings)
+            notes.append(f"{first_setting.table.collective}: {again} rows of repeated sizes; medians are used")
+        series.append(run_series)
+        titles = [f"{name}: {setting.table}" for name, setting in runs]
+        sources += [*titles[:-1], "; set aside: ".join([titles[-1], *run_series.aside])]
+    libraries = dict.fromkeys(str(setting.library) for _, setting in settings)
     return Gathered(tuple(series), tables, tuple(sources), tuple(libraries), tuple(notes))
 
 
 def _alike(settings: Sequence[tuple[str, Setting]]) -> list[list[tuple[str, Setting]]]:
     """Group repeated runs, so that a row left out has no duplicate in the fit."""
-    found: dict[object, list[tuple[str, Setting]]] = {}
-    for name, each in settings:
-        key = (each.table.collective, each.table.nranks, each.topology.name, str(each.library), each.environment)
-        found.setdefault(key, []).append((name, each))
-    return list(found.values())
+    groups: dict[object, list[tuple[str, Setting]]] = {}
+    for name, setting in settings:
+        key = (
+            setting.table.collective,
+            setting.table.nranks,
+            setting.topology.name,
+            str(setting.library),
+            setting.environment,
+        )
+        groups.setdefault(key, []).append((name, setting))
+    return list(groups.values())
 
 
 def _predictor(setting: Setting, tuning: tuple[TuningTable, ...]) -> Predictor:
     """The formula, with the choices of the machine's tuning tables."""
-    own = setting.formula()
-    return (lambda sizes, calibration: own(sizes, replace(calibration, tuning=tuning))) if tuning else own
+    predictor = setting.formula()
+    return (lambda sizes, calibration: predictor(sizes, replace(calibration, tuning=tuning))) if tuning else predictor
 
 
-def fitted(found: Gathered, parameters: Sequence[str] | None, topology: str) -> Calibration:
+def fit_calibration(measurements: Gathered, parameters: Sequence[str] | None, topology: str) -> Calibration:
     """Fit the calibration of a machine.
 
     Raises
@@ -104,7 +117,11 @@ def fitted(found: Gathered, parameters: Sequence[str] | None, topology: str) -> 
     ConfigError
         For more parameters than there are rows.
     """
-    made = fit_series(found.series, parameters) if found.series else Calibration()
+    calibration = fit_series(measurements.series, parameters) if measurements.series else Calibration()
     return replace(
-        made, tuning=found.tuning, topology=topology, library=", ".join(found.libraries), sources=found.sources
+        calibration,
+        tuning=measurements.tuning,
+        topology=topology,
+        library=", ".join(measurements.libraries),
+        sources=measurements.sources,
     )

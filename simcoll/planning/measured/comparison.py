@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from simcoll.errors import ConfigError, nearest
-from simcoll.formats.logs.measured import Log, Measured, Table
+from simcoll.formats.logs.measured import Log, MeasuredRow, MeasuredTable
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.environment import Environment, from_settings, parse_environment
 from simcoll.libraries.fitting import WARM_UP, Predictor, formula
@@ -19,22 +20,24 @@ from simcoll.libraries.library import Library
 from simcoll.libraries.prediction import COLLECTIVES, Prediction, predict
 from simcoll.planning.measured.library_table import library_for
 from simcoll.planning.sweeps.nccl_tests_table import Column, microseconds, table_line, titles
+from simcoll.terminal import printable
 from simcoll.topology import Topology, load_topology, topology_of_job
 from simcoll.topology.file_layers import layers_of
-from simcoll.units import format_size, printable
+from simcoll.units import format_size
 
 __all__ = [
     "BANDS",
+    "BandError",
     "Compared",
     "Setting",
     "band_errors",
     "band_lines",
+    "blame_log",
     "check_request",
     "compare",
     "comparison_lines",
     "deviations",
     "settings_for",
-    "told_of",
 ]
 
 BANDS = (("below 64 KiB", 0, 2**16), ("64 KiB to 64 MiB", 2**16, 2**26), ("from 64 MiB", 2**26, 2**62))
@@ -49,7 +52,7 @@ _GPU = re.compile(r"\b(?:A|V|L|G?[BH])[0-9]{2,3}\b|\bMI[0-9]{3}X?\b")
 class Setting:
     """A measured table, and the inputs of its prediction."""
 
-    table: Table
+    table: MeasuredTable
     topology: Topology
     library: Library
     environment: Environment
@@ -67,7 +70,7 @@ class Setting:
 class Compared:
     """A measured row and its prediction."""
 
-    row: Measured
+    row: MeasuredRow
     prediction: Prediction
 
     @property
@@ -83,13 +86,13 @@ def check_request(topology: str, environment: str) -> None:
 
 
 @contextmanager
-def told_of(log: Log, file: str | Path) -> Iterator[None]:
+def blame_log(log: Log, file: str | Path) -> Iterator[None]:
     """Add the log's file name, and the first notes on skipped content, to errors."""
     try:
         yield
     except ConfigError as error:
-        told = ConfigError("; ".join([error.message, *log.notes[:3]]), file=str(file))
-        raise (error if error.file else told) from None
+        annotated = ConfigError("; ".join([error.message, *log.notes[:3]]), file=str(file))
+        raise (error if error.file else annotated) from None
 
 
 def settings_for(
@@ -121,51 +124,60 @@ def settings_for(
     """
     if collective is not None and collective not in COLLECTIVES:
         raise ConfigError(f"no library model for collective {collective!r}; {nearest(collective, COLLECTIVES)}")
-    given = parse_environment(environment)
-    found, notes = [], []
+    chosen_environment = parse_environment(environment)
+    settings, notes = [], []
     for number, table in enumerate(log.tables, 1):
-        where = f"table {number} ({table})" if len(log.tables) > 1 else f"the table ({table})"
+        subject = f"table {number} ({table})" if len(log.tables) > 1 else f"the table ({table})"
         open_to = table.guessed or not table.collective
-        known = replace(table, collective=collective) if collective and open_to else table
-        if collective not in {None, known.collective}:
-            notes.append(f"{where} is left out: --collective asks for {collective}")
+        resolved_table = replace(table, collective=collective) if collective and open_to else table
+        if collective not in {None, resolved_table.collective}:
+            notes.append(f"{subject} is left out: --collective asks for {collective}")
             continue
-        if known.collective not in COLLECTIVES:
+        if resolved_table.collective not in COLLECTIVES:
             reason = (
-                f"simcoll has no model of {known.collective!r}"
-                if known.collective
+                f"simcoll has no model of {resolved_table.collective!r}"
+                if resolved_table.collective
                 else "--collective says which one it is"
             )
-            notes.append(f"{where} is left out: {reason}")
+            notes.append(f"{subject} is left out: {reason}")
             continue
-        own, ignored = _environment(dict(table.environment)) if not environment else (given, [])
-        notes += [f"{where}: {each} in the log is ignored" for each in ignored]
+        table_environment, ignored = (
+            _environment(dict(table.environment)) if not environment else (chosen_environment, [])
+        )
+        notes += [f"{subject}: {variable} in the log is ignored" for variable in ignored]
         if table.library == "realcoll" and not all(row.library_fs for row in table.rows):
-            notes.append(f"{where} times schedules of realcoll's own, not those that the library would choose")
+            notes.append(f"{subject} times schedules of realcoll's own, not those that the library would choose")
         elif (table.library == "realcoll" and table.version != "(nccl)") or table.library == "mpi":
-            notes.append(f"{where} has the times of another library's collectives, not NCCL's")
+            notes.append(f"{subject} has the times of another library's collectives, not NCCL's")
         if table.library == "simcoll":
-            notes.append(f"{where} is a prediction of simcoll perf; nothing was measured")
+            notes.append(f"{subject} is a prediction of simcoll perf; nothing was measured")
         if nodes is not None and table.nnodes not in {0, nodes}:
-            notes.append(f"{where} is of {table.nnodes} nodes in the log; predicted for --nodes {nodes}")
-        machine = _machine(known, topology, nodes)
-        if (other := _other_gpu(table.devices, machine)) is not None:
-            notes.append(f"{where} is of {other}, topology {machine.name!r} has {machine.traits['gpu']}")
-        read = library_for(library or ("rccl" if table.library == "rccl" else None), machine)
-        found.append(Setting(replace(known, nranks=machine.nranks), machine, read, own))
-    if not found:
+            notes.append(f"{subject} is of {table.nnodes} nodes in the log; predicted for --nodes {nodes}")
+        machine = _machine(resolved_table, topology, nodes)
+        if (other_gpu := _other_gpu(table.devices, machine)) is not None:
+            notes.append(f"{subject} is of {other_gpu}, topology {machine.name!r} has {machine.traits['gpu']}")
+        model = library_for(library or ("rccl" if table.library == "rccl" else None), machine)
+        settings.append(Setting(replace(resolved_table, nranks=machine.nranks), machine, model, table_environment))
+    if not settings:
         raise ConfigError(
             "; ".join(notes)
             if notes
             else "there is no row of nccl-tests' table in it, nor of its JSON or of OSU's table"
         )
-    return found, notes
+    return settings, notes
 
 
 def _other_gpu(devices: tuple[str, ...], machine: Topology) -> str | None:
     """A device of a log whose name is of another GPU than the machine's."""
-    own = _GPU.findall(machine.traits.get("gpu", "").upper())
-    return next((name for name in devices if own and (of := _GPU.findall(name.upper())) and own[0] not in of), None)
+    machine_models = _GPU.findall(machine.traits.get("gpu", "").upper())
+    return next(
+        (
+            name
+            for name in devices
+            if machine_models and (of := _GPU.findall(name.upper())) and machine_models[0] not in of
+        ),
+        None,
+    )
 
 
 def _environment(settings: dict[str, str]) -> tuple[Environment, list[str]]:
@@ -179,7 +191,7 @@ def _environment(settings: dict[str, str]) -> tuple[Environment, list[str]]:
     return from_settings(settings), ignored
 
 
-def _machine(table: Table, name: str, nodes: int | None) -> Topology:
+def _machine(table: MeasuredTable, name: str, nodes: int | None) -> Topology:
     """The topology with the table's number of nodes and ranks."""
     if not table.nranks:
         return load_topology(name, nodes=nodes or table.nnodes or None)
@@ -203,56 +215,80 @@ def compare(
 ) -> list[Compared]:
     """Predict every row; calls ``progress(sizes done, total sizes, next size)``."""
     of_size = partial(
-        predict, setting.table.collective, topology=setting.topology, library=setting.library, calibration=calibration,
+        predict,
+        setting.table.collective,
+        topology=setting.topology,
+        library=setting.library,
+        calibration=calibration,
         environment=setting.environment,
-    )  # fmt: skip
+    )
     sizes = sorted({row.size_bytes for row in setting.table.rows})
-    known = {}
+    predictions = {}
     for number, size in enumerate(sizes):
         if progress is not None:
             progress(number, len(sizes), format_size(size))
-        known[size] = of_size(size)
-    return [Compared(row, known[row.size_bytes]) for row in setting.table.rows]
+        predictions[size] = of_size(size)
+    return [Compared(row, predictions[row.size_bytes]) for row in setting.table.rows]
 
 
-def band_errors(ratios: Iterable[tuple[int, float]]) -> list[tuple[str, int, float, float]]:
+class BandError(NamedTuple):
+    """Relative errors of the rows in a band of sizes.
+
+    Attributes
+    ----------
+    band, rows
+        Name of the band, and number of its rows.
+    median, ninth
+        Median and 90th percentile.
+    """
+
+    band: str
+    rows: int
+    median: float
+    ninth: float
+
+
+def band_errors(ratios: Iterable[tuple[int, float]]) -> list[BandError]:
     """Number of rows, median and 90th percentile of the relative error of each non-empty band, from sizes and ratios.
 
     >>> band_errors([(8, 1.1), (16, 0.8)])
-    [('below 64 KiB', 2, 0.15, 0.2)]
+    [BandError(band='below 64 KiB', rows=2, median=0.15, ninth=0.2)]
     """
-    known, found = list(ratios), []
-    for name, least, most in BANDS:
-        errors = sorted(abs(ratio - 1) for size, ratio in known if least <= size < most)
+    pairs = list(ratios)
+    bands: list[BandError] = []
+    for name, low, high in BANDS:
+        errors = sorted(abs(ratio - 1) for size, ratio in pairs if low <= size < high)
         if errors:
             ninth = errors[min(len(errors) - 1, 9 * len(errors) // 10)]
-            found.append((name, len(errors), round(median(errors), 6), round(ninth, 6)))
-    return found
+            bands.append(BandError(name, len(errors), round(median(errors), 6), round(ninth, 6)))
+    return bands
 
 
 def deviations(rows: Sequence[Compared]) -> list[str]:
     """Describe ranges of sizes with errors above a quarter, and rows faster than the lower bound."""
-    ordered = sorted(rows, key=lambda each: each.row.size_bytes)
-    found = []
+    ordered = sorted(rows, key=lambda row: row.row.size_bytes)
+    remarks = []
     if len(ordered) > 1 and ordered[0].row.time_fs > WARM_UP * ordered[1].row.time_fs:
         times = ordered[0].row.time_fs / ordered[1].row.time_fs
-        found.append(f"{format_size(ordered[0].row.size_bytes)} took {times:.1f} times the next size: probably warm-up")
+        remarks.append(
+            f"{format_size(ordered[0].row.size_bytes)} took {times:.1f} times the next size: probably warm-up"
+        )
     run: list[Compared] = []
     for row in [*ordered, None]:
         side = 0 if row is None else (row.ratio > DEVIATES) - (row.ratio < 1 / DEVIATES)
         last = 0 if not run else (1 if run[0].ratio > 1 else -1)
         if run and side != last:
-            found.append(_range(run))
+            remarks.append(_range(run))
             run = []
         if side and row is not None:
             run.append(row)
-    fast = [each for each in rows if each.row.time_fs < each.prediction.bound_fs]
+    fast = [row for row in rows if row.row.time_fs < row.prediction.bound_fs]
     if fast:
-        names = ", ".join(format_size(each.row.size_bytes) for each in fast[:4]) + (", ..." if len(fast) > 4 else "")
-        found.append(
+        names = ", ".join(format_size(row.row.size_bytes) for row in fast[:4]) + (", ..." if len(fast) > 4 else "")
+        remarks.append(
             f"{names}: measured is less than the bound of this topology, so the machine is another one, or the time is wrong"
         )
-    return found
+    return remarks
 
 
 def _range(run: Sequence[Compared]) -> str:
@@ -260,31 +296,36 @@ def _range(run: Sequence[Compared]) -> str:
     sizes = format_size(run[0].row.size_bytes)
     if len(run) > 1:
         sizes += f" to {format_size(run[-1].row.size_bytes)}"
-    factors = sorted(1 / each.ratio for each in run)
+    factors = sorted(1 / row.ratio for row in run)
     low, high = f"{factors[0]:.2f}", f"{factors[-1]:.2f}"
     return f"{sizes}: measured is {low if low == high else f'{low} to {high}'} times the prediction"
 
 
 _COLUMNS: tuple[Column, ...] = (
-    ("size", "(B)", 13), ("measured", "(us)", 11), ("predicted", "(us)", 11), ("pred/meas", "", 10), ("bound", "(us)", 11),
-)  # fmt: skip
+    ("size", "(B)", 13),
+    ("measured", "(us)", 11),
+    ("predicted", "(us)", 11),
+    ("pred/meas", "", 10),
+    ("bound", "(us)", 11),
+)
 
 
 def comparison_lines(rows: Sequence[Compared]) -> Iterator[str]:
     """The lines of the table of measured time, predicted time and lower bound."""
     names, units = titles(_COLUMNS)
-    chosen = [f"{each.prediction.algorithm} {each.prediction.protocol}" for each in rows]
+    chosen = [f"{row.prediction.algorithm} {row.prediction.protocol}" for row in rows]
     width = max(map(len, chosen), default=0)
     yield f"{names}  {'predicted is':<{width}}  bottleneck of the bound"
     yield units
-    for each, choice in zip(rows, chosen, strict=True):
-        times = (each.row.time_fs, each.prediction.time_fs, each.prediction.bound_fs)
+    for row, choice in zip(rows, chosen, strict=True):
+        times = (row.row.time_fs, row.prediction.time_fs, row.prediction.bound_fs)
         measured, predicted, bound = (microseconds(time / 1e9) for time in times)
-        cells = (each.row.size_bytes, measured, predicted, f"{each.ratio:.2f}", bound)
-        yield f"{table_line(_COLUMNS, cells)}  {choice:<{width}}  {printable(each.prediction.bottleneck)}".rstrip()
+        cells = (row.row.size_bytes, measured, predicted, f"{row.ratio:.2f}", bound)
+        yield f"{table_line(_COLUMNS, cells)}  {choice:<{width}}  {printable(row.prediction.bottleneck)}".rstrip()
 
 
 def band_lines(ratios: Iterable[tuple[int, float]]) -> Iterator[str]:
     """Lines with median and 90th percentile of the error by band."""
-    for name, rows, middle, ninth in band_errors(ratios):
-        yield f"{name}: median {middle:.0%}, 90th percentile {ninth:.0%} of {rows} row{'s' * (rows != 1)}"
+    for error in band_errors(ratios):
+        rows = f"{error.rows} row{'s' * (error.rows != 1)}"
+        yield f"{error.band}: median {error.median:.0%}, 90th percentile {error.ninth:.0%} of {rows}"

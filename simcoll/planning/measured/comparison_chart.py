@@ -16,28 +16,32 @@ def comparison_svg(title: str, tables: Mapping[str, Sequence[Compared]]) -> byte
 
     def times(panels: Sequence[Any]) -> None:
         for axes, (name, rows) in zip(panels, tables.items(), strict=True):
-            ordered = sorted(rows, key=lambda each: each.row.size_bytes)
-            sizes = [each.row.size_bytes for each in ordered]
+            ordered = sorted(rows, key=lambda row: row.row.size_bytes)
+            sizes = [row.row.size_bytes for row in ordered]
             axes.plot(
                 sizes,
-                [each.row.time_fs / 1e9 for each in ordered],
+                [row.row.time_fs / 1e9 for row in ordered],
                 color=COLOURS[0],
                 marker="o",
                 markersize=4,
                 label="measured",
             )
-            axes.plot(sizes, [each.prediction.time_fs / 1e9 for each in ordered], color=COLOURS[1], marker="^", markersize=4,
-                      label=f"predicted, {ordered[0].prediction.library}")  # fmt: skip
-            bounds = [
-                (each.row.size_bytes, each.prediction.bound_fs / 1e9) for each in ordered if each.prediction.bound_fs
-            ]
+            axes.plot(
+                sizes,
+                [row.prediction.time_fs / 1e9 for row in ordered],
+                color=COLOURS[1],
+                marker="^",
+                markersize=4,
+                label=f"predicted, {ordered[0].prediction.library}",
+            )
+            bounds = [(row.row.size_bytes, row.prediction.bound_fs / 1e9) for row in ordered if row.prediction.bound_fs]
             if bounds:
                 axes.plot(
                     *zip(*bounds, strict=True), color="grey", linestyle="--", label="lower bound for any schedule"
                 )
             axes.set_yscale("log")
             # Far below, where latency counts, the bound would squeeze the curves.
-            axes.set_ylim(bottom=min(min(each.row.time_fs, each.prediction.time_fs) for each in ordered) / 3e9)
+            axes.set_ylim(bottom=min(min(row.row.time_fs, row.prediction.time_fs) for row in ordered) / 3e9)
             axes.set_ylabel("time (us)")
             axes.grid(alpha=0.3)
             if len(tables) > 1:

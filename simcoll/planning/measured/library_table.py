@@ -13,11 +13,11 @@ from simcoll.libraries.environment import DEFAULT, Environment
 from simcoll.libraries.library import Library, load_library
 from simcoll.libraries.prediction import Prediction, predict
 from simcoll.planning.sweeps.nccl_tests_table import TIMES, Column, gigabytes, microseconds, table_line, titles
+from simcoll.terminal import printable
 from simcoll.topology import Topology
-from simcoll.units import printable
 
 if TYPE_CHECKING:
-    from simcoll.planning.sweeps.sweep import Row
+    from simcoll.planning.sweeps.sweep import SweepRow
 
 __all__ = ["doubts", "gain_lines", "library_for", "library_lines", "library_predictions"]
 
@@ -29,16 +29,19 @@ MOST_ALIKE = 1.01
 """Ratio of two times below which neither counts as faster."""
 _TIMES = TIMES[:3]
 _SCHEDULES = {
-    "ring": ("ring", "nvlink_ring", "chain"), "tree": ("nccl_tree",), "nvls": ("nvls",), "nvls_tree": ("nvls_tree",),
+    "ring": ("ring", "nvlink_ring", "chain"),
+    "tree": ("nccl_tree",),
+    "nvls": ("nvls",),
+    "nvls_tree": ("nvls_tree",),
     "grouped": ("grouped", "direct"),
-}  # fmt: skip
+}
 """The schedules of a library's algorithms; a send_recv is grouped sends to one rank, and so direct."""
 
 
 def library_for(name: str | None, topology: Topology) -> Library:
     """The named library, or the usual one for the machine's GPUs."""
-    usual = "rccl" if topology.traits.get("generation", "").startswith("mi") else "nccl"
-    return load_library(name or usual)
+    default = "rccl" if topology.traits.get("generation", "").startswith("mi") else "nccl"
+    return load_library(name or default)
 
 
 def library_predictions(
@@ -57,59 +60,74 @@ def library_predictions(
 
 
 def library_lines(
-    found: Sequence[Prediction], topology: Topology, library: Library, environment: Environment
+    predictions: Sequence[Prediction],
+    topology: Topology,
+    library: Library,
+    environment: Environment,
+    *,
+    verbose: bool = False,
 ) -> Iterator[str]:
-    """The lines of the table: choice, channels, bound, and marks of times not found by emulation."""
-    given = f"; {', '.join(environment.ignored)} changes nothing here" if environment.ignored else ""
-    yield printable(f"# {library} on {topology.name}, {topology.nranks} ranks{given}")
-    if found[0].calibration:
-        yield f"# calibration {found[0].calibration}"
-    width = max(len(_choice(each)) for each in found) + 2
-    for left, right, name, last in zip(
-        titles((_SIZE, *_TIMES)), titles(_BOUND), ("runs", ""), ("bottleneck", ""), strict=True
-    ):
-        yield f"{left}  {name:<{width}} {right[1:]}  {last}".rstrip()
-    for each in found:
-        rate = each.size_bytes / (each.time_fs / 1e15)
-        factor = bus_factor(each.collective, topology.nranks)
-        cells = (each.size_bytes, microseconds(each.time_us), gigabytes(rate), gigabytes(rate * float(factor)))
-        ratio = each.time_fs / each.bound_fs if each.bound_fs else 0.0
+    """The lines of the table: choice, channels, bound, and marks of times not found by emulation.
+
+    ``verbose`` adds what the library's model lacks.
+    """
+    ignored = f"; {', '.join(environment.ignored)} changes nothing here" if environment.ignored else ""
+    yield printable(f"# {library} on {topology.name}, {topology.nranks} ranks{ignored}")
+    if predictions[0].calibration:
+        yield f"# calibration {predictions[0].calibration}"
+    width = max(len(_choice(prediction)) for prediction in predictions) + 2
+    heads = (("runs", "bottleneck"), ("", ""))
+    for table_title, bound_title, (name, last) in zip(titles((_SIZE, *_TIMES)), titles(_BOUND), heads, strict=True):
+        yield f"{table_title}  {name:<{width}} {bound_title[1:]}  {last}".rstrip()
+    for prediction in predictions:
+        rate = prediction.size_bytes / (prediction.time_fs / 1e15)
+        factor = bus_factor(prediction.collective, topology.nranks)
+        cells = (
+            prediction.size_bytes,
+            microseconds(prediction.time_us),
+            gigabytes(rate),
+            gigabytes(rate * float(factor)),
+        )
+        ratio = prediction.time_fs / prediction.bound_fs if prediction.bound_fs else 0.0
         headroom = "-" if not ratio else f"{ratio:.3g}x" if ratio < MOST_HEADROOM else f">{MOST_HEADROOM}x"
-        bound = table_line(_BOUND, (microseconds(each.bound_fs / 1e9), headroom))
-        line = f"{table_line((_SIZE, *_TIMES), cells)}  {_choice(each):<{width}}{bound}  {each.bottleneck}"
+        bound = table_line(_BOUND, (microseconds(prediction.bound_fs / 1e9), headroom))
+        line = f"{table_line((_SIZE, *_TIMES), cells)}  {_choice(prediction):<{width}}{bound}  {prediction.bottleneck}"
         yield printable(line)
-    yield from doubts(found)
-    if library.accuracy and not found[0].calibration:
+    yield from doubts(predictions)
+    if library.accuracy and not predictions[0].calibration:
         yield f"# uncalibrated: {library.accuracy}"
-    yield f"# not in the model: {'; '.join(library.missing)}"
+    if verbose:
+        yield f"# not in the model: {'; '.join(library.missing)}"
 
 
-def doubts(found: Iterable[Prediction]) -> Iterator[str]:
+def doubts(predictions: Iterable[Prediction]) -> Iterator[str]:
     """Reasons why some predictions are not emulated, and assumptions for missing numbers, each once."""
-    made = list(found)
-    for note, count in Counter(each.note for each in made if each.note).items():
+    rows = list(predictions)
+    for note, count in Counter(prediction.note for prediction in rows if prediction.note).items():
         yield printable(f"# {count} size{'s' * (count > 1)} {note}")
-    for guess, count in Counter(guess for each in made for guess in each.assumed.split("; ") if guess).items():
+    for guess, count in Counter(
+        guess for prediction in rows for guess in prediction.assumed.split("; ") if guess
+    ).items():
         yield printable(f"# assumed for {count} size{'s' * (count > 1)}: {guess}")
 
 
-def gain_lines(found: Sequence[Prediction], rows: Sequence[Row]) -> Iterator[str]:
+def gain_lines(predictions: Sequence[Prediction], rows: Sequence[SweepRow]) -> Iterator[str]:
     """Lines with the gain of the best of all algorithms over the communication library's own algorithm.
 
     The library's time is the shorter of its prediction, which has corrections from measurements, and of its algorithm among these runs,
     which have none. So a gain is never only a difference of constants.
     """
     gains = []
-    for each in found:
-        runs = [row for row in rows if row.size_bytes == each.size_bytes and not row.result.cut]
-        own = [row.time_fs for row in runs if row.choice.algorithm in _SCHEDULES[each.algorithm]]
+    for prediction in predictions:
+        runs = [row for row in rows if row.size_bytes == prediction.size_bytes and not row.result.cut]
+        schedule_times = [row.time_fs for row in runs if row.choice.algorithm in _SCHEDULES[prediction.algorithm]]
         if runs:
             best = min(runs, key=attrgetter("time_fs"))
-            time_fs = min(each.time_fs, *own)
+            time_fs = min(prediction.time_fs, *schedule_times)
             gains.append((time_fs / max(best.time_fs, 1), time_fs, best))
     if not gains:
         return
-    name = found[0].library.split()[0].upper()
+    name = predictions[0].library.split()[0].upper()
     ratio, time_fs, best = max(gains, key=lambda gain: gain[0])
     if ratio < MOST_ALIKE:
         yield f"# no algorithm is faster than {name}'s"
@@ -120,5 +138,5 @@ def gain_lines(found: Sequence[Prediction], rows: Sequence[Row]) -> Iterator[str
     )
 
 
-def _choice(each: Prediction) -> str:
-    return f"{each.algorithm} {each.protocol} x{each.channels}"
+def _choice(prediction: Prediction) -> str:
+    return f"{prediction.algorithm} {prediction.protocol} x{prediction.channels}"

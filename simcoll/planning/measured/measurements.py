@@ -9,11 +9,11 @@ from simcoll.files.paths import data_folder
 from simcoll.libraries.environment import Environment, parse_environment
 from simcoll.topology import Topology, topology_of_job
 
-__all__ = ["Table", "published_tables"]
+__all__ = ["PublishedTable", "published_tables"]
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class PublishedTable:
     """A published table.
 
     Attributes
@@ -55,7 +55,7 @@ class Table:
         return parse_environment(self.environment)
 
 
-def published_tables(*, added: bool = False, later: bool = False) -> tuple[Table, ...]:
+def published_tables(*, added: bool = False, later: bool = False) -> tuple[PublishedTable, ...]:
     """The development tables; ``added``: also those to which the library was fitted then; ``later``: only those that came later.
 
     >>> tables = published_tables()
@@ -72,11 +72,20 @@ def published_tables(*, added: bool = False, later: bool = False) -> tuple[Table
             rows.setdefault(row["table"], []).append((int(row["size_bytes"]), int(row["time_ns"])))
     with (folder / "tables.csv").open(encoding="utf-8", newline="") as stream:
         return tuple(
-            Table(
-                about["table"], about["set"], about["system"], about["collective"], about["topology"], int(about["nodes"]),
-                int(about["ranks"]), about["environment"], about["library"], about["version"], about["source"],
+            PublishedTable(
+                about["table"],
+                about["set"],
+                about["system"],
+                about["collective"],
+                about["topology"],
+                int(about["nodes"]),
+                int(about["ranks"]),
+                about["environment"],
+                about["library"],
+                about["version"],
+                about["source"],
                 tuple(sorted(rows[about["table"]])),
             )
             for about in csv.DictReader(stream)
             if about["set"] in parts
-        )  # fmt: skip
+        )

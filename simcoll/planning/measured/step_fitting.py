@@ -15,22 +15,22 @@ import numpy as np
 
 from simcoll.arrays import Floats
 from simcoll.errors import ConfigError, nearest
-from simcoll.training.step_calibration import Calibration
-from simcoll.training.steps import Step
+from simcoll.training.step_calibration import StepCalibration
+from simcoll.training.steps import TrainingStep
 
 if TYPE_CHECKING:
     from simcoll.planning.measured.step_rows import StepRow
 
 
-__all__ = ["PARAMETERS", "Fit", "default_parameters", "fit_steps", "predicted"]
+__all__ = ["PARAMETERS", "StepFit", "default_parameters", "fit_steps", "predict_seconds"]
 
 
 @dataclass(frozen=True, slots=True)
 class _Range:
     """Limits of a constant, the step of its derivative, and the trust region of an iteration."""
 
-    least: float
-    most: float
+    low: float
+    high: float
     step: float
     reach: float
 
@@ -53,20 +53,20 @@ MOST_OFF = 0.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Fit:
+class StepFit:
     """Fitted constants, with errors on fitted and left-out rows.
 
     Attributes
     ----------
     calibration
         Fitted to all rows.
-    seen, unseen
+    errors, unseen_errors
         Predicted over measured time, minus 1, by row: with the constants of all rows, and with those of the other folds.
     """
 
-    calibration: Calibration
-    seen: Floats
-    unseen: Floats
+    calibration: StepCalibration
+    errors: Floats
+    unseen_errors: Floats
 
 
 def default_parameters(rows: int) -> tuple[str, ...]:
@@ -78,9 +78,9 @@ def default_parameters(rows: int) -> tuple[str, ...]:
     return ("rate",) if rows < 3 else ("rate", "step_ms") if rows < 8 else ("rate", "hbm", "host_layer_us", "step_ms")
 
 
-def predicted(rows: Sequence[StepRow], calibration: Calibration) -> Floats:
+def predict_seconds(rows: Sequence[StepRow], calibration: StepCalibration) -> Floats:
     """Seconds of every row in tier 1."""
-    times = [Step(replace(row.design, calibration=calibration)).time_fs(tier=1) for row in rows]
+    times = [TrainingStep(replace(row.design, calibration=calibration)).time_fs(tier=1) for row in rows]
     return np.array(times, np.float64) / 1e15
 
 
@@ -88,10 +88,10 @@ def fit_steps(
     rows: Sequence[StepRow],
     parameters: Sequence[str] = (),
     *,
-    start: Calibration | None = None,
+    start: StepCalibration | None = None,
     weights: Sequence[float] | None = None,
     source: str = "",
-) -> Fit:
+) -> StepFit:
     """Fit constants to measured steps.
 
     Parameters
@@ -114,8 +114,8 @@ def fit_steps(
             raise ConfigError(f"unknown parameter {name!r}; {nearest(name, PARAMETERS)}")
     if len(names) > len(rows):
         raise ConfigError(f"{len(rows)} rows cannot tell {len(names)} parameters: {', '.join(names)}")
-    given = np.full(len(rows), 1 / len(rows)) if weights is None else np.array(weights, np.float64)
-    problem = _Problem(rows, names, start or rows[0].design.calibration, given)
+    row_weights = np.full(len(rows), 1 / len(rows)) if weights is None else np.array(weights, np.float64)
+    problem = _Problem(rows, names, start or rows[0].design.calibration, row_weights)
     best, slopes, times = problem.solve()
     off = np.abs(times / problem.measured - 1)
     if not np.median(off) < MOST_OFF:
@@ -125,57 +125,62 @@ def fit_steps(
         )
     unseen = problem.left_out(best, slopes, times)
     error = float(np.abs(unseen).mean()) if np.isfinite(unseen).all() else None
-    made = problem.at(best)
+    calibration = problem.at(best)
     gpus = {row.design.gpu.name for row in rows}
     gpu = gpus.pop() if len(gpus) == 1 else ""
-    final = msgspec.structs.replace(made, rows=len(rows), error=error, source=source, gpu=gpu)
-    return Fit(final, times / problem.measured - 1, unseen)
+    final = msgspec.structs.replace(calibration, rows=len(rows), error=error, source=source, gpu=gpu)
+    return StepFit(final, times / problem.measured - 1, unseen)
 
 
 class _Problem:
     """The fitting problem: rows, and free constants."""
 
-    def __init__(self, rows: Sequence[StepRow], names: tuple[str, ...], start: Calibration, weights: Floats) -> None:
-        self.rows, self.names, self.start, self.weights = rows, names, start, weights
+    def __init__(
+        self, rows: Sequence[StepRow], names: tuple[str, ...], start: StepCalibration, weights: Floats
+    ) -> None:
+        self.rows = rows
+        self.names = names
+        self.start = start
+        self.weights = weights
         self.ranges = [PARAMETERS[name] for name in names]
         self.measured = np.array([row.seconds for row in rows])
 
-    def at(self, values: Floats) -> Calibration:
+    def at(self, values: Floats) -> StepCalibration:
         """The calibration of some values, rounded as written to files."""
         return msgspec.structs.replace(
             self.start, **{name: float(f"{value:.4g}") for name, value in zip(self.names, values, strict=True)}
         )
 
     def times(self, values: Floats) -> Floats:
-        return predicted(self.rows, self.at(values))
+        return predict_seconds(self.rows, self.at(values))
 
     def solve(self) -> tuple[Floats, Floats, Floats]:
         """The best values, with derivatives and times there."""
         values = np.array([getattr(self.start, name) for name in self.names], np.float64)
-        values = np.clip(values, [each.least for each in self.ranges], [each.most for each in self.ranges])
-        best, least, reach = values, np.inf, np.array([each.reach for each in self.ranges])
-        kept = at_best = self.times(values)
+        values = np.clip(values, [limits.low for limits in self.ranges], [limits.high for limits in self.ranges])
+        best, least_error, reach = values, np.inf, np.array([limits.reach for limits in self.ranges])
+        best_times = start_times = self.times(values)
         slopes = np.zeros((len(self.rows), len(self.names)))
         for turn in range(ROUNDS):
-            times = self.times(values) if turn else at_best
+            times = self.times(values) if turn else start_times
             error = float((self.weights * np.abs(times / self.measured - 1)).sum())
-            if error < least:
-                best, least, kept = values, error, times
+            if error < least_error:
+                best, least_error, best_times = values, error, times
             else:
                 reach = reach / 2
-            slopes = self._slopes(best, kept)
-            values = self._next(best, slopes, kept, reach, self.weights)
+            slopes = self._slopes(best, best_times)
+            values = self._next(best, slopes, best_times, reach, self.weights)
         times = self.times(values)
-        if float((self.weights * np.abs(times / self.measured - 1)).sum()) < least:
-            best, kept = values, times
-        return best, slopes, kept
+        if float((self.weights * np.abs(times / self.measured - 1)).sum()) < least_error:
+            best, best_times = values, times
+        return best, slopes, best_times
 
     def _slopes(self, values: Floats, times: Floats) -> Floats:
         """Derivatives of all times: ``[rows, parameters]``."""
         columns = []
-        for place, each in enumerate(self.ranges):
+        for place, limits in enumerate(self.ranges):
             moved = values.copy()
-            moved[place] += each.step if values[place] + each.step <= each.most else -each.step
+            moved[place] += limits.step if values[place] + limits.step <= limits.high else -limits.step
             columns.append((self.times(moved) - times) / (moved[place] - values[place]))
         return np.stack(columns, axis=1)
 
@@ -188,27 +193,27 @@ class _Problem:
         above = np.hstack([slope, -np.eye(n)])
         below = np.hstack([-slope, -np.eye(n)])
         bounds = [
-            (max(each.least - value, -far), min(each.most - value, far))
-            for each, value, far in zip(self.ranges, values, reach.tolist(), strict=True)
+            (max(limits.low - value, -far), min(limits.high - value, far))
+            for limits, value, far in zip(self.ranges, values, reach.tolist(), strict=True)
         ]
-        found = linprog(
+        solution = linprog(
             np.concatenate([np.zeros(p), weights]),
             A_ub=np.vstack([above, below]),
             b_ub=np.concatenate([-error, error]),
             bounds=[*bounds, *[(0, None)] * n],
             method="highs",
         )
-        moved: Floats = values + found.x[:p]
+        moved: Floats = values + solution.x[:p]
         return moved
 
     def left_out(self, best: Floats, slopes: Floats, times: Floats) -> Floats:
         """Errors of each fold with constants fitted to the others."""
         folds = dict.fromkeys(row.fold for row in self.rows)
-        found = np.full(len(self.rows), np.nan)
+        errors = np.full(len(self.rows), np.nan)
         for fold in folds if len(folds) > 1 else ():
-            inside = np.array([row.fold == fold for row in self.rows])
-            reach = np.array([each.reach for each in self.ranges])
-            values = self._next(best, slopes, times, reach, np.where(inside, 0.0, self.weights))
-            rows = [row for row, out in zip(self.rows, inside.tolist(), strict=True) if out]
-            found[inside] = predicted(rows, self.at(values)) / self.measured[inside] - 1
-        return found
+            in_fold = np.array([row.fold == fold for row in self.rows])
+            reach = np.array([limits.reach for limits in self.ranges])
+            values = self._next(best, slopes, times, reach, np.where(in_fold, 0.0, self.weights))
+            rows = [row for row, out in zip(self.rows, in_fold.tolist(), strict=True) if out]
+            errors[in_fold] = predict_seconds(rows, self.at(values)) / self.measured[in_fold] - 1
+        return errors

@@ -84,10 +84,10 @@ def read_steps(base: FilePath, rows: FilePath) -> StepTable:
         raise ConfigError(f"expected a column time_ms, got {', '.join(reader.fieldnames or ['none'])}", file=rows)
     if len(set(reader.fieldnames or ())) < len(reader.fieldnames or ()):
         raise ConfigError(f"a column twice: {', '.join(reader.fieldnames or ())}", file=rows)
-    found = [_row(document, row, base, f"line {number}", rows) for number, row in enumerate(reader, 2)]
-    if not found:
+    steps = [_row(document, row, base, f"line {number}", rows) for number, row in enumerate(reader, 2)]
+    if not steps:
         raise ConfigError("no rows", file=rows)
-    return StepTable(str(document.get("title", Path(base).stem)), str(source), tuple(found))
+    return StepTable(str(document.get("title", Path(base).stem)), str(source), tuple(steps))
 
 
 def _row(document: dict[str, Any], row: dict[str | None, Any], base: str, line: str, file: str) -> StepRow:

@@ -24,8 +24,8 @@ _QUANTILES_PPM = tuple(round(PPM * NormalDist().inv_cdf((128.5 + k) / 256)) for 
 
 def words(seed: int, stream: int) -> Iterator[int]:
     """An endless stream of pseudo-random 64-bit words, a function of (seed, stream) only."""
-    for first in count(int(token_at(np.array([stream]), seed)[0] >> np.uint64(2)), BLOCK):
-        yield from token_at(np.arange(first, first + BLOCK), 0).tolist()
+    for start in count(int(token_at(np.array([stream]), seed)[0] >> np.uint64(2)), BLOCK):
+        yield from token_at(np.arange(start, start + BLOCK), 0).tolist()
 
 
 def lognormal(word: int, median: int, sigma_ppm: int) -> int:
@@ -63,11 +63,11 @@ def flaps(seed: int, link: int, mtbf_fs: int, mttr_fs: int, until_fs: int) -> It
     >>> list(flaps(1, 0, 10**12, 10**10, 2 * 10**12))
     [(138364493106, 21250660171), (950013433131, 3516156404)]
     """
-    now, drawn = 0, words(seed, link + (1 << 20))
+    time_fs, drawn = 0, words(seed, link + (1 << 20))
     for up, down in zip(drawn, drawn, strict=False):
-        now += exponential(up, mtbf_fs)
-        if now >= until_fs:
+        time_fs += exponential(up, mtbf_fs)
+        if time_fs >= until_fs:
             return
         length = exponential(down, mttr_fs)
-        yield now, length
-        now += length
+        yield time_fs, length
+        time_fs += length

@@ -19,7 +19,7 @@ from simcoll.planning.reliability.chances import DIGITS, PPM, standard_exponenti
 
 Events = Generator[simpy.Event, object, None]
 
-__all__ = ["PPM", "Cause", "Job", "Slowness", "Spent", "simulate"]
+__all__ = ["PPM", "Cause", "Slowness", "Spent", "TrainingJob", "simulate"]
 
 _STRAGGLERS, _REPAIRS = 1 << 10, 1 << 11
 """Streams of random numbers besides those of the causes."""
@@ -72,7 +72,7 @@ class Slowness:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TrainingJob:
     """The simulated job.
 
     Attributes
@@ -128,16 +128,16 @@ class Spent:
     causes: Counter[str] = field(default_factory=Counter)
 
 
-def simulate(job: Job, span_us: int, seed: int) -> Spent:
+def simulate(job: TrainingJob, span_us: int, seed: int) -> Spent:
     """Simulate a job for a time span.
 
     Examples
     --------
-    >>> job = Job(nodes=2, interval_us=600, blocking_us=30, saving_us=30, detect_us=0, load_us=300, causes=())
+    >>> job = TrainingJob(nodes=2, interval_us=600, blocking_us=30, saving_us=30, detect_us=0, load_us=300, causes=())
     >>> simulate(job, 6300, seed=1)
     Spent(useful=6000, slow=0, checkpoint=300, lost=0, detect=0, restart=0, waiting=0, interruptions=0, causes=Counter())
     """
-    run = _Run(job, span_us, seed)
+    run = _JobRun(job, span_us, seed)
     run.env.run(until=span_us)
     run.settle_at_end()
     return run.spent
@@ -167,7 +167,7 @@ def _gamma(x: Decimal) -> Decimal:
 
 
 @dataclass(frozen=True, slots=True)
-class _Failure:
+class _Interruption:
     """A cause that stops training; a ``clean`` one follows a checkpoint, so that nothing is lost."""
 
     cause: str
@@ -178,10 +178,10 @@ _SPEED = object()
 """Interrupt cause for a change of speed only."""
 
 
-class _Run:
+class _JobRun:
     """One job, one seed."""
 
-    def __init__(self, job: Job, span_us: int, seed: int) -> None:
+    def __init__(self, job: TrainingJob, span_us: int, seed: int) -> None:
         self.job, self.span, self.seed = job, span_us, seed
         self.env, self.spent = simpy.Environment(), Spent()
         self.healthy = job.nodes + job.spares
@@ -211,7 +211,7 @@ class _Run:
             if cause.nodes:
                 away = next(repairs) if cause.repair_shape else cause.repair_us
                 self.env.process(self._repair(min(cause.nodes, self.healthy), away))
-            self._interrupt(_Failure(cause.name))
+            self._interrupt(_Interruption(cause.name))
 
     def _turn_slow(self, slowness: Slowness) -> Events:
         for wait in _draws(slowness.mean_us, 1.0, self.seed, _STRAGGLERS):
@@ -224,7 +224,7 @@ class _Run:
         yield self.env.timeout(slowness.noticed_us)
         self.slow.remove(slowness.longer_ppm)
         self.env.process(self._repair(min(1, self.healthy), slowness.repair_us))
-        self._interrupt(_Failure("slow node", clean=True))
+        self._interrupt(_Interruption("slow node", clean=True))
 
     def _repair(self, nodes: int, away_us: int) -> Events:
         self.healthy -= nodes
@@ -248,7 +248,7 @@ class _Run:
         while True:
             yield from self._come_back((yield from self._train()))
 
-    def _train(self) -> Generator[simpy.Event, object, _Failure]:
+    def _train(self) -> Generator[simpy.Event, object, _Interruption]:
         begin = self.now
         self.since, self.pieces = ("train", begin), [(0, self.speed)]
         while True:
@@ -258,48 +258,48 @@ class _Run:
                 if interrupt.cause is _SPEED:
                     self.pieces.append((self.now - begin, self.speed))
                     continue
-                failure = cast("_Failure", interrupt.cause)
+                failure = cast("_Interruption", interrupt.cause)
                 self._settle(self.now - begin, all_kept=failure.clean)
                 return failure
 
-    def _come_back(self, failure: _Failure | None) -> Events:
+    def _come_back(self, failure: _Interruption | None) -> Events:
         """Recover from a failure: detect it, find nodes, load; again after each further failure."""
         if failure is not None and failure.clean:
-            yield from self._shielded("checkpoint", self.env.timeout(self.job.saving_us))
+            yield from self._shield("checkpoint", self.env.timeout(self.job.saving_us))
         while failure is not None:
             self.spent.interruptions += 1
             self.spent.causes[failure.cause] += 1
             if not failure.clean:
-                yield from self._shielded("detect", self.env.timeout(self.job.detect_us))
-            while not self._placed():
-                yield from self._shielded("waiting", self.returned)
+                yield from self._shield("detect", self.env.timeout(self.job.detect_us))
+            while not self._place_replicas():
+                yield from self._shield("waiting", self.returned)
             failure = yield from self._load()
 
-    def _load(self) -> Generator[simpy.Event, object, _Failure | None]:
+    def _load(self) -> Generator[simpy.Event, object, _Interruption | None]:
         """Load, unless something fails; a node that becomes slow during loading has no effect."""
         begin = self.now
-        failure: _Failure | None = None
+        failure: _Interruption | None = None
         self.since = ("restart", begin)
-        while failure is None and (left := begin + self.job.load_us - self.now):
+        while failure is None and (remaining_us := begin + self.job.load_us - self.now):
             try:
-                yield self.env.timeout(left)
+                yield self.env.timeout(remaining_us)
             except simpy.Interrupt as interrupt:
                 failure = None if interrupt.cause is _SPEED else interrupt.cause
         self.spent.restart += self.now - begin
         return failure
 
-    def _shielded(self, what: str, event: simpy.Event) -> Events:
+    def _shield(self, activity: str, event: simpy.Event) -> Events:
         """Wait without being interrupted by failures, as nothing runs."""
-        self.since, self.shielded = (what, self.now), True
+        self.since, self.shielded = (activity, self.now), True
         while not event.processed:
             try:
                 yield event
             except simpy.Interrupt:  # of the same microsecond as the failure
                 continue
         self.shielded = False
-        setattr(self.spent, what, getattr(self.spent, what) + self.now - self.since[1])
+        setattr(self.spent, activity, getattr(self.spent, activity) + self.now - self.since[1])
 
-    def _placed(self) -> bool:
+    def _place_replicas(self) -> bool:
         """Whether the healthy nodes suffice to run, with fewer replicas if necessary."""
         job, missing = self.job, max(0, self.job.nodes - self.healthy)
         lost = -(-missing // job.replica_nodes) * job.replica_nodes if job.replica_nodes else missing and job.nodes
@@ -310,31 +310,34 @@ class _Run:
 
     def settle_at_end(self) -> None:
         """Account for the current activity at the end of the simulation, without loss of training."""
-        what, begin = self.since
+        activity, begin = self.since
         elapsed = self.span - begin
-        if what == "train":
+        if activity == "train":
             self._settle(elapsed, all_kept=True)
         else:
-            setattr(self.spent, what, getattr(self.spent, what) + elapsed)
+            setattr(self.spent, activity, getattr(self.spent, activity) + elapsed)
 
     def _settle(self, elapsed: int, *, all_kept: bool) -> None:
         """Account for an ended interval of training, useful up to the last durable checkpoint."""
+        # Invariant: useful, slow, checkpoint and lost grow by exactly `elapsed` in all. Checkpoint k begins at k * cycle - blocking
+        # and is durable `saving` later, so `safe` counts those of which that time has come; training after the last of them is lost.
+        # All of it is arithmetic on `elapsed`: an event for each checkpoint would fill a long job with events that decide nothing.
         job, spent = self.job, self.spent
         cycle = job.interval_us + job.blocking_us
         safe = max(0, elapsed - (job.saving_us - job.blocking_us)) // cycle
         blocked = elapsed // cycle * job.blocking_us + max(0, elapsed % cycle - job.interval_us)
         kept_until = elapsed if all_kept else safe * cycle
-        useful, kept = 0, 0
+        useful, retained = 0, 0
         edges = [start for start, _ in self.pieces]
         for (start, speed), end in zip(self.pieces, [*edges[1:], elapsed], strict=True):
-            trained = self._trained(min(end, kept_until)) - self._trained(min(start, kept_until))
-            useful, kept = useful + trained * speed // PPM, kept + trained
+            trained = self._training_us(min(end, kept_until)) - self._training_us(min(start, kept_until))
+            useful, retained = useful + trained * speed // PPM, retained + trained
         spent.useful += useful
-        spent.slow += kept - useful
+        spent.slow += retained - useful
         spent.checkpoint += blocked
-        spent.lost += elapsed - blocked - kept
+        spent.lost += elapsed - blocked - retained
 
-    def _trained(self, elapsed: int) -> int:
+    def _training_us(self, elapsed: int) -> int:
         """Training time without the time blocked by checkpoints."""
         cycle = self.job.interval_us + self.job.blocking_us
         return elapsed // cycle * self.job.interval_us + min(elapsed % cycle, self.job.interval_us)

@@ -17,9 +17,9 @@ from simcoll.emulator.events import Background, Event, LinkShare, Stop
 from simcoll.emulator.programs import Call, Program
 from simcoll.errors import ConfigError
 from simcoll.planning.reliability.chances import PPM, exponential, flaps, lognormal, words
-from simcoll.planning.sweeps.disturbance import slowed
+from simcoll.planning.sweeps.disturbance import slow_rank
 from simcoll.topology import Topology
-from simcoll.topology.ecmp import rehashed
+from simcoll.topology.ecmp import reseed
 from simcoll.units import format_time
 
 __all__ = [
@@ -32,7 +32,7 @@ __all__ = [
     "draw",
     "outcomes",
     "percentile",
-    "replanned",
+    "replan",
     "run_fault",
     "wrong_elements",
 ]
@@ -134,8 +134,8 @@ def draw(kind: str, seed: int, plan: Plan, topology: Topology, whole_fs: int, ch
     if chances.sigma_ppm > MOST_SIGMA_PPM:
         raise ConfigError(f"sigma {chances.sigma_ppm / PPM:g}: expected at most {MOST_SIGMA_PPM // PPM}")
     n, drawn = plan.nranks, list(islice(words(seed, list(KINDS).index(kind)), plan.nranks + 4))
-    at = drawn[0] % max(whole_fs, 1)
-    same = Drawn(kind, seed, topology, plan, "")
+    time_fs = drawn[0] % max(whole_fs, 1)
+    base = Drawn(kind, seed, topology, plan, "")
     if kind == "late":
         median = chances.late_fs or whole_fs // 10
         delays = tuple(lognormal(word, median, chances.sigma_ppm) for word in drawn[4:])
@@ -144,32 +144,39 @@ def draw(kind: str, seed: int, plan: Plan, topology: Topology, whole_fs: int, ch
             raise ConfigError(
                 f"rank {last} would arrive after {delays[last] / 10**15:.3g} s; expected a smaller sigma, or median delay"
             )
-        return replace(same, text=f"rank {last} is last, after {format_time(delays[last])}", starts_fs=delays)
+        return replace(base, text=f"rank {last} is last, after {format_time(delays[last])}", starts_fs=delays)
     if kind == "jitter":
-        most = chances.jitter_fs or whole_fs // 100
-        protocol = replace(plan.protocol, jitter_fs=most, seed=seed)
-        return replace(same, plan=replace(plan, protocol=protocol), text=f"up to {format_time(most)}")
+        largest_fs = chances.jitter_fs or whole_fs // 100
+        protocol = replace(plan.protocol, jitter_fs=largest_fs, seed=seed)
+        return replace(base, plan=replace(plan, protocol=protocol), text=f"up to {format_time(largest_fs)}")
     if kind == "rehash":
-        return replace(same, topology=rehashed(topology, seed), text=f"hash seed {seed}")
+        return replace(base, topology=reseed(topology, seed), text=f"hash seed {seed}")
     if kind == "nic":
         names = _nics(topology)
         if not names:
             raise ConfigError(f"topology {topology.name!r} has no NICs to lose")
         name = names[drawn[1] % len(names)]
-        return replace(same, topology=topology.degrade(name, 0), text=f"{name} = 0")
-    events = _events(kind, seed, plan, topology, whole_fs, chances, at, drawn)
-    return replace(same, events=events, text="; ".join(map(str, events)) or "nothing fails")
+        return replace(base, topology=topology.degrade(name, 0), text=f"{name} = 0")
+    events = _events(kind, seed, plan, topology, whole_fs, chances, time_fs, drawn)
+    return replace(base, events=events, text="; ".join(map(str, events)) or "nothing fails")
 
 
 def _events(
-    kind: str, seed: int, plan: Plan, topology: Topology, whole_fs: int, chances: Chances, at: int, drawn: list[int]
+    kind: str,
+    seed: int,
+    plan: Plan,
+    topology: Topology,
+    whole_fs: int,
+    chances: Chances,
+    time_fs: int,
+    drawn: list[int],
 ) -> tuple[Event, ...]:
     """The events of a fault during the run."""
     if kind == "slow":
         factor = max(lognormal(drawn[2], PPM, chances.sigma_ppm), PPM)
-        return slowed(drawn[1] % plan.nranks, Fraction(factor, PPM), topology)
+        return slow_rank(drawn[1] % plan.nranks, Fraction(factor, PPM), topology)
     if kind == "stop":
-        return (Stop(drawn[1] % plan.nranks, at),)
+        return (Stop(drawn[1] % plan.nranks, time_fs),)
     links = _used(plan, topology)
     if not links:
         raise ConfigError("the collective uses no links")
@@ -182,7 +189,7 @@ def _events(
     name = topology.link_name(links[drawn[1] % len(links)])
     if kind == "traffic":
         return (Background(name, f"{1 + drawn[2] % 9}/10"),)
-    return (LinkShare(name, 0, at, exponential(drawn[2], mean) if kind == "flap" else None),)
+    return (LinkShare(name, 0, time_fs, exponential(drawn[2], mean) if kind == "flap" else None),)
 
 
 def _repair_fs(whole_fs: int, chances: Chances) -> int:
@@ -201,12 +208,12 @@ def check_flaps(seeds: int, plan: Plan, topology: Topology, whole_fs: int, chanc
         return
     mean = _repair_fs(whole_fs, chances)
     expected = len(_used(plan, topology)) * 2 * whole_fs // (chances.mtbf_fs + mean)
-    which = f"a link that fails every {format_time(chances.mtbf_fs)} and is down for {format_time(mean)}"
+    subject = f"a link that fails every {format_time(chances.mtbf_fs)} and is down for {format_time(mean)}"
     if expected > MOST_FLAPS:
-        raise ConfigError(f"{which}: some {expected:,} failures during a run; expected at most {MOST_FLAPS:,}")
+        raise ConfigError(f"{subject}: some {expected:,} failures during a run; expected at most {MOST_FLAPS:,}")
     if seeds * expected > MOST_FLAPS_IN_ALL:
         raise ConfigError(
-            f"{which}: some {seeds * expected:,} failures in {seeds} runs; expected at most {MOST_FLAPS_IN_ALL:,}: "
+            f"{subject}: some {seeds * expected:,} failures in {seeds} runs; expected at most {MOST_FLAPS_IN_ALL:,}: "
             f"ask for at most {MOST_FLAPS_IN_ALL // expected} --seeds, or for a longer --mtbf"
         )
 
@@ -220,8 +227,8 @@ def run_fault(drawn: Drawn, chances: Chances = Chances()) -> Outcome:
     if result.cut is None:
         return Outcome(drawn.kind, drawn.seed, drawn.text, result.time_fs)
     # An aborted run ends with the error of the NIC; a stuck one when the watchdog notices that nothing moves.
-    over = result.cut.time_fs + (chances.timeout_fs if result.cut.kind == "stuck" else 0)
-    return Outcome(drawn.kind, drawn.seed, drawn.text, over, str(result.cut))
+    end_fs = result.cut.time_fs + (chances.timeout_fs if result.cut.kind == "stuck" else 0)
+    return Outcome(drawn.kind, drawn.seed, drawn.text, end_fs, str(result.cut))
 
 
 def wrong_elements(
@@ -240,12 +247,12 @@ def wrong_elements(
         except ConfigError:
             continue  # counted among the outcomes
         if drawn.starts_fs:
-            found = emulate(_arriving(drawn), topology, data="exact").wrong
+            wrong_count = emulate(_arriving(drawn), topology, data="exact").wrong
         else:
-            how = {"events": drawn.events, "policy": chances.policy}
-            found = emulate(drawn.plan, drawn.topology, data="exact", bound=False, **how).wrong  # type: ignore[call-overload]
-        finished += found is not None
-        wrong += found or 0
+            options = {"events": drawn.events, "policy": chances.policy}
+            wrong_count = emulate(drawn.plan, drawn.topology, data="exact", bound=False, **options).wrong  # type: ignore[call-overload]
+        finished += wrong_count is not None
+        wrong += wrong_count or 0
     return finished, wrong
 
 
@@ -291,13 +298,13 @@ class Replanned:
     why_not: str = ""
 
 
-def replanned(drawn: Drawn) -> Iterator[Replanned]:
+def replan(drawn: Drawn) -> Iterator[Replanned]:
     """Time schedules re-planned for the remaining machine: ``packed``, ``bfb``, and a ring without the failed node."""
-    rest, gone, cut = drawn.topology, set[int](), ""
+    remainder, gone, cut = drawn.topology, set[int](), ""
     for link in dict.fromkeys(str(event.link) for event in drawn.events if isinstance(event, LinkShare)):
         gone |= _at_link(drawn.topology, link)
         try:
-            rest = rest.degrade(link, 0)
+            remainder = remainder.degrade(link, 0)
         except ConfigError as error:
             cut = cut or error.message
     stopped = {event.rank for event in drawn.events if isinstance(event, Stop)}
@@ -305,13 +312,13 @@ def replanned(drawn: Drawn) -> Iterator[Replanned]:
     if drawn.kind == "nic":
         gone = _at_link(drawn.topology, drawn.text.partition(" = ")[0])
     for name, without in (("packed", stopped), ("bfb", stopped), ("ring", gone)):
-        left = [rank for rank in range(rest.nranks) if rank not in without]
-        title = f"{name} on {len(left)} ranks"
-        if (cut and not without) or not left:
+        survivors = [rank for rank in range(remainder.nranks) if rank not in without]
+        title = f"{name} on {len(survivors)} ranks"
+        if (cut and not without) or not survivors:
             yield Replanned(title, 0, cut or "no rank is left")
             continue
         try:
-            yield Replanned(title, _time_on(drawn.plan, name, rest.with_ranks(left)))
+            yield Replanned(title, _time_on(drawn.plan, name, remainder.with_ranks(survivors)))
         except ConfigError as error:
             yield Replanned(title, 0, error.message)
 
@@ -321,9 +328,9 @@ def _time_on(plan: Plan, algorithm: str, place: Topology) -> int:
     from simcoll.tuning import collective_on, schedule_on
 
     collective = plan.collective
-    made = schedule_on(collective_on(collective.kind, place.nranks, collective.root), algorithm, place, {})
+    substitute = schedule_on(collective_on(collective.kind, place.nranks, collective.root), algorithm, place, {})
     protocol = replace(plan.protocol, jitter_fs=0)
-    again = bind(made, plan.count, plan.dtype, plan.op, protocol=protocol)
+    again = bind(substitute, plan.count, plan.dtype, plan.op, protocol=protocol)
     return emulate(again, place, data="none", bound=False).time_fs
 
 
@@ -338,9 +345,9 @@ def _at_link(topology: Topology, name: str) -> set[int]:
     """The ranks that belong to a link or vertex: its GPU's, else its node's; none for the network's."""
     ends = [end.strip() for end in name.split("->")]
     names = [topology.node_names[vertex] for vertex in topology.rank_nodes]
-    own = [rank for rank, vertex in enumerate(names) if vertex in ends]
-    if own:
-        return _with_rank(topology, own[0])
+    gpu_ranks = [rank for rank, vertex in enumerate(names) if vertex in ends]
+    if gpu_ranks:
+        return _with_rank(topology, gpu_ranks[0])
     nodes = [end.partition(".")[0] for end in ends if "." in end]
     mates = [rank for rank, vertex in enumerate(names) if vertex.partition(".")[0] in nodes]
     return _with_rank(topology, mates[0]) if mates else set()

@@ -17,8 +17,8 @@ from simcoll.errors import ConfigError, blamed_on
 from simcoll.files.output import csv_bytes
 from simcoll.files.strict import convert_table, read_file
 from simcoll.files.text import parse_toml
-from simcoll.planning.grids.grid import Grid, Point, Row
-from simcoll.planning.reliability.failures import PPM, Cause, Job, Slowness, simulate
+from simcoll.planning.grids.grid import Point, PointGrid, Row
+from simcoll.planning.reliability.failures import PPM, Cause, Slowness, TrainingJob, simulate
 from simcoll.planning.reliability.renewal import renewal, young_daly
 from simcoll.units import MAX_SPAN_US, format_span, parse_span
 
@@ -42,7 +42,7 @@ SWEPT = ("job", "checkpoint", "restart", "spares")
 SPENT = ("useful", "slow", "checkpoint", "lost", "detect", "restart", "waiting")
 
 
-class _Job(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+class _JobTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     gpus: int
     gpus_per_node: int = 8
     replica_gpus: int = 0
@@ -87,7 +87,7 @@ class GoodputFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_on
 
     title: str
     days: float
-    job: _Job
+    job: _JobTable
     checkpoint: _Checkpoint
     restart: _Restart
     failure: list[_Failure] = []
@@ -96,7 +96,7 @@ class GoodputFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_on
     seeds: int = 20
 
 
-def _expanded(document: Mapping[str, Any], file: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+def _expand(document: Mapping[str, Any], file: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Expand a file to its cases, with the values that differ between them."""
     axes = {
         f"{table}.{key}": value
@@ -123,7 +123,7 @@ def _expanded(document: Mapping[str, Any], file: str) -> list[tuple[dict[str, An
     return cases
 
 
-def goodput_grid(path: Path) -> tuple[str, Grid]:
+def goodput_grid(path: Path) -> tuple[str, PointGrid]:
     """The title of a goodput file, and its cases with every seed as points.
 
     Raises
@@ -134,27 +134,31 @@ def goodput_grid(path: Path) -> tuple[str, Grid]:
     file = str(path)
     points: list[Point] = []
     title = ""
-    for case, chosen in _expanded(parse_toml(read_file(path, MAX_BYTES), file), file):
+    for case, chosen in _expand(parse_toml(read_file(path, MAX_BYTES), file), file):
         with blamed_on(file):
-            asked = convert_table(case, GoodputFile)
-            title, job = asked.title, job_of(asked)
-            span_us = _whole_us(asked.days, 86400 * 10**6, "days", "$.days")
+            content = convert_table(case, GoodputFile)
+            title, job = content.title, job_of(content)
+            span_us = _whole_us(content.days, 86400 * 10**6, "days", "$.days")
             _refuse_too_many(job, span_us)
         shared = {
-            "case": chosen, "job": asdict(job), "span_us": span_us, "gpus": asked.job.gpus,
-            "tokens_per_second": asked.job.tokens_per_second, "usd_per_gpu_hour": asked.job.usd_per_gpu_hour,
-        }  # fmt: skip
-        points += [{**shared, "seed": seed} for seed in range(asked.seeds)]
-    return title, Grid(simulate_point, tuple(points))
+            "case": chosen,
+            "job": asdict(job),
+            "span_us": span_us,
+            "gpus": content.job.gpus,
+            "tokens_per_second": content.job.tokens_per_second,
+            "usd_per_gpu_hour": content.job.usd_per_gpu_hour,
+        }
+        points += [{**shared, "seed": seed} for seed in range(content.seeds)]
+    return title, PointGrid(simulate_point, tuple(points))
 
 
-def _whole_us(value: float, unit_us: int, what: str, path: str) -> int:
+def _whole_us(value: float, unit_us: int, name: str, path: str) -> int:
     if not 0 < value * unit_us <= MAX_SPAN_US:
-        raise ConfigError(f"{what}: expected a number above 0 and at most a hundred years, got {value}", path=path)
+        raise ConfigError(f"{name}: expected a number above 0 and at most a hundred years, got {value}", path=path)
     return max(1, int(Fraction(repr(value)) * unit_us))
 
 
-def job_of(asked: GoodputFile) -> Job:
+def job_of(content: GoodputFile) -> TrainingJob:
     """The job of a file.
 
     Raises
@@ -162,14 +166,14 @@ def job_of(asked: GoodputFile) -> Job:
     ConfigError
         With the path of an invalid number.
     """
-    job = asked.job
-    for place, value, least in (
+    job = content.job
+    for place, value, minimum in (
         ("gpus", job.gpus, 1),
         ("gpus_per_node", job.gpus_per_node, 1),
         ("replica_gpus", job.replica_gpus, 0),
     ):
-        if not least <= value < 2**31:
-            raise ConfigError(f"expected a whole number, at least {least}, got {value}", path=f"$.job.{place}")
+        if not minimum <= value < 2**31:
+            raise ConfigError(f"expected a whole number, at least {minimum}, got {value}", path=f"$.job.{place}")
     for place in ("tokens_per_second", "usd_per_gpu_hour"):
         if not 0 <= getattr(job, place) < math.inf:
             raise ConfigError(f"expected a number of at least 0, got {getattr(job, place)}", path=f"$.job.{place}")
@@ -182,36 +186,36 @@ def job_of(asked: GoodputFile) -> Job:
         raise ConfigError(
             f"{job.gpus} GPUs are no whole number of replicas of {job.replica_gpus}", path="$.job.replica_gpus"
         )
-    if not 0 <= asked.spares.nodes < 2**31:
-        raise ConfigError(f"expected a number of nodes, got {asked.spares.nodes}", path="$.spares.nodes")
-    if not 1 <= asked.seeds <= MAX_SEEDS:
-        raise ConfigError(f"expected 1 to {MAX_SEEDS:,} seeds, got {asked.seeds}", path="$.seeds")
-    causes = tuple(_cause(failure, job.gpus, f"$.failure[{at}]") for at, failure in enumerate(asked.failure))
-    saving = parse_span(asked.checkpoint.save, path="$.checkpoint.save")
+    if not 0 <= content.spares.nodes < 2**31:
+        raise ConfigError(f"expected a number of nodes, got {content.spares.nodes}", path="$.spares.nodes")
+    if not 1 <= content.seeds <= MAX_SEEDS:
+        raise ConfigError(f"expected 1 to {MAX_SEEDS:,} seeds, got {content.seeds}", path="$.seeds")
+    causes = tuple(_cause(failure, job.gpus, f"$.failure[{number}]") for number, failure in enumerate(content.failure))
+    saving = parse_span(content.checkpoint.save, path="$.checkpoint.save")
     blocking = (
-        parse_span(asked.checkpoint.blocking, path="$.checkpoint.blocking") if asked.checkpoint.blocking else saving
+        parse_span(content.checkpoint.blocking, path="$.checkpoint.blocking") if content.checkpoint.blocking else saving
     )
     if blocking > saving:
         raise ConfigError(
-            f"a checkpoint cannot stop training for longer ({asked.checkpoint.blocking}) than it takes ({asked.checkpoint.save})",
+            f"a checkpoint cannot stop training for longer ({content.checkpoint.blocking}) than it takes ({content.checkpoint.save})",
             path="$.checkpoint.blocking",
         )
-    slow = asked.straggler
-    return Job(
+    slow = content.straggler
+    return TrainingJob(
         nodes=job.gpus // job.gpus_per_node,
-        interval_us=_interval(asked.checkpoint.interval, blocking, saving, causes),
+        interval_us=_interval(content.checkpoint.interval, blocking, saving, causes),
         blocking_us=blocking,
         saving_us=saving,
-        detect_us=parse_span(asked.restart.detect, path="$.restart.detect"),
-        load_us=parse_span(asked.restart.load, path="$.restart.load"),
+        detect_us=parse_span(content.restart.detect, path="$.restart.detect"),
+        load_us=parse_span(content.restart.load, path="$.restart.load"),
         causes=causes,
         slowness=None if slow is None else _slowness(slow, job.gpus),
-        spares=asked.spares.nodes,
+        spares=content.spares.nodes,
         replica_nodes=job.replica_gpus // job.gpus_per_node,
     )
 
 
-def _refuse_too_many(job: Job, span_us: int) -> None:
+def _refuse_too_many(job: TrainingJob, span_us: int) -> None:
     """Refuse a job that fails more often than can be simulated."""
     means = [cause.mean_us for cause in job.causes] + ([job.slowness.mean_us] if job.slowness else [])
     expected = sum(span_us // mean_us for mean_us in means)
@@ -238,16 +242,16 @@ def _cause(failure: _Failure, gpus: int, place: str) -> Cause:
     return Cause(failure.cause, mean_us, failure.shape, failure.nodes, repair_us, failure.repair_shape)
 
 
-def _slowness(asked: _Straggler, gpus: int) -> Slowness:
-    if not 0 < asked.longer <= 100:
+def _slowness(straggler: _Straggler, gpus: int) -> Slowness:
+    if not 0 < straggler.longer <= 100:
         raise ConfigError(
-            f"expected by how much a step is longer, such as 0.1, got {asked.longer}", path="$.straggler.longer"
+            f"expected by how much a step is longer, such as 0.1, got {straggler.longer}", path="$.straggler.longer"
         )
     return Slowness(
-        _whole_us(asked.gpu_hours / gpus, HOUR_US, "gpu_hours", "$.straggler.gpu_hours"),
-        round(asked.longer * PPM),
-        parse_span(asked.noticed, path="$.straggler.noticed"),
-        parse_span(asked.repair, path="$.straggler.repair"),
+        _whole_us(straggler.gpu_hours / gpus, HOUR_US, "gpu_hours", "$.straggler.gpu_hours"),
+        round(straggler.longer * PPM),
+        parse_span(straggler.noticed, path="$.straggler.noticed"),
+        parse_span(straggler.repair, path="$.straggler.repair"),
     )
 
 
@@ -258,31 +262,31 @@ def _interval(text: str, blocking_us: int, saving_us: int, causes: Sequence[Caus
         if not causes:
             raise ConfigError(f"interval {text!r} follows from failures, and there are none", path=place)
         mtbf_us = int(1 / sum(Fraction(1, cause.mean_us) for cause in causes))
-        found = young_daly(blocking_us, mtbf_us, higher_order=text == "daly")
-        return max(1, found, saving_us - blocking_us)
+        interval_us = young_daly(blocking_us, mtbf_us, higher_order=text == "daly")
+        return max(1, interval_us, saving_us - blocking_us)
     try:
-        found = parse_span(text, what="interval", path=place)
+        interval_us = parse_span(text, what="interval", path=place)
     except ConfigError as error:
         raise ConfigError(f"{error.message}; or 'young' or 'daly'", path=place) from None
     least_us = max(1, saving_us - blocking_us)
-    if found < least_us:
+    if interval_us < least_us:
         raise ConfigError(
             f"{text}: the checkpoint before would still be written; expected at least {format_span(least_us)}",
             path=place,
         )
-    return found
+    return interval_us
 
 
-def _told(described: Mapping[str, Any]) -> Job:
+def _job_of_point(described: Mapping[str, Any]) -> TrainingJob:
     """The job of a point."""
     slow = described["slowness"]
     causes = tuple(Cause(**cause) for cause in described["causes"])
-    return Job(**{**described, "causes": causes, "slowness": None if slow is None else Slowness(**slow)})
+    return TrainingJob(**{**described, "causes": causes, "slowness": None if slow is None else Slowness(**slow)})
 
 
 def simulate_point(point: Point) -> dict[str, Any]:
     """Simulate one case with one seed, as a point of the grid."""
-    spent = simulate(_told(point["job"]), point["span_us"], point["seed"])
+    spent = simulate(_job_of_point(point["job"]), point["span_us"], point["seed"])
     return {"goodput": spent.useful / point["span_us"], **asdict(spent), "causes": dict(sorted(spent.causes.items()))}
 
 
@@ -326,15 +330,15 @@ def goodput_of(rows: Sequence[Row]) -> list[Goodput]:
     cases: dict[bytes, list[Row]] = {}
     for row in rows:
         cases.setdefault(msgspec.json.encode(row["point"]["case"], order="sorted"), []).append(row)
-    return [_case(own) for own in cases.values()]
+    return [_case(case_rows) for case_rows in cases.values()]
 
 
 def _case(rows: Sequence[Row]) -> Goodput:
     point = rows[0]["point"]
-    job = _told(point["job"])
+    job = _job_of_point(point["job"])
     goodputs = sorted(row["result"]["goodput"] for row in rows)
     count, average = len(goodputs), mean(goodputs)
-    kept = point["tokens_per_second"] * average
+    useful_rate = point["tokens_per_second"] * average
     dollars = point["usd_per_gpu_hour"] * point["gpus"] / 3600
     return Goodput(
         case=point["case"],
@@ -346,18 +350,18 @@ def _case(rows: Sequence[Row]) -> Goodput:
         formula=renewal(job),
         shares={name: mean(row["result"][name] for row in rows) / point["span_us"] for name in SPENT},
         interruptions=mean(row["result"]["interruptions"] for row in rows),
-        tokens_per_second=kept,
-        usd_per_mtoken=dollars / kept * 1e6 if kept else 0.0,
+        tokens_per_second=useful_rate,
+        usd_per_mtoken=dollars / useful_rate * 1e6 if useful_rate else 0.0,
     )
 
 
 def goodput_csv(cases: Sequence[Goodput]) -> bytes:
     """The cases as CSV."""
-    same = ("interval_us", "low", "high", "formula", "interruptions", "tokens_per_second", "usd_per_mtoken")
+    columns = ("interval_us", "low", "high", "formula", "interruptions", "tokens_per_second", "usd_per_mtoken")
     rows = [
         {**case.case, "goodput": case.mean, "standard_error": case.error, **case.shares}
-        | {name: getattr(case, name) for name in same}
+        | {name: getattr(case, name) for name in columns}
         for case in cases
     ]
     axes = list(cases[0].case) if cases else []
-    return csv_bytes([*axes, same[0], "goodput", "standard_error", *same[1:], *SPENT], rows)
+    return csv_bytes([*axes, columns[0], "goodput", "standard_error", *columns[1:], *SPENT], rows)

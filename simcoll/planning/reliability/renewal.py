@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from simcoll.planning.reliability.failures import Job
+    from simcoll.planning.reliability.failures import TrainingJob
 
 __all__ = ["renewal", "young_daly"]
 
@@ -32,7 +32,7 @@ def young_daly(cost_us: int, mtbf_us: int, *, higher_order: bool = False) -> int
     return root + cost_us // 3 + root * cost_us // (18 * mtbf_us) - cost_us
 
 
-def renewal(job: Job) -> float | None:
+def renewal(job: TrainingJob) -> float | None:
     """Long-run goodput of a job, where a closed form exists; otherwise ``None``.
 
     Exponential failures of mean M that cost only a restart, or a node with a spare, are renewal points: detection (D, without failures),
@@ -49,5 +49,5 @@ def renewal(job: Job) -> float | None:
     cycle, unsafe = job.interval_us + job.blocking_us, job.saving_us - job.blocking_us
     if cycle / failing > MOST_EXPONENT:
         return 0.0
-    kept = math.exp(-(job.load_us + unsafe) / failing) * job.interval_us / math.expm1(cycle / failing)
-    return kept / (failing + job.detect_us)
+    useful_us = math.exp(-(job.load_us + unsafe) / failing) * job.interval_us / math.expm1(cycle / failing)
+    return useful_us / (failing + job.detect_us)

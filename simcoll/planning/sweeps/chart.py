@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from simcoll.core.collective import bus_factor
-from simcoll.planning.sweeps.sweep import Row, best_rows, bound_rows
+from simcoll.planning.sweeps.sweep import SweepRow, best_rows, bound_rows
 from simcoll.units import format_size
 
 __all__ = ["COLOURS", "busbw_svg", "name_sizes", "picture", "shares_svg"]
@@ -20,16 +20,16 @@ _MARKERS = ("o", "^", "s", "x")
 """One marker per cycle of the colours."""
 
 
-def _curves(rows: Sequence[Row]) -> dict[str, list[Row]]:
+def _curves(rows: Sequence[SweepRow]) -> dict[str, list[SweepRow]]:
     """The fastest run of every algorithm at every size, labelled with the algorithm and its protocols."""
-    algorithms: dict[str, list[Row]] = {}
+    algorithms: dict[str, list[SweepRow]] = {}
     for row in rows:
         algorithms.setdefault(str(row.choice), []).append(row)
-    best = {name: best_rows(own) for name, own in algorithms.items()}
-    return {f"{name} ({', '.join(dict.fromkeys(row.protocol for row in own))})": own for name, own in best.items()}
+    best = {name: best_rows(runs) for name, runs in algorithms.items()}
+    return {f"{name} ({', '.join(dict.fromkeys(row.protocol for row in runs))})": runs for name, runs in best.items()}
 
 
-def busbw_svg(title: str, kind: str, nranks: int, rows: Sequence[Row], *, run: str = "") -> bytes:
+def busbw_svg(title: str, kind: str, nranks: int, rows: Sequence[SweepRow], *, run: str = "") -> bytes:
     """Draw bus bandwidth as SVG (for a barrier, times), deterministic to the byte.
 
     ``run`` identifies the results in the picture's metadata.
@@ -51,10 +51,18 @@ def shares_svg(title: str, axis: str, curves: Mapping[str, tuple[Sequence[float]
     def shares(panels: Sequence[Any]) -> None:
         axes = panels[0]
         for number, (name, (values, cases)) in enumerate(curves.items()):
-            colour, dashes = COLOURS[number % len(COLOURS)], ("-", "--")[number // len(COLOURS) % 2]
+            colour = COLOURS[number % len(COLOURS)]
+            dashes = ("-", "--")[number // len(COLOURS) % 2]
             # From the axis up, where the first is done.
             heights = [100 * place / cases for place in range(len(values) + 1)]
-            axes.step([*values[:1], *values], heights if values else [], dashes, where="post", color=colour, label=name)
+            axes.step(
+                [*values[:1], *values],
+                heights if values else [],
+                dashes,
+                where="post",
+                color=colour,
+                label=name,
+            )
         axes.set(
             xlabel=axis,
             ylabel="runs (%)",
@@ -89,14 +97,15 @@ def picture(
         for axes in panels:
             axes.spines[["top", "right"]].set_visible(False)
         stream = io.BytesIO()
-        figure.savefig(
-            stream, format="svg", metadata={"Date": None, "Creator": "simcoll"} | ({"Identifier": run} if run else {})
-        )
+        metadata = {"Date": None, "Creator": "simcoll"}
+        if run:
+            metadata["Identifier"] = run
+        figure.savefig(stream, format="svg", metadata=metadata)
         plt.close(figure)
     return stream.getvalue()
 
 
-def _draw_times(axes: Any, rows: Sequence[Row]) -> None:
+def _draw_times(axes: Any, rows: Sequence[SweepRow]) -> None:
     """Draw a bar of the time of every run, for operations without bytes such as a barrier."""
     names = [str(row) for row in rows]
     axes.barh(names, [row.time_fs / 1e9 for row in rows], color=COLOURS[0])
@@ -107,20 +116,24 @@ def _draw_times(axes: Any, rows: Sequence[Row]) -> None:
     axes.grid(axis="x", alpha=0.3)
 
 
-def _draw_curves(axes: Any, rows: Sequence[Row], height: Callable[[Row], float]) -> None:
+def _draw_curves(axes: Any, rows: Sequence[SweepRow], height: Callable[[SweepRow], float]) -> None:
     for number, (label, curve) in enumerate(_curves(rows).items()):
         axes.plot(
-            [row.size_bytes for row in curve], [height(row) for row in curve], markersize=3, label=label,
-            color=COLOURS[number % len(COLOURS)], marker=_MARKERS[number // len(COLOURS) % len(_MARKERS)],
-        )  # fmt: skip
+            [row.size_bytes for row in curve],
+            [height(row) for row in curve],
+            markersize=3,
+            label=label,
+            color=COLOURS[number % len(COLOURS)],
+            marker=_MARKERS[number // len(COLOURS) % len(_MARKERS)],
+        )
 
 
-def _draw_bound(axes: Any, rows: Sequence[Row], label: str, height: Callable[[Row], float]) -> None:
+def _draw_bound(axes: Any, rows: Sequence[SweepRow], label: str, height: Callable[[SweepRow], float]) -> None:
     bounds = {row.size_bytes: height(row) for row in bound_rows(rows) if row.bound_fs}
     axes.plot(list(bounds), list(bounds.values()), linestyle="--", color="grey", label=label)
 
 
-def _draw_bandwidths(axes: Any, kind: str, nranks: int, rows: Sequence[Row]) -> None:
+def _draw_bandwidths(axes: Any, kind: str, nranks: int, rows: Sequence[SweepRow]) -> None:
     factor = bus_factor(kind, nranks)
     _draw_curves(axes, rows, lambda row: row.busbw / 1e9)
     _draw_bound(axes, rows, "upper bound for any schedule", lambda row: row.size_bytes / row.bound_fs * 1e6 * factor)
@@ -131,7 +144,7 @@ def _draw_bandwidths(axes: Any, kind: str, nranks: int, rows: Sequence[Row]) -> 
         text.set_parse_math(False)
 
 
-def _draw_latencies(axes: Any, rows: Sequence[Row]) -> None:
+def _draw_latencies(axes: Any, rows: Sequence[SweepRow]) -> None:
     """Draw small sizes, which a linear bandwidth axis hides, in the colours of the panel above."""
     timed = [row for row in rows if row.time_fs]
     _draw_curves(axes, timed, lambda row: row.time_fs / 1e9)
@@ -141,11 +154,11 @@ def _draw_latencies(axes: Any, rows: Sequence[Row]) -> None:
     axes.grid(alpha=0.3)
 
 
-def name_sizes(axes: Any, given: Sequence[int]) -> None:
+def name_sizes(axes: Any, sizes: Sequence[int]) -> None:
     """Label a logarithmic axis of sizes with some of them."""
     axes.set_xscale("log", base=2)
-    sizes = sorted({*given})
-    shown = sizes[:: max(1, len(sizes) // 8)]
-    axes.set_xticks(shown, [format_size(size) for size in shown])
+    distinct = sorted({*sizes})
+    ticks = distinct[:: max(1, len(distinct) // 8)]
+    axes.set_xticks(ticks, [format_size(size) for size in ticks])
     axes.minorticks_off()
     axes.set_xlabel("size")

@@ -13,7 +13,7 @@ from simcoll.errors import ConfigError, shown
 from simcoll.topology import Topology
 from simcoll.units import format_time, parse_time
 
-__all__ = ["CALM", "Disturbance", "disturbance", "parse_ranks", "slowed"]
+__all__ = ["CALM", "RunDisturbance", "disturbance", "parse_ranks", "slow_rank"]
 
 MAX_RANKS = 1 << 20
 _STRAGGLER = re.compile(r"(?:rank\s*)?([0-9]{1,7})\s*:\s*\+\s*([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*%")
@@ -22,7 +22,7 @@ _RANKS = re.compile(r"([0-9]{1,7})(?:-([0-9]{1,7}))?")
 
 
 @dataclass(frozen=True, slots=True)
-class Disturbance:
+class RunDisturbance:
     """Disturbances of every run.
 
     Attributes
@@ -48,10 +48,10 @@ class Disturbance:
         return bool(self.stragglers or self.background or self.jitter_fs or self.faults)
 
     def __str__(self) -> str:
-        told = [f"jitter {format_time(self.jitter_fs)}, seed {self.seed}"] if self.jitter_fs else []
-        told += [f"rank {rank} takes {factor} of its time" for rank, factor in self.stragglers]
-        told += [f"others take {share} of {link}" for link, share in self.background]
-        return "; ".join([*told, *self.faults, *([f"policy {self.policy}"] if self.faults else [])])
+        parts = [f"jitter {format_time(self.jitter_fs)}, seed {self.seed}"] if self.jitter_fs else []
+        parts += [f"rank {rank} takes {factor} of its time" for rank, factor in self.stragglers]
+        parts += [f"others take {share} of {link}" for link, share in self.background]
+        return "; ".join([*parts, *self.faults, *([f"policy {self.policy}"] if self.faults else [])])
 
     def events(self, topology: Topology) -> list[Event]:
         """The events of a run on a topology.
@@ -61,12 +61,12 @@ class Disturbance:
         ConfigError
             For a rank that the topology lacks.
         """
-        found: list[Event] = [Background(link, Fraction(share)) for link, share in self.background]
+        events: list[Event] = [Background(link, Fraction(share)) for link, share in self.background]
         for rank, factor in self.stragglers:
             if rank >= topology.nranks:
                 raise ConfigError(f"straggler: rank {rank}; topology {topology.name!r} has {topology.nranks} ranks")
-            found += slowed(rank, Fraction(factor), topology)
-        return [*found, *map(parse_event, self.faults)]
+            events += slow_rank(rank, Fraction(factor), topology)
+        return [*events, *map(parse_event, self.faults)]
 
     def check(self, topology: Topology) -> None:
         """Refuse events that do not apply to a topology.
@@ -79,12 +79,12 @@ class Disturbance:
         timeline_of(self.events(topology), self.policy, topology, topology.nranks)
 
 
-def slowed(rank: int, factor: Fraction, topology: Topology) -> tuple[Event, Event]:
+def slow_rank(rank: int, factor: Fraction, topology: Topology) -> tuple[Event, Event]:
     """The events of a rank whose own work, and bytes over its GPU's links, take longer by a factor."""
     return Slow(rank, factor), LinkShare(topology.node_names[int(topology.rank_nodes[rank])], 1 / factor)
 
 
-CALM = Disturbance()
+CALM = RunDisturbance()
 """No disturbance."""
 
 
@@ -95,7 +95,7 @@ def disturbance(
     seed: int = 0,
     faults: Sequence[str] = (),
     policy: str = "stall",
-) -> Disturbance:
+) -> RunDisturbance:
     """Parse a disturbance.
 
     Parameters
@@ -124,27 +124,27 @@ def disturbance(
     'rank 3 takes 11/10 of its time; others take 1/5 of gpu0 <-> switch'
     """
     slow: list[tuple[int, str]] = []
-    taken = []
+    shares = []
     for text in stragglers:
-        found = _STRAGGLER.fullmatch(text.strip())
-        if found is None:
+        match = _STRAGGLER.fullmatch(text.strip())
+        if match is None:
             raise ConfigError(f"straggler {shown(text)}: expected a rank and how much longer it takes: 'rank 3: +10 %'")
-        rank, longer = int(found[1]), Fraction(found[2]) / 100
+        rank, longer = int(match[1]), Fraction(match[2]) / 100
         if rank in dict(slow):
             raise ConfigError(f"straggler {shown(text)}: rank {rank} is already slow; give one number for it")
         if longer:
             slow.append((rank, str(1 + longer)))
     for text in background:
-        found = _BACKGROUND.fullmatch(text.strip())
-        share = Fraction(found[2]) / 100 if found else Fraction(0)
-        if found is None or share >= 1:
+        match = _BACKGROUND.fullmatch(text.strip())
+        share = Fraction(match[2]) / 100 if match else Fraction(0)
+        if match is None or share >= 1:
             raise ConfigError(
                 f"background {shown(text)}: expected a link and the share that others take: 'box0.gpu3 -> box0.nic3: 20 %', below 100 %"
             )
         if share:
-            taken.append((found[1], str(share)))
+            shares.append((match[1], str(share)))
     events, rule = tuple(str(parse_event(text)) for text in faults), str(parse_policy(policy))
-    return Disturbance(tuple(slow), tuple(taken), parse_time(jitter, what="jitter"), check_seed(seed), events, rule)
+    return RunDisturbance(tuple(slow), tuple(shares), parse_time(jitter, what="jitter"), check_seed(seed), events, rule)
 
 
 def parse_ranks(text: str) -> list[int]:
@@ -162,10 +162,10 @@ def parse_ranks(text: str) -> list[int]:
     """
     ranks: list[int] = []
     for part in text.split(","):
-        found = _RANKS.fullmatch(part.strip())
-        if found is None or (found[2] and int(found[2]) < int(found[1])):
+        match = _RANKS.fullmatch(part.strip())
+        if match is None or (match[2] and int(match[2]) < int(match[1])):
             raise ConfigError(f"ranks {shown(text)}: expected numbers and rising ranges, such as 0-7,16-23")
-        ranks += range(int(found[1]), int(found[2] or found[1]) + 1)
+        ranks += range(int(match[1]), int(match[2] or match[1]) + 1)
         if len(ranks) > MAX_RANKS:
             raise ConfigError(f"more than {MAX_RANKS:,} ranks")
     if len(set(ranks)) < len(ranks):

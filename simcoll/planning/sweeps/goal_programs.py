@@ -12,7 +12,7 @@ from simcoll.errors import ConfigError, blamed_on
 from simcoll.files.paths import is_file
 from simcoll.files.strict import read_start
 from simcoll.formats.goal.language import Goal
-from simcoll.planning.sweeps.disturbance import Disturbance
+from simcoll.planning.sweeps.disturbance import RunDisturbance
 from simcoll.topology import Topology
 from simcoll.tuning import Choice, costs
 from simcoll.units import format_time
@@ -35,17 +35,25 @@ class ProgramRun:
         result = self.result
         return (
             f"{self.choice} {self.protocol} on {result.topology.name}: {format_time(result.time_fs)}, {result.messages:,} messages, "
-            f"{result.bytes_moved:,} bytes; unproved, data unknown; trace hash {result.trace_hash}"
+            f"{result.bytes_moved:,} bytes; unproved, data unknown"
         )
 
     def columns(self) -> dict[str, Any]:
         """Its columns in files: those of a schedule's run that apply, and the bytes moved."""
         result = self.result
         return {
-            "choice": str(self.choice), "schedule": self.about, "protocol": self.protocol, "proof": UNPROVED,
-            "time_fs": result.time_fs, "messages": result.messages, "trace_hash": result.trace_hash, "engine": result.engine,
-            "path": result.path, "classes": result.classes, "bytes": result.bytes_moved,
-        }  # fmt: skip
+            "choice": str(self.choice),
+            "schedule": self.about,
+            "protocol": self.protocol,
+            "proof": UNPROVED,
+            "time_fs": result.time_fs,
+            "messages": result.messages,
+            "trace_hash": result.trace_hash,
+            "engine": result.engine,
+            "path": result.path,
+            "classes": result.classes,
+            "bytes": result.bytes_moved,
+        }
 
     def timeline(self, run: str) -> bytes:
         """Its timeline for Perfetto, compressed; ``run`` identifies the results."""
@@ -82,7 +90,7 @@ def split_programs(choices: Sequence[Choice]) -> tuple[tuple[Choice, ...], tuple
     return tuple(choice for choice in choices if choice not in programs), programs
 
 
-def play_program(choice: Choice, protocol: str, topology: Topology, disturbed: Disturbance) -> ProgramRun:
+def play_program(choice: Choice, protocol: str, topology: Topology, disturbed: RunDisturbance) -> ProgramRun:
     """Time a program on all ranks of a topology.
 
     Raises

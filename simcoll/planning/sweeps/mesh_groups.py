@@ -26,9 +26,16 @@ __all__ = ["COLUMNS", "GroupRow", "group_rows", "groups_csv", "machines_along", 
 
 _AXIS = re.compile(r"([A-Za-z_][A-Za-z0-9_]{0,30})=([0-9]{1,7})")
 COLUMNS = (
-    ("axis", "", 9), ("ranks", "", 7), ("groups", "", 8), ("size", "(B)", 13), ("one", "(us)", 12), ("all", "(us)", 12),
-    ("all/one", "", 9), ("algorithm", "", 22), ("protocol", "", 10),
-)  # fmt: skip
+    ("axis", "", 9),
+    ("ranks", "", 7),
+    ("groups", "", 8),
+    ("size", "(B)", 13),
+    ("one", "(us)", 12),
+    ("all", "(us)", 12),
+    ("all/one", "", 9),
+    ("algorithm", "", 22),
+    ("protocol", "", 10),
+)
 
 
 def parse_mesh(text: str, nranks: int) -> Mesh:
@@ -52,10 +59,10 @@ def parse_axes(text: str) -> Mesh:
     """Parse a mesh for any machine; raises as :func:`parse_mesh` does."""
     axes = []
     for part in text.split(","):
-        found = _AXIS.fullmatch(part.strip())
-        if found is None:
+        match = _AXIS.fullmatch(part.strip())
+        if match is None:
             raise ConfigError(f"--group: {shown(part)} is no axis; expected name=size, such as tp=8,dp=64")
-        axes.append((found[1], int(found[2])))
+        axes.append((match[1], int(match[2])))
     mesh = Mesh(tuple(axes))
     if mesh.nranks == 1:
         raise ConfigError(f"--group: {text} has one rank; a group has two or more")
@@ -92,10 +99,10 @@ class GroupRow:
     all_cut: str = ""
 
     def __str__(self) -> str:
-        one = self.one_cut or microseconds(self.one_fs / 1e9)
+        alone = self.one_cut or microseconds(self.one_fs / 1e9)
         every = self.all_cut or microseconds(self.all_fs / 1e9)
         ratio = "-" if self.one_cut or self.all_cut else f"{self.all_fs / max(self.one_fs, 1):.2f}"
-        cells = (self.axis, self.ranks, self.groups, format_size(self.size_bytes), one, every, ratio)
+        cells = (self.axis, self.ranks, self.groups, format_size(self.size_bytes), alone, every, ratio)
         return table_line(COLUMNS, (*cells, self.algorithm, self.protocol))
 
 
@@ -108,46 +115,62 @@ def group_rows(sweep: Sweep, machine: Topology, mesh: Mesh, library: str = "") -
         if size == 1:
             continue
         groups = mesh.groups(axis)
-        near = machine.with_ranks(groups[0])
+        group_machine = machine.with_ranks(groups[0])
         for total in sweep.sizes:
-            plans = _chosen(sweep, total, near, library) if library else _plans(sweep, total, near)
-            runs = [(name, _played(sweep, machine, groups[:1], plan), plan) for name, plan in plans]
-            name, one, plan = min(runs, key=lambda run: (run[1].cut is not None, run[1].time_fs))
-            every = _played(sweep, machine, groups, plan)
+            plans = (
+                _library_plans(sweep, total, group_machine, library) if library else _plans(sweep, total, group_machine)
+            )
+            runs = [(name, _play_groups(sweep, machine, groups[:1], plan), plan) for name, plan in plans]
+            name, single, plan = min(runs, key=lambda run: (run[1].cut is not None, run[1].time_fs))
+            every = _play_groups(sweep, machine, groups, plan)
             yield GroupRow(
-                axis, size, len(groups), plan.total_bytes, name, plan.protocol.name, one.time_fs, every.time_fs, _cut(one), _cut(every)
-            )  # fmt: skip
+                axis,
+                size,
+                len(groups),
+                plan.total_bytes,
+                name,
+                plan.protocol.name,
+                single.time_fs,
+                every.time_fs,
+                _cut_kind(single),
+                _cut_kind(every),
+            )
 
 
 def groups_csv(sweep: Sweep, rows: Sequence[GroupRow]) -> bytes:
     """The rows as CSV, times in femtoseconds, with collective, dtype and reduction."""
-    beside = {"collective": sweep.collective, "dtype": sweep.dtype, "op": sweep.op}
-    return csv_bytes((*beside, *(field.name for field in fields(GroupRow))), (beside | asdict(row) for row in rows))
+    settings = {"collective": sweep.collective, "dtype": sweep.dtype, "op": sweep.op}
+    return csv_bytes((*settings, *(field.name for field in fields(GroupRow))), (settings | asdict(row) for row in rows))
 
 
-def _plans(sweep: Sweep, total: int, near: Topology) -> Iterator[tuple[str, Plan]]:
+def _plans(sweep: Sweep, total: int, group_machine: Topology) -> Iterator[tuple[str, Plan]]:
     """The plans of one group."""
-    collective = collective_on(sweep.collective, near.nranks, sweep.root)
-    (count,) = counts_for(sweep.collective, [total], near.nranks, parse_dtype(sweep.dtype).itemsize)
+    collective = collective_on(sweep.collective, group_machine.nranks, sweep.root)
+    (count,) = counts_for(sweep.collective, [total], group_machine.nranks, parse_dtype(sweep.dtype).itemsize)
     choices = sweep.choices or [Choice(default_algorithm(collective, total_bytes=total))]
     for choice in choices:
-        made = build(sweep, choice, near)
-        for protocol in sweep.protocols_of(made) or sweep.protocols:
-            yield str(choice), bind(made, count, sweep.dtype, sweep.op, protocol=costs_of(sweep, protocol, near, made))
+        schedule = build(sweep, choice, group_machine)
+        for protocol in sweep.protocols_of(schedule) or sweep.protocols:
+            yield (
+                str(choice),
+                bind(
+                    schedule, count, sweep.dtype, sweep.op, protocol=costs_of(sweep, protocol, group_machine, schedule)
+                ),
+            )
 
 
-def _chosen(sweep: Sweep, total: int, near: Topology, library: str) -> Iterator[tuple[str, Plan]]:
+def _library_plans(sweep: Sweep, total: int, group_machine: Topology, library: str) -> Iterator[tuple[str, Plan]]:
     """The plan that a library would choose for one group."""
-    plan = library_plan(sweep.collective, total, near, library=library)
+    plan = library_plan(sweep.collective, total, group_machine, library=library)
     yield plan.schedule.name, plan
 
 
-def _played(sweep: Sweep, machine: Topology, groups: Ints, plan: Plan) -> ProgramResult:
+def _play_groups(sweep: Sweep, machine: Topology, groups: Ints, plan: Plan) -> ProgramResult:
     """Play some groups at once."""
     program = Program(machine.nranks, [Call(plan, groups)])
     disturbed = sweep.disturbed
     return emulate(program, machine, data="none", events=disturbed.events(machine), policy=disturbed.policy)
 
 
-def _cut(result: ProgramResult) -> str:
+def _cut_kind(result: ProgramResult) -> str:
     return result.cut.kind if result.cut is not None else ""

@@ -10,11 +10,18 @@ Column = tuple[str, str, int]
 """Title, unit and width."""
 
 DATA: tuple[Column, ...] = (
-    ("size", "(B)", 12), ("count", "(elements)", 12), ("type", "", 9), ("redop", "", 8), ("root", "", 5),
-)  # fmt: skip
+    ("size", "(B)", 12),
+    ("count", "(elements)", 12),
+    ("type", "", 9),
+    ("redop", "", 8),
+    ("root", "", 5),
+)
 TIMES: tuple[Column, ...] = (
-    ("time", "(us)", 10), ("algbw", "(GB/s)", 8), ("busbw", "(GB/s)", 8), ("#wrong", "", 7),
-)  # fmt: skip
+    ("time", "(us)", 10),
+    ("algbw", "(GB/s)", 8),
+    ("busbw", "(GB/s)", 8),
+    ("#wrong", "", 7),
+)
 
 
 def titles(columns: Sequence[Column]) -> tuple[str, str]:

@@ -11,20 +11,20 @@ import msgspec
 from simcoll.core.collective import bus_factor
 from simcoll.emulator import Trace
 from simcoll.errors import ConfigError
-from simcoll.planning.sweeps.sweep import Row, best_rows, bound_rows, play
+from simcoll.planning.sweeps.sweep import SweepRow, best_rows, bound_rows, play
 from simcoll.planning.sweeps.sweep_report import cells
 from simcoll.topology import Topology
 
 if TYPE_CHECKING:
     from simcoll.libraries.prediction import Prediction
-    from simcoll.planning.sweeps.running import Table
+    from simcoll.planning.sweeps.running import SweepTable
 
 __all__ = ["nccl_tests_json", "picture", "predictions_json", "timeline"]
 
 NCCL_TESTS_VERSION = 3
 
 
-def picture(title: str, table: Table, topology: Topology, run: str) -> bytes:
+def picture(title: str, table: SweepTable, topology: Topology, run: str) -> bytes:
     """Draw the curves of a sweep as SVG; ``run`` identifies the results."""
     from simcoll.planning.sweeps.chart import busbw_svg
 
@@ -36,16 +36,16 @@ def picture(title: str, table: Table, topology: Topology, run: str) -> bytes:
     return busbw_svg(title, table.sweep.collective, topology.nranks, through or table.rows, run=run)
 
 
-def timeline(table: Table, topology: Topology, near: int, run: str) -> bytes:
-    """The timeline of the best run at the size nearest to ``near`` bytes; without runs, of the fastest program."""
+def timeline(table: SweepTable, topology: Topology, size_bytes: int, run: str) -> bytes:
+    """The timeline of the best run at the size nearest to ``size_bytes``; without runs, of the fastest program."""
     if not table.rows:
-        return min(table.programs, key=lambda each: each.result.time_fs).timeline(run)
-    traced = min(best_rows(table.rows), key=lambda row: abs(row.size_bytes - near))
+        return min(table.programs, key=lambda program: program.result.time_fs).timeline(run)
+    traced = min(best_rows(table.rows), key=lambda row: abs(row.size_bytes - size_bytes))
     trace = Trace(traced.result.plan, topology)
     return trace.content(play(table.sweep, traced.result.plan, topology, observer=trace), run=run)
 
 
-def nccl_tests_json(table: Table, run: str) -> bytes:
+def nccl_tests_json(table: SweepTable, run: str) -> bytes:
     """The best run of each size in nccl-tests' JSON, without fields of measurements only (times of day, hosts).
 
     Besides nccl-tests' fields each result has ``best``, ``bound`` (microseconds) and ``bottleneck``; ``cut`` if a fault cut the run off,
@@ -54,17 +54,24 @@ def nccl_tests_json(table: Table, run: str) -> bytes:
     best, bounds = best_rows(table.rows), bound_rows(table.rows)
     results: list[dict[str, Any]] = []
     for row, bound in zip(best, bounds, strict=True):
-        size, count, dtype, op, root, *_ = cells(table.sweep, [row])
+        line = cells(table.sweep, [row])
         timed = {"time": row.time_fs / 1e9, "alg_bw": row.algbw / 1e9, "bus_bw": row.busbw / 1e9}
-        told = timed if row.wrong is None else {**timed, "nwrong": row.wrong}
+        figures = timed if row.wrong is None else {**timed, "nwrong": row.wrong}
         results.append(
             {
-                "size": size, "count": count, "type": dtype, "redop": op, "root": str(root),
-                "out_of_place": None if row.result.cut else told, "in_place": None,
-                "best": str(row), "bound": bound.bound_fs / 1e9, "bottleneck": bound.result.bottleneck,
+                "size": line.size,
+                "count": line.elements,
+                "type": line.dtype,
+                "redop": line.op,
+                "root": str(line.root),
+                "out_of_place": None if row.result.cut else figures,
+                "in_place": None,
+                "best": str(row),
+                "bound": bound.bound_fs / 1e9,
+                "bottleneck": bound.result.bottleneck,
                 **({"cut": str(row.result.cut)} if row.result.cut else {}),
             }
-        )  # fmt: skip
+        )
     through = [row for row in best if not row.result.cut]
     wrong = sum(row.wrong or 0 for row in through)
     average = sum(row.busbw for row in through) / max(1, len(through)) / 1e9
@@ -78,41 +85,48 @@ def nccl_tests_json(table: Table, run: str) -> bytes:
         "out_of_bounds": {"count": wrong, "okay": str(not wrong).lower()},
         "average_bus_bandwidth": {"bandwidth": average, "okay": "true"},
         "errors": [],
-        **({"programs": [each.columns() for each in table.programs]} if table.programs else {}),
+        **({"programs": [program.columns() for program in table.programs]} if table.programs else {}),
     }
-    return _written(document)
+    return _json_bytes(document)
 
 
-def predictions_json(found: Sequence[Prediction], topology: Topology) -> bytes:
+def predictions_json(predictions: Sequence[Prediction], topology: Topology) -> bytes:
     """A library's predicted choice at each size, in nccl-tests' JSON.
 
     Besides nccl-tests' fields each result has the choice, the timing method, ``bound`` (microseconds), ``bottleneck``, and numbers
     ``assumed`` because they are unknown.
     """
-    factor = float(bus_factor(found[0].collective, topology.nranks))
+    factor = float(bus_factor(predictions[0].collective, topology.nranks))
     results = []
-    for each in found:
-        rate = each.size_bytes / (each.time_fs / 1e6)
-        timed = {"time": each.time_us, "alg_bw": rate, "bus_bw": rate * factor}
+    for prediction in predictions:
+        rate = prediction.size_bytes / (prediction.time_fs / 1e6)
+        timed = {"time": prediction.time_us, "alg_bw": rate, "bus_bw": rate * factor}
         results.append(
             {
-                "size": each.size_bytes, "out_of_place": timed, "in_place": None, "algorithm": each.algorithm,
-                "protocol": each.protocol, "channels": each.channels, "timed_by": each.timed_by, "note": each.note,
-                "bound": each.bound_fs / 1e9, "bottleneck": each.bottleneck,
-                "assumed": each.assumed.split("; ") if each.assumed else [],
+                "size": prediction.size_bytes,
+                "out_of_place": timed,
+                "in_place": None,
+                "algorithm": prediction.algorithm,
+                "protocol": prediction.protocol,
+                "channels": prediction.channels,
+                "timed_by": prediction.timed_by,
+                "note": prediction.note,
+                "bound": prediction.bound_fs / 1e9,
+                "bottleneck": prediction.bottleneck,
+                "assumed": prediction.assumed.split("; ") if prediction.assumed else [],
             }
-        )  # fmt: skip
-    config = {"collective": found[0].collective, "topology": topology.name, "nranks": topology.nranks}
-    config |= {"library": found[0].library, "calibration": found[0].calibration}
-    document = {"version": NCCL_TESTS_VERSION, "args": [f"{found[0].collective}_perf"], "config": config}
-    return _written({**document, "results": results})
+        )
+    config = {"collective": predictions[0].collective, "topology": topology.name, "nranks": topology.nranks}
+    config |= {"library": predictions[0].library, "calibration": predictions[0].calibration}
+    document = {"version": NCCL_TESTS_VERSION, "args": [f"{predictions[0].collective}_perf"], "config": config}
+    return _json_bytes({**document, "results": results})
 
 
-def _written(document: Mapping[str, Any]) -> bytes:
+def _json_bytes(document: Mapping[str, Any]) -> bytes:
     return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
 
 
-def _extent(best: Sequence[Row], sizes: Sequence[int]) -> dict[str, int]:
+def _extent(best: Sequence[SweepRow], sizes: Sequence[int]) -> dict[str, int]:
     if not best:
         return {}
     factors = {later // size if later % size == 0 else 0 for size, later in pairwise(sizes)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, NamedTuple, overload
 
 from simcoll.binding import bind
 from simcoll.core.memory_limits import give_back, in_words
@@ -16,21 +16,31 @@ from simcoll.emulator.engine_choice import ASKED, FEW_MESSAGES
 from simcoll.emulator.fast.compiled import COMPILED
 from simcoll.emulator.folding.remembered import forget_sizes
 from simcoll.emulator.steps.step_columns import summary
-from simcoll.planning.sweeps.sweep import DataCheck, Row, Sweep, costs_of, counts_for, play
+from simcoll.planning.sweeps.sweep import DataCheck, Sweep, SweepRow, costs_of, counts_for, play
 from simcoll.planning.sweeps.sweep_report import cells, foot_lines, head_lines, size_line, titles_of
 from simcoll.topology import Topology
 
 if TYPE_CHECKING:
     from simcoll.planning.sweeps.goal_programs import ProgramRun
+    from simcoll.tuning import Choice
 
-__all__ = ["Table", "check_data", "runs"]
+__all__ = ["SweepTable", "check_data", "runs"]
 
 CHECKED_BYTES = 512 << 20
 """Limit on data moved for a check."""
 
 
+class _Candidate(NamedTuple):
+    """An algorithm of the table: its schedule, the check of its data, and the protocols to time it with."""
+
+    choice: Choice
+    schedule: Schedule
+    check: DataCheck
+    protocols: Sequence[str]
+
+
 @dataclass(frozen=True, slots=True, repr=False)
-class Table:
+class SweepTable:
     """The runs of a sweep, a sequence of rows, which prints as the table of the best run of each size.
 
     ``programs``: additional runs without a size.
@@ -38,33 +48,31 @@ class Table:
 
     sweep: Sweep
     topology: str
-    rows: tuple[Row, ...]
+    rows: tuple[SweepRow, ...]
     programs: tuple[ProgramRun, ...] = ()
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[SweepRow]:
         return iter(self.rows)
 
     @overload
-    def __getitem__(self, index: int) -> Row: ...
+    def __getitem__(self, index: int) -> SweepRow: ...
     @overload
-    def __getitem__(self, index: slice) -> tuple[Row, ...]: ...
-    def __getitem__(self, index: int | slice) -> Row | tuple[Row, ...]:
+    def __getitem__(self, index: slice) -> tuple[SweepRow, ...]: ...
+    def __getitem__(self, index: int | slice) -> SweepRow | tuple[SweepRow, ...]:
         return self.rows[index]
 
-    def sizes(self) -> list[list[Row]]:
+    def sizes(self) -> list[list[SweepRow]]:
         """The runs of each size."""
-        found: dict[int, list[Row]] = {}
+        rows_by_count: dict[int, list[SweepRow]] = {}
         for row in self.rows:
-            found.setdefault(row.count, []).append(row)
-        return list(found.values())
+            rows_by_count.setdefault(row.count, []).append(row)
+        return list(rows_by_count.values())
 
     def __repr__(self) -> str:
-        return (
-            f"<Table: {self.sweep.collective} on {self.topology}, {len(self.rows)} runs of {len(self.sizes())} sizes>"
-        )
+        return f"<SweepTable: {self.sweep.collective} on {self.topology}, {len(self.rows)} runs of {len(self.sizes())} sizes>"
 
     def __str__(self) -> str:
         lines = [size_line(self.sweep, rows) for rows in self.sizes()]
@@ -101,38 +109,40 @@ def runs(
     schedules: Sequence[Schedule],
     topology: Topology,
     progress: Callable[[int, int, str], None] | None = None,
-) -> Iterator[list[Row]]:
+) -> Iterator[list[SweepRow]]:
     """Run the prepared choices, size by size; calls ``progress(runs done, total runs, next run)``.
 
     Uses the compiled engine if there are enough messages to pay for loading it.
     """
     counts = counts_for(sweep.collective, sweep.sizes, topology.nranks, parse_dtype(sweep.dtype).itemsize)
     protocols = [sweep.protocols_of(schedule) for schedule in schedules]
-    done, total = 0, len(counts) * sum(map(len, protocols))
-    tell = progress or (lambda _done, _total, _next: None)
-    engine, checks = "auto", list[DataCheck]()
-    for choice, schedule in zip(sweep.choices, schedules, strict=True):
-        tell(done, total, f"data of {choice}")
-        checks.append(check_data(sweep, schedule))
+    finished, total = 0, len(counts) * sum(map(len, protocols))
+    tell = progress or (lambda _finished, _total, _next: None)
+    engine, candidates = "auto", list[_Candidate]()
+    for choice, schedule, names in zip(sweep.choices, schedules, protocols, strict=True):
+        tell(finished, total, f"data of {choice}")
+        candidates.append(_Candidate(choice, schedule, check_data(sweep, schedule), names))
         give_back()
     for count in counts:
-        rows: list[Row] = []
-        for choice, schedule, check, names in zip(sweep.choices, schedules, checks, protocols, strict=True):
-            for name in names:
-                tell(done, total, f"{choice} {name}")
+        rows: list[SweepRow] = []
+        for candidate in candidates:
+            schedule = candidate.schedule
+            for name in candidate.protocols:
+                tell(finished, total, f"{candidate.choice} {name}")
                 protocol = costs_of(sweep, name, topology, schedule)
                 plan = bind(schedule, count, sweep.dtype, sweep.op, protocol=protocol)
                 # Not by what the process has loaded: the same table has the same bytes.
                 if COMPILED and engine != "fast" and not sweep.disturbed:
-                    little = summary(plan).messages * (total - done) <= FEW_MESSAGES
+                    little = summary(plan).messages * (total - finished) <= FEW_MESSAGES
                     engine = "simpy" if little else "fast"
-                result = play(sweep, plan, topology, engine=engine, protocols=len(names))
+                result = play(sweep, plan, topology, engine=engine, protocols=len(candidate.protocols))
                 if engine == "simpy":
                     result = replace(result, path=f"only {result.messages} messages")
                 elif result.path == ASKED:
                     result = replace(result, path="a table of many messages")
-                rows.append(Row(choice, name, replace(result, outputs=None), check))  # checked, and large
-                done += 1
+                outcome = replace(result, outputs=None)  # checked, and large
+                rows.append(SweepRow(candidate.choice, name, outcome, candidate.check))
+                finished += 1
             forget_sizes(schedule)
             give_back()
         yield rows

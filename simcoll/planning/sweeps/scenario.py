@@ -24,7 +24,7 @@ from simcoll.tuning import parse_choice
 from simcoll.units import parse_size
 
 if TYPE_CHECKING:
-    from simcoll.planning.sweeps.running import Table
+    from simcoll.planning.sweeps.running import SweepTable
 
 __all__ = [
     "Scenario",
@@ -108,11 +108,11 @@ def file_of(kind: str, name: str | Path) -> Path:
     folder = _FOLDERS[kind]
     path, shipped = Path(name), shipped_files(folder)
     if exists(path):
-        found = recognise(read_file(path, MAX_BYTES))
+        content_kind = recognise(read_file(path, MAX_BYTES))
         # A design is a plan without lists.
-        if found not in {kind, "design" if kind == "plan" else kind, *_UNSURE}:
-            player = f"; simcoll {_COMMANDS[found]} plays it" if found in _COMMANDS else ""
-            raise ConfigError(f"this is {TITLES[found]}; expected a {kind} file{player}", file=str(path))
+        if content_kind not in {kind, "design" if kind == "plan" else kind, *_UNSURE}:
+            player = f"; simcoll {_COMMANDS[content_kind]} plays it" if content_kind in _COMMANDS else ""
+            raise ConfigError(f"this is {TITLES[content_kind]}; expected a {kind} file{player}", file=str(path))
         return path
     if path.stem not in shipped or path.suffix not in ("", ".toml") or str(path.parent) not in {".", folder}:
         raise ConfigError(
@@ -140,18 +140,18 @@ def load_scenario(name: FilePath) -> tuple[Scenario, Path]:
 
 def scenario_topology(scenario: Scenario, path: Path) -> Topology:
     """Load the topology of a scenario; its path is relative to the scenario file."""
-    found = load_topology(beside(path.parent, scenario.topology.name), nodes=scenario.topology.nodes)
+    topology = load_topology(beside(path.parent, scenario.topology.name), nodes=scenario.topology.nodes)
     for link, share in scenario.topology.degraded.items():
-        found = found.degrade(link, share)
-    return found.with_ranks(parse_ranks(scenario.ranks)) if scenario.ranks else found
+        topology = topology.degrade(link, share)
+    return topology.with_ranks(parse_ranks(scenario.ranks)) if scenario.ranks else topology
 
 
 def scenario_machines(scenario: Scenario, path: Path) -> dict[str, Topology]:
     """The topology of a scenario; with a ``group``, the ranks of one group of each axis, by axis name."""
     from simcoll.planning.sweeps.mesh_groups import machines_along
 
-    found = scenario_topology(scenario, path)
-    return machines_along(found, scenario.group) if scenario.group else {"": found}
+    topology = scenario_topology(scenario, path)
+    return machines_along(topology, scenario.group) if scenario.group else {"": topology}
 
 
 def sweep_of(scenario: Scenario, file: str) -> Sweep:
@@ -170,12 +170,12 @@ def sweep_of(scenario: Scenario, file: str) -> Sweep:
         raise ConfigError("the title has control characters; write it in one line", file=file, path="$.title")
     if not scenario.protocols:
         raise ConfigError("an empty list; leave it out for 'ideal'", file=file, path="$.protocols")
-    for name, given, most in (
+    for name, entries, limit in (
         ("algorithms", scenario.algorithms, MAX_ALGORITHMS),
         ("protocols", scenario.protocols, MAX_PROTOCOLS),
     ):
-        if len(given) > most:
-            raise ConfigError(f"{len(given)} entries; at most {most}", file=file, path=f"$.{name}")
+        if len(entries) > limit:
+            raise ConfigError(f"{len(entries)} entries; at most {limit}", file=file, path=f"$.{name}")
     size(scenario.trace_size, "$.trace_size")
     with blamed_on(file):
         choices = tuple(parse_choice(text, Path(file).parent) for text in scenario.algorithms)
@@ -183,28 +183,39 @@ def sweep_of(scenario: Scenario, file: str) -> Sweep:
             size(scenario.sizes.begin, "$.sizes.begin"), size(scenario.sizes.end, "$.sizes.end"), scenario.sizes.factor
         )
         return Sweep(
-            scenario.collective.kind, ladder, choices, tuple(scenario.protocols), scenario.collective.dtype,
-            scenario.collective.op, scenario.collective.root, size(scenario.check_up_to, "$.check_up_to"),
+            scenario.collective.kind,
+            ladder,
+            choices,
+            tuple(scenario.protocols),
+            scenario.collective.dtype,
+            scenario.collective.op,
+            scenario.collective.root,
+            size(scenario.check_up_to, "$.check_up_to"),
             disturbance(
-                scenario.stragglers, scenario.background, scenario.jitter, scenario.seed, scenario.faults, scenario.policy
+                scenario.stragglers,
+                scenario.background,
+                scenario.jitter,
+                scenario.seed,
+                scenario.faults,
+                scenario.policy,
             ),
-        )  # fmt: skip
+        )
 
 
 def write_results(
-    folder: Path, scenario: Scenario, topology: Topology, table: Table, proofs: Sequence[str]
+    folder: Path, scenario: Scenario, topology: Topology, table: SweepTable, proofs: Sequence[str]
 ) -> list[str]:
     """Write ``results.json``, ``results.csv``, ``busbw.svg`` and ``trace.json.gz``, each with the hash of all; returns the names.
 
     Programs alone have no picture, as they have no sizes.
     """
     content, run = results_json(scenario.title, table.sweep, topology, table.rows, proofs, table.programs)
-    near = parse_size(scenario.trace_size, what="trace_size")
+    trace_bytes = parse_size(scenario.trace_size, what="trace_size")
     files = {
         "results.json": content,
         "results.csv": results_csv(table.rows, run, table.programs),
         **({"busbw.svg": picture(scenario.title, table, topology, run)} if table.rows else {}),
-        "trace.json.gz": timeline(table, topology, near, run),
+        "trace.json.gz": timeline(table, topology, trace_bytes, run),
     }
     write_files(folder, files)
     return list(files)

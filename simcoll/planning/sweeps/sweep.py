@@ -19,14 +19,14 @@ from simcoll.emulator.reference.ledger import Observer
 from simcoll.emulator.request import Request
 from simcoll.emulator.run import run_checked
 from simcoll.errors import ConfigError
-from simcoll.planning.sweeps.disturbance import CALM, Disturbance
+from simcoll.planning.sweeps.disturbance import CALM, RunDisturbance
 from simcoll.topology import Topology
 from simcoll.tuning import Choice, carries, collective_on, costs, schedule_on
 
 __all__ = [
     "DataCheck",
-    "Row",
     "Sweep",
+    "SweepRow",
     "best_rows",
     "bound_rows",
     "build",
@@ -64,7 +64,7 @@ class Sweep:
     op: str = "sum"
     root: int | None = None
     check_up_to: int = 0
-    disturbed: Disturbance = CALM
+    disturbed: RunDisturbance = CALM
 
     def __post_init__(self) -> None:
         for name in ("choices", "protocols"):  # what is named twice runs once
@@ -89,7 +89,7 @@ class DataCheck:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SweepRow:
     """One run of a sweep: the requested algorithm and protocol, the result, and the check of the schedule's data."""
 
     choice: Choice
@@ -194,16 +194,16 @@ def prepare(
     """
     Collective(sweep.collective, topology.nranks, root=sweep.root)
     if not sweep.choices:
-        served = sorted({found.collective for found in ALGORITHMS})
+        served = sorted({algorithm.collective for algorithm in ALGORITHMS})
         raise ConfigError(f"no algorithm to run {sweep.collective} with; there are some for {', '.join(served)}")
     schedules = list(built or (build(sweep, choice, topology) for choice in sweep.choices))
     for schedule in schedules:
         for name in sweep.protocols_of(schedule) or sweep.protocols:
             costs(name, topology, schedule)
     largest = counts_for(sweep.collective, sweep.sizes[-1:], topology.nranks, parse_dtype(sweep.dtype).itemsize)[0]
-    for done, schedule in enumerate(schedules):
+    for number, schedule in enumerate(schedules):
         if progress:
-            progress(done, len(schedules), f"the proof of {schedule.title}")
+            progress(number, len(schedules), f"the proof of {schedule.title}")
         bind(schedule, largest, sweep.dtype, sweep.op)
         give_back()
     return schedules
@@ -211,8 +211,8 @@ def prepare(
 
 def costs_of(sweep: Sweep, name: str, topology: Topology, schedule: Schedule) -> Protocol:
     """The constants of a protocol, with the sweep's jitter."""
-    found, disturbed = costs(name, topology, schedule), sweep.disturbed
-    return replace(found, jitter_fs=disturbed.jitter_fs, seed=disturbed.seed) if disturbed.jitter_fs else found
+    protocol, disturbed = costs(name, topology, schedule), sweep.disturbed
+    return replace(protocol, jitter_fs=disturbed.jitter_fs, seed=disturbed.seed) if disturbed.jitter_fs else protocol
 
 
 def play(
@@ -231,12 +231,12 @@ def play(
     return run_checked(request, data=data)
 
 
-def best_rows(rows: Sequence[Row]) -> list[Row]:
+def best_rows(rows: Sequence[SweepRow]) -> list[SweepRow]:
     """The fastest run of every size, in order of size; first of equals. Runs that were cut off rank last."""
     return _least(rows, lambda row: (bool(row.result.cut), row.time_fs))
 
 
-def bound_rows(rows: Sequence[Row]) -> list[Row]:
+def bound_rows(rows: Sequence[SweepRow]) -> list[SweepRow]:
     """For each size, the run with the smallest lower bound.
 
     Protocols have different latencies, and a bound must hold for all of them.
@@ -244,9 +244,9 @@ def bound_rows(rows: Sequence[Row]) -> list[Row]:
     return _least(rows, lambda row: (row.bound_fs,))
 
 
-def _least(rows: Sequence[Row], key: Callable[[Row], tuple[int, ...]]) -> list[Row]:
-    least: dict[int, Row] = {}
+def _least(rows: Sequence[SweepRow], key: Callable[[SweepRow], tuple[int, ...]]) -> list[SweepRow]:
+    rows_by_count: dict[int, SweepRow] = {}
     for row in rows:
-        if row.count not in least or key(row) < key(least[row.count]):
-            least[row.count] = row
-    return list(least.values())
+        if row.count not in rows_by_count or key(row) < key(rows_by_count[row.count]):
+            rows_by_count[row.count] = row
+    return list(rows_by_count.values())

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import chain, product
+from itertools import chain, product, starmap
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -24,13 +24,13 @@ from simcoll.errors import ConfigError, blamed_on, nearest
 from simcoll.files.output import csv_bytes
 from simcoll.files.reader_arguments import FilePath, path_of
 from simcoll.files.strict import decode_toml, read_file
-from simcoll.planning.grids.grid import Grid, Point
+from simcoll.planning.grids.grid import Point, PointGrid
 from simcoll.planning.grids.grid import Row as GridRow
-from simcoll.planning.sweeps.disturbance import Disturbance, disturbance, parse_ranks
+from simcoll.planning.sweeps.disturbance import RunDisturbance, disturbance, parse_ranks
 from simcoll.planning.sweeps.goal_programs import is_program, play_program
 from simcoll.planning.sweeps.mesh_groups import machines_along, parse_axes
 from simcoll.planning.sweeps.scenario import SizesTable
-from simcoll.planning.sweeps.sweep import Row, Sweep, build, costs_of, counts_for, play, size_ladder
+from simcoll.planning.sweeps.sweep import Sweep, SweepRow, build, costs_of, counts_for, play, size_ladder
 from simcoll.planning.sweeps.sweep_report import row_columns
 from simcoll.topology import Topology, load_topology
 from simcoll.topology.file_layers import beside, content_of
@@ -44,9 +44,21 @@ MAX_POINTS = 10**6
 AXES = ("topology", "nodes", "degraded", "collective", "algorithm", "protocol", "seed", "size")
 """Axes of the grid, the last fastest, so that neighbours share topology and schedule."""
 FIGURES = (
-    "size_bytes", "count", "schedule", "proof", "time_fs", "algbw", "busbw", "bound_fs", "bound_kind", "bottleneck", "headroom",
-    "wrong", "messages", "trace_hash",
-)  # fmt: skip
+    "size_bytes",
+    "count",
+    "schedule",
+    "proof",
+    "time_fs",
+    "algbw",
+    "busbw",
+    "bound_fs",
+    "bound_kind",
+    "bottleneck",
+    "headroom",
+    "wrong",
+    "messages",
+    "trace_hash",
+)
 
 
 class SweepFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -86,7 +98,25 @@ def load_sweep(path: FilePath) -> SweepFile:
     return decode_toml(read_file(path, MAX_BYTES), SweepFile, path)
 
 
-def sweep_grid(sweep: SweepFile, path: Path) -> Grid:
+class _MachineCase(NamedTuple):
+    """One value of every axis of the machine: the keys of its topology, nodes, degraded links; and the collective."""
+
+    topology: Mapping[str, str]
+    nodes: int | None
+    degraded: Mapping[str, str | int | float]
+    collective: str
+
+
+class _RunCase(NamedTuple):
+    """One value of every other axis; a program has no size."""
+
+    algorithm: str
+    protocol: str
+    seed: int
+    size: int | None
+
+
+def sweep_grid(sweep: SweepFile, path: Path) -> PointGrid:
     """Expand a sweep file to points, one per combination.
 
     A collective is played with the named algorithms that support it, by default with all that do. A program is played once on each
@@ -112,9 +142,12 @@ def sweep_grid(sweep: SweepFile, path: Path) -> Grid:
             "seeds differ only where there is jitter; add a key such as jitter = '1 us'", file=file, path="$.seeds"
         )
     fixed: dict[str, Any] = {
-        "dtype": parse_dtype(sweep.dtype).name, "op": sweep.op, "root": sweep.root, "jitter_fs": jitter_fs,
+        "dtype": parse_dtype(sweep.dtype).name,
+        "op": sweep.op,
+        "root": sweep.root,
+        "jitter_fs": jitter_fs,
         "check_up_to": parse_size(sweep.check_up_to, file=file, path="$.check_up_to"),
-    }  # fmt: skip
+    }
     # Only what is asked for is part of a point, so that others keep their keys.
     disturbed = disturbance(sweep.stragglers, sweep.background, faults=sweep.faults, policy=sweep.policy)
     fixed |= {"stragglers": list(disturbed.stragglers)} if disturbed.stragglers else {}
@@ -124,24 +157,28 @@ def sweep_grid(sweep: SweepFile, path: Path) -> Grid:
     mesh = parse_axes(sweep.group).axes if sweep.group else ()
     groups = [{"group": sweep.group, "axis": axis} for axis, size in mesh if size > 1] or [{}]
     points: list[Point] = []
-    for topology, nodes, degraded, collective, group in product(
-        *(axes[n] for n in ("topologies", "nodes", "degraded", "collectives")), groups
-    ):
-        named = [text for text in axes["algorithms"] if _serves(text, collective)]
-        given = named if sweep.algorithms else _all_of(collective)
-        rest = product(given, *(axes[name] for name in ("protocols", "seeds", "sizes")))
+    machines = starmap(_MachineCase, product(*(axes[n] for n in ("topologies", "nodes", "degraded", "collectives"))))
+    for case, group in product(machines, groups):
+        serving = [text for text in axes["algorithms"] if _serves(text, case.collective)]
+        algorithms = serving if sweep.algorithms else _all_of(case.collective)
+        combinations = product(algorithms, *(axes[name] for name in ("protocols", "seeds", "sizes")))
         programs = product(filter(_plays, axes["algorithms"]), axes["protocols"], axes["seeds"], [None])
-        for algorithm, protocol, seed, size in chain(rest, programs):
-            kind = None if size is None else collective
-            values = ((), nodes, degraded, kind, algorithm, protocol, seed, size)
-            points.append({**dict(zip(AXES, values, strict=True)), **topology, **group, **fixed, **_hashed(algorithm)})
+        for run in starmap(_RunCase, chain(combinations, programs)):
+            point = {
+                "topology": (),
+                "nodes": case.nodes,
+                "degraded": case.degraded,
+                "collective": None if run.size is None else case.collective,
+                **run._asdict(),
+            }
+            points.append({**point, **case.topology, **group, **fixed, **_file_hash(run.algorithm)})
             if len(points) > MAX_POINTS:
                 raise ConfigError(f"more than {MAX_POINTS:,} points; split the file", file=file)
-    return Grid(time_point, tuple(points))
+    return PointGrid(time_point, tuple(points))
 
 
 def _all_of(collective: str) -> list[str]:
-    return [found.name for found in ALGORITHMS if found.collective == collective]
+    return [algorithm.name for algorithm in ALGORITHMS if algorithm.collective == collective]
 
 
 def _serves(text: str, collective: str) -> bool:
@@ -157,7 +194,7 @@ def _plays(text: str) -> bool:
 
 
 @lru_cache
-def _hashed(text: str) -> dict[str, str]:
+def _file_hash(text: str) -> dict[str, str]:
     """The hash of an algorithm's file, so that a changed file makes different points; empty for a name."""
     name = parse_choice(text).algorithm
     if not is_file_name(name):
@@ -168,38 +205,38 @@ def _hashed(text: str) -> dict[str, str]:
 def _axes(sweep: SweepFile, path: Path) -> dict[str, Sequence[Any]]:
     """The checked values of every axis."""
     file = str(path)
-    for at, kind in enumerate(sweep.collectives):
+    for number, kind in enumerate(sweep.collectives):
         if kind not in KINDS:
             raise ConfigError(
-                f"unknown collective {kind!r}; {nearest(kind, KINDS)}", file=file, path=f"$.collectives[{at}]"
+                f"unknown collective {kind!r}; {nearest(kind, KINDS)}", file=file, path=f"$.collectives[{number}]"
             )
-    names = {found.name for found in ALGORITHMS if found.collective in sweep.collectives}
+    names = {algorithm.name for algorithm in ALGORITHMS if algorithm.collective in sweep.collectives}
     choices = [parse_choice(text, path.parent) for text in sweep.algorithms]
-    choices = [replace(each, algorithm=_whole_name(each.algorithm)) for each in choices]
-    for at, choice in enumerate(choices):
+    choices = [replace(choice, algorithm=_whole_name(choice.algorithm)) for choice in choices]
+    for number, choice in enumerate(choices):
         name = choice.algorithm
         if name not in names and not _plays(name) and not any(_serves(name, kind) for kind in sweep.collectives):
-            told = f"no algorithm {name!r} for {', '.join(sweep.collectives)}; {nearest(name, names)}"
-            raise ConfigError(told, file=file, path=f"$.algorithms[{at}]")
-    for at, nodes in enumerate(sweep.nodes):
+            message = f"no algorithm {name!r} for {', '.join(sweep.collectives)}; {nearest(name, names)}"
+            raise ConfigError(message, file=file, path=f"$.algorithms[{number}]")
+    for number, nodes in enumerate(sweep.nodes):
         if nodes < 1:
-            raise ConfigError(f"expected at least one node, got {nodes}", file=file, path=f"$.nodes[{at}]")
+            raise ConfigError(f"expected at least one node, got {nodes}", file=file, path=f"$.nodes[{number}]")
     if isinstance(sweep.sizes, list):
-        sizes = [parse_size(size, file=file, path=f"$.sizes[{at}]") for at, size in enumerate(sweep.sizes)]
+        sizes = [parse_size(size, file=file, path=f"$.sizes[{number}]") for number, size in enumerate(sweep.sizes)]
     else:
         begin = parse_size(sweep.sizes.begin, file=file, path="$.sizes.begin")
         end = parse_size(sweep.sizes.end, file=file, path="$.sizes.end")
         with blamed_on(file, "$.sizes"):
             sizes = list(size_ladder(begin, end, sweep.sizes.factor))
-    for at, seed in enumerate(sweep.seeds):
-        with blamed_on(file, f"$.seeds[{at}]"):
+    for number, seed in enumerate(sweep.seeds):
+        with blamed_on(file, f"$.seeds[{number}]"):
             check_seed(seed)
-    for at, name in enumerate(sweep.protocols):
+    for number, name in enumerate(sweep.protocols):
         if name not in PROTOCOL_NAMES:
-            told = f"unknown protocol {name!r}; {nearest(name, PROTOCOL_NAMES)}"
-            raise ConfigError(told, file=file, path=f"$.protocols[{at}]")
+            message = f"unknown protocol {name!r}; {nearest(name, PROTOCOL_NAMES)}"
+            raise ConfigError(message, file=file, path=f"$.protocols[{number}]")
     return {
-        "topologies": [_named(name, path.parent) for name in sweep.topologies],
+        "topologies": [_topology_keys(name, path.parent) for name in sweep.topologies],
         "nodes": sweep.nodes or [None],
         "degraded": sweep.degraded or [{}],
         "collectives": sweep.collectives,
@@ -215,10 +252,10 @@ def _whole_name(name: str) -> str:
     return str(Path(name).resolve()) if is_file_name(name) else name
 
 
-def _named(name: str, folder: Path) -> dict[str, str]:
+def _topology_keys(name: str, folder: Path) -> dict[str, str]:
     """A topology in a point: its name or path, and a hash of its files, so that a changed file makes different points."""
-    where = beside(folder, name)
-    return {"topology": where, "topology_hash": hashlib.sha256(content_of(where)).hexdigest()[:16]}
+    file = beside(folder, name)
+    return {"topology": file, "topology_hash": hashlib.sha256(content_of(file)).hexdigest()[:16]}
 
 
 def time_point(point: Point) -> dict[str, Any]:
@@ -232,7 +269,7 @@ def time_point(point: Point) -> dict[str, Any]:
         point.get("axis", ""),
     )
     choice, name = parse_choice(point["algorithm"]), point["protocol"]
-    disturbed = Disturbance(
+    disturbed = RunDisturbance(
         tuple((rank, factor) for rank, factor in point.get("stragglers", ())),
         tuple((link, share) for link, share in point.get("background", ())),
         point["jitter_fs"],
@@ -241,8 +278,8 @@ def time_point(point: Point) -> dict[str, Any]:
         point.get("policy", "stall"),
     )
     if point["collective"] is None:
-        told = play_program(choice, name, machine, disturbed).columns()
-        return {column: told.get(column) for column in FIGURES}
+        figures = play_program(choice, name, machine, disturbed).columns()
+        return {column: figures.get(column) for column in FIGURES}
     schedule = _schedule(machine, point["collective"], point["root"], point["algorithm"])
     sweep = Sweep(
         point["collective"],
@@ -258,7 +295,7 @@ def time_point(point: Point) -> dict[str, Any]:
     count = counts_for(sweep.collective, sweep.sizes, machine.nranks, parse_dtype(sweep.dtype).itemsize)[0]
     protocol = costs_of(sweep, name, machine, schedule)
     result = play(sweep, bind(schedule, count, sweep.dtype, sweep.op, protocol=protocol), machine)
-    columns = row_columns(Row(choice, name, result))
+    columns = row_columns(SweepRow(choice, name, result))
     if result.cut is not None:
         raise ConfigError(str(result.cut))
     return {name: columns[name] for name in FIGURES}
@@ -284,11 +321,11 @@ def _schedule(machine: Topology, collective: str, root: int | None, algorithm: s
 def sweep_csv(rows: Sequence[GridRow]) -> bytes:
     """The rows as CSV; the column ``error`` has the reason why a point did not run."""
     grouped = ("axis",) if any("axis" in row["point"] for row in rows) else ()
-    told = (
+    lines = (
         row["point"]
         | {"degraded": " ".join(f"{k}={v}" for k, v in row["point"]["degraded"].items())}
         | row.get("result", {})
         | {"error": row.get("error", "")}
         for row in rows
     )
-    return csv_bytes((*AXES, *grouped, *FIGURES, "error"), told)
+    return csv_bytes((*AXES, *grouped, *FIGURES, "error"), lines)

@@ -15,10 +15,11 @@ from simcoll.errors import ConfigError
 from simcoll.formats.tuners.tuner_rules import NO_LIMIT, Rule
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.environment import DEFAULT, Environment
-from simcoll.libraries.formula import stated
+from simcoll.libraries.formula import stated_costs
 from simcoll.libraries.plans import bind_size
-from simcoll.libraries.prediction import calibrated, chosen, predict
-from simcoll.planning.measured.accuracy import WAYS, band_of, errors_of, medians
+from simcoll.libraries.prediction import choose, predict
+from simcoll.libraries.question import Question, calibrate
+from simcoll.planning.measured.accuracy import METHODS, band_of, errors_of, medians
 from simcoll.planning.measured.library_table import library_for
 from simcoll.planning.measured.measurements import published_tables
 from simcoll.planning.tuners.leaders import time_through_leaders
@@ -82,8 +83,8 @@ class Picked:
 def _errors(collective: str) -> Mapping[str, float]:
     """Median errors by band of the formula's predictions of published tables, with each system left out of the fit."""
     tables = [table for table in published_tables() if table.collective == collective]
-    found = [error for table in tables for error in errors_of(table, by_formula=True) if error.way == WAYS[0]]
-    return medians(found)
+    errors = [error for table in tables for error in errors_of(table, by_formula=True) if error.method == METHODS[0]]
+    return medians(errors)
 
 
 def nccl_choices(
@@ -99,34 +100,48 @@ def nccl_choices(
     than to what NCCL's own estimates prefer, which is told beside it.
     """
     model, machine = library_for(library, topology), machine_of(topology)
-    overlaid = calibrated(model, machine, calibration)
+    overlaid = calibrate(model, machine, calibration)
     for collective in collectives:
         bytes_ = np.array(sizes, float)
-        offered, _ = chosen(machine, collective, bytes_, overlaid)
+        offered, _ = choose(Question(collective, machine, overlaid), bytes_)
         every = {(cost.algorithm, cost.protocol): cost.time_us(bytes_) for cost in offered}
         estimates = {
-            (cost.algorithm, cost.protocol): cost.time_us(bytes_) for cost in stated(machine, collective, bytes_, model)
+            (cost.algorithm, cost.protocol): cost.time_us(bytes_)
+            for cost in stated_costs(machine, collective, bytes_, model)
         }
         for place, size in enumerate(sizes):
-            own = predict(collective, size, topology, library=model, calibration=calibration)
-            near, prefers = (
-                sorted(known, key=lambda key: (float(np.broadcast_to(known[key], len(sizes))[place]), key))
-                for known in (every, estimates)
+            default = predict(collective, size, topology, library=model, calibration=calibration)
+            fastest, prefers = (
+                sorted(
+                    times_by_key, key=lambda key: (float(np.broadcast_to(times_by_key[key], len(sizes))[place]), key)
+                )
+                for times_by_key in (every, estimates)
             )
-            found = {(own.algorithm, own.protocol): own}
-            for algorithm, protocol in [*near[:PLAYED], *(key for key in prefers[:1] if key in every)]:
-                if (algorithm, protocol) not in found:
+            predictions = {(default.algorithm, default.protocol): default}
+            for algorithm, protocol in [*fastest[:PLAYED], *(key for key in prefers[:1] if key in every)]:
+                if (algorithm, protocol) not in predictions:
                     only = Environment(((collective, (algorithm,)),), ((collective, (protocol,)),), nvls=DEFAULT.nvls)
-                    found[algorithm, protocol] = predict(
+                    predictions[algorithm, protocol] = predict(
                         collective, size, topology, library=model, calibration=calibration, environment=only
                     )
-            best = min(found.values(), key=lambda each: each.time_fs)
-            other = found.get(prefers[0], own) if prefers else own
+            best = min(predictions.values(), key=lambda prediction: prediction.time_fs)
+            preferred = predictions.get(prefers[0], default) if prefers else default
             yield Picked(
-                collective, size, best.algorithm, best.protocol.lower(), best.channels, best.time_fs,
-                f"{own.algorithm} {own.protocol}", own.time_fs, _errors(collective).get(band_of(size)),
-                *((f"{other.algorithm} {other.protocol}", other.time_fs) if other is not own else ()),
-            )  # fmt: skip
+                collective,
+                size,
+                best.algorithm,
+                best.protocol.lower(),
+                best.channels,
+                best.time_fs,
+                f"{default.algorithm} {default.protocol}",
+                default.time_fs,
+                _errors(collective).get(band_of(size)),
+                *(
+                    (f"{preferred.algorithm} {preferred.protocol}", preferred.time_fs)
+                    if preferred is not default
+                    else ()
+                ),
+            )
 
 
 def played_choices(
@@ -140,26 +155,29 @@ def played_choices(
         For a collective for which simcoll has none of the library's algorithms.
     """
     model = load_mpi_library(library)
-    whole = load_mpi_library(model.components_of or library)
+    components = load_mpi_library(model.components_of or library)
     for kind in collectives:
         if kind not in model.collectives:
             raise ConfigError(f"no algorithm of {library} is known for {kind}; known: {', '.join(model.collectives)}")
-        known, stages = model.collectives[kind], whole.collectives[kind].through_leaders
+        selection, stages = model.collectives[kind], components.collectives[kind].through_leaders
         collective = collective_on(kind, topology.nranks)
-        made: dict[str, Schedule] = {}
-        for name in known.algorithms:
+        schedules: dict[str, Schedule] = {}
+        for name in selection.algorithms:
             with suppress(ConfigError):  # it does not serve so many ranks
-                made[name] = schedule_on(collective, name, topology, most_channels=1)
+                schedules[name] = schedule_on(collective, name, topology, most_channels=1)
         for size in sizes:
             offered: dict[str, int] = {}
-            for name, each in made.items():
-                plan, own = bind_size(each, costs(protocol, topology, each), size), known.algorithms[name]
+            for name, schedule in schedules.items():
+                plan, library_name = (
+                    bind_size(schedule, costs(protocol, topology, schedule), size),
+                    selection.algorithms[name],
+                )
                 time_fs = emulate(plan, topology, data="none", bound=False).time_fs
-                offered[own] = min(time_fs, offered.get(own, time_fs))
-            default, _ = known.default_on(topology, size)
-            default_fs = offered.get(known.alike.get(default, default))
+                offered[library_name] = min(time_fs, offered.get(library_name, time_fs))
+            default, _ = selection.default_on(topology, size)
+            default_fs = offered.get(selection.alike.get(default, default))
             if default in stages:
-                default_fs = time_through_leaders(whole, stages[default], size, topology, protocol)
+                default_fs = time_through_leaders(components, stages[default], size, topology, protocol)
                 if model.components_of and default_fs is not None:
                     offered[default] = default_fs
             best = min(offered, key=lambda name: (offered[name], name))
@@ -176,15 +194,18 @@ def rules_of(
     nodes = len(set(topology.groups["box"].tolist())) if exact and "box" in topology.groups else -1
     ranks = topology.nranks if exact else -1
     rules: list[Rule] = []
-    for collective in dict.fromkeys(each.collective for each in picked):
-        own = [each for each in picked if each.collective == collective]
+    for collective in dict.fromkeys(choice.collective for choice in picked):
+        choices = [choice for choice in picked if choice.collective == collective]
         shares = topology.nranks if collective in blocks else 1
-        first = 0
-        for place, each in enumerate(own):
-            alike = [(other.algorithm, other.protocol, other.channels) for other in own[place : place + 2]]
-            if len(alike) == 2 and alike[0] == alike[1]:
+        begin = 0
+        for place, choice in enumerate(choices):
+            pair = [
+                (neighbour.algorithm, neighbour.protocol, neighbour.channels)
+                for neighbour in choices[place : place + 2]
+            ]
+            if len(pair) == 2 and pair[0] == pair[1]:
                 continue
-            last = NO_LIMIT if place + 1 == len(own) else each.size_bytes // shares
-            rules.append(Rule(collective, first, last, each.algorithm, each.protocol, each.channels, nodes, ranks))
-            first = last + 1
+            end = NO_LIMIT if place + 1 == len(choices) else choice.size_bytes // shares
+            rules.append(Rule(collective, begin, end, choice.algorithm, choice.protocol, choice.channels, nodes, ranks))
+            begin = end + 1
     return rules

@@ -35,52 +35,54 @@ def time_through_leaders(
     if members is None:
         return None
     nodes = np.argsort(topology.groups["box"], kind="stable").reshape(-1, members)
-    made: dict[tuple[str, int, bool], Plan] = {}
-    plan = partial(_plan, made, library, nodes.shape, topology, protocol)
+    plans: dict[tuple[str, int, bool], Plan] = {}
+    plan = partial(_plan, plans, library, nodes.shape, topology, protocol)
     segment = library.segment if library.segment and set(stages) <= SEGMENTED else size_bytes
-    whole, rest = divmod(size_bytes, max(segment, 1))
-    sizes = [segment] * whole + [rest] * (rest > 0)
+    full_segments, tail_bytes = divmod(size_bytes, max(segment, 1))
+    sizes = [segment] * full_segments + [tail_bytes] * (tail_bytes > 0)
     calls: list[Call] = []
-    before: range = range(0)
+    previous: range = range(0)
     for turn in range(len(sizes) + len(stages) - 1):
         begin = len(calls)
         for place, stage in enumerate(stages):
             if 0 <= turn - place < len(sizes):
-                inside = stage.startswith("inside")
+                within_node = stage.startswith("inside")
                 calls.append(
                     Call(
                         plan(stage, sizes[turn - place], turn > 0),
-                        nodes if inside else nodes[None, :, 0],
-                        "inside" if inside else stage,
-                        before,
+                        nodes if within_node else nodes[None, :, 0],
+                        "inside" if within_node else stage,
+                        previous,
                     )
                 )
-        before = range(begin, len(calls))
+        previous = range(begin, len(calls))
     return emulate(Program(topology.nranks, calls), topology, data="none").time_fs
 
 
 def _plan(
-    made: dict[tuple[str, int, bool], Plan],
+    plans: dict[tuple[str, int, bool], Plan],
     library: MpiLibrary,
     shape: tuple[int, int],
     topology: Topology,
     protocol: str,
     stage: str,
     size_bytes: int,
-    beside: bool,
+    overlapped: bool,
 ) -> Plan:
-    """The plan of one stage for a size; ``beside``: overlapped with another stage, for which some libraries use other algorithms."""
-    key = stage, size_bytes, beside
-    if key not in made:
-        where, kind = stage.split()
-        n = shape[where == "inside"]
-        known = library.collectives[kind]
+    """The plan of one stage for a size; ``overlapped``: at once with another stage, for which some libraries use other algorithms."""
+    key = stage, size_bytes, overlapped
+    if key not in plans:
+        place, kind = stage.split()
+        n = shape[place == "inside"]
+        collective = library.collectives[kind]
         rows = (
-            known.inside or known.one_node if where == "inside" else (beside and known.beside) or known.apart
-        ) or known.default
-        size = size_bytes // shape[0] if where == "inside" and kind in {"gather", "scatter"} else size_bytes
-        name, _, piece = row_for(rows, n, size // n if known.default_counts_blocks else size).partition("/")
+            collective.inside or collective.one_node
+            if place == "inside"
+            else (overlapped and collective.beside) or collective.apart
+        ) or collective.default
+        size = size_bytes // shape[0] if place == "inside" and kind in {"gather", "scatter"} else size_bytes
+        name, _, piece = row_for(rows, n, size // n if collective.default_counts_blocks else size).partition("/")
         params: dict[str, Any] = {"pieces": -(-size // int(piece))} if piece else {}
-        played = schedule(collective_on(kind, n), known.ours(name) or "tree", **params)
-        made[key] = bind_size(played, costs(protocol, topology, played), size)
-    return made[key]
+        played = schedule(collective_on(kind, n), collective.ours(name) or "tree", **params)
+        plans[key] = bind_size(played, costs(protocol, topology, played), size)
+    return plans[key]

@@ -26,8 +26,8 @@ def row_for(rows: Rows, nranks: int, size_bytes: int) -> str:
         for row in rows
         if row[0] == "any" or (nranks & (nranks - 1) == 0 if row[0] == "pow2" else nranks < int(row[0]))
     )
-    for least, larger in zip(steps[::2], steps[1::2], strict=True):
-        name = larger if size_bytes >= int(least) else name
+    for threshold, larger in zip(steps[::2], steps[1::2], strict=True):
+        name = larger if size_bytes >= int(threshold) else name
     return str(name)
 
 
@@ -81,8 +81,8 @@ class MpiCollective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def ours(self, name: str) -> str | None:
         """Return simcoll's algorithm for a name of the library, if unique."""
-        known = [ours for ours, own in self.algorithms.items() if own == self.alike.get(name, name)]
-        return known[0] if len(known) == 1 else None
+        matches = [ours for ours, library_name in self.algorithms.items() if library_name == self.alike.get(name, name)]
+        return matches[0] if len(matches) == 1 else None
 
 
 class MpiLibrary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

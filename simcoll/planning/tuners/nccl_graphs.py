@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from simcoll.formats.logs.nccl_graph import NcclGraph
     from simcoll.formats.logs.nccl_log import NcclCommunicator
 
-__all__ = ["Channels", "channels_of_graph", "channels_of_log", "channels_schedule", "connection_lines", "fit_lines"]
+__all__ = ["NcclChannels", "channels_of_graph", "channels_of_log", "channels_schedule", "connection_lines", "fit_lines"]
 
 _KINDS = {"NVL": "nvlink", "PIX": "pcie", "PXB": "pcie", "PHB": "pcie", "SYS": "cpu"}
 """The slowest kind of link on a path, by NCCL's name of the path."""
@@ -32,7 +32,7 @@ MAX_PIECES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Channels:
+class NcclChannels:
     """NCCL's channels for one family of algorithms.
 
     Attributes
@@ -66,12 +66,14 @@ class Channels:
         return [*around, *up, *((parent, rank) for rank, parent in up)]
 
 
-def channels_of_graph(graph: NcclGraph) -> Channels:
+def channels_of_graph(graph: NcclGraph) -> NcclChannels:
     """The channels of a graph file: rings, or trees, which are chains within a node."""
     orders, parents = (graph.channels, ()) if graph.pattern == "ring" else ((), tuple(map(_chain, graph.channels)))
     if graph.pattern in _BY_SWITCH:
         parents = ()
-    return Channels(graph.name, graph.pattern, orders, parents, graph.intra_GBps, graph.type_intra, len(graph.channels))
+    return NcclChannels(
+        graph.name, graph.pattern, orders, parents, graph.intra_GBps, graph.type_intra, len(graph.channels)
+    )
 
 
 def _chain(order: Sequence[int]) -> tuple[int, ...]:
@@ -82,7 +84,7 @@ def _chain(order: Sequence[int]) -> tuple[int, ...]:
     return tuple(parents)
 
 
-def channels_of_log(communicator: NcclCommunicator, topology: Topology) -> list[Channels]:
+def channels_of_log(communicator: NcclCommunicator, topology: Topology) -> list[NcclChannels]:
     """The rings and trees of a communicator, with the ranks that its GPUs have on a machine."""
     place = np.array(_places(communicator, topology))
     rings = tuple(tuple(place[list(ring)].tolist()) for ring in communicator.rings)
@@ -92,27 +94,27 @@ def channels_of_log(communicator: NcclCommunicator, topology: Topology) -> list[
         above = np.array(tree)
         parents[place] = np.where(above < 0, -1, place[above])
         trees.append(tuple(parents.tolist()))
-    found = [
-        _searched(Channels(name, name, orders, parents, 0.0, "", len(orders) + len(parents)), communicator)
+    families = [
+        _with_search_rate(NcclChannels(name, name, orders, parents, 0.0, "", len(orders) + len(parents)), communicator)
         for name, orders, parents in (("ring", rings, ()), ("tree", (), tuple(trees)))
         if orders or parents
     ]
-    return found + [
-        Channels(name, each.pattern, (), (), each.intra_GBps, each.type_intra, each.count)
-        for name, each in communicator.searches.items()
-        if each.pattern in _BY_SWITCH
+    return families + [
+        NcclChannels(name, search.pattern, (), (), search.intra_GBps, search.type_intra, search.count)
+        for name, search in communicator.searches.items()
+        if search.pattern in _BY_SWITCH
     ]
 
 
-def _searched(channels: Channels, communicator: NcclCommunicator) -> Channels:
+def _with_search_rate(channels: NcclChannels, communicator: NcclCommunicator) -> NcclChannels:
     """Channels with the total rate found by NCCL's search, if the log has it."""
     search = communicator.searches.get(channels.name)
     if search is None:
         return channels
     alone = len({host for host, _ in communicator.places}) == 1 or communicator.nnodes == 1
-    each = search.intra_GBps if alone else min(search.intra_GBps, search.inter_GBps)
+    rate_GBps = search.intra_GBps if alone else min(search.intra_GBps, search.inter_GBps)
     path = search.type_intra if alone else ""
-    return replace(channels, GBps=each * search.count / channels.count, path=path)
+    return replace(channels, GBps=rate_GBps * search.count / channels.count, path=path)
 
 
 def _places(communicator: NcclCommunicator, topology: Topology) -> list[int]:
@@ -123,11 +125,11 @@ def _places(communicator: NcclCommunicator, topology: Topology) -> list[int]:
     hosts = list(dict.fromkeys(host for host, _ in communicator.places))
     if not communicator.places or size is None or n != len(hosts) * size:
         return list(range(n))
-    found = [hosts.index(host) * size + device for host, device in communicator.places]
-    return found if sorted(found) == list(range(n)) else list(range(n))
+    ranks = [hosts.index(host) * size + device for host, device in communicator.places]
+    return ranks if sorted(ranks) == list(range(n)) else list(range(n))
 
 
-def fit_lines(channels: Channels, topology: Topology) -> Iterator[str]:
+def fit_lines(channels: NcclChannels, topology: Topology) -> Iterator[str]:
     """Describe the channels' load on a machine's links: rate, busiest link, and idle links.
 
     Raises
@@ -135,9 +137,9 @@ def fit_lines(channels: Channels, topology: Topology) -> Iterator[str]:
     ConfigError
         When they name GPUs that the machine lacks.
     """
-    count, each = channels.count, channels.GBps
-    many = f"{count} channel{'s' * (count != 1)}"
-    rate = f"{many} of {each:g} GB/s, {count * each:g} GB/s in all" if each else many
+    count, intended_GBps = channels.count, channels.GBps
+    amount = f"{count} channel{'s' * (count != 1)}"
+    rate = f"{amount} of {intended_GBps:g} GB/s, {count * intended_GBps:g} GB/s in all" if intended_GBps else amount
     yield f"{channels.name}: {rate}, {channels.pattern}" + (f", over {channels.path}" if channels.path else "")
     edges = np.array(channels.edges(), np.int64).reshape(-1, 2)
     if not len(edges):
@@ -150,29 +152,30 @@ def fit_lines(channels: Channels, topology: Topology) -> Iterator[str]:
         )
     routes = topology.route(edges[:, 0], edges[:, 1])
     used = routes.links[routes.links >= 0].ravel()
-    times = dict(zip(*(found.tolist() for found in np.unique(used, return_counts=True)), strict=True))
+    times = dict(zip(*(column.tolist() for column in np.unique(used, return_counts=True)), strict=True))
     GBps = {link: int(topology.link_capacity_uBps[link]) / 10**15 for link in times}
     busiest = max(times, key=lambda link: times[link] / GBps[link])
     name, capacity = topology.link_name(busiest), GBps[busiest]
-    if each:
-        load = times[busiest] * each
+    if intended_GBps:
+        load = times[busiest] * intended_GBps
         verdict = "fits" if load <= capacity else "does not fit"
         yield (
             f"  {verdict}: the busiest link, {name}, would carry {load:g} GB/s of {capacity:g} ({100 * load / capacity:.0f} %)"
         )
     else:
-        most = capacity / times[busiest]
+        share_GBps = capacity / times[busiest]
         yield (
             f"  the busiest link, {name}, is used {times[busiest]} time{'s' * (times[busiest] != 1)}: "
-            f"of its {capacity:g} GB/s each gets {most:g}, all together {most * count:g} GB/s"
+            f"of its {capacity:g} GB/s each gets {share_GBps:g}, all together {share_GBps * count:g} GB/s"
         )
     slowest = LINK_KINDS[int(routes.kind.max())]
     if channels.path in _KINDS and slowest != _KINDS[channels.path]:
         yield f"  NCCL says that its slowest path is {channels.path}; on this machine it goes over {slowest}"
     fast = [
-        link for link in range(topology.nlinks)
+        link
+        for link in range(topology.nlinks)
         if LINK_KINDS[topology.link_kind[link]] == "nvlink" and link not in times
-    ]  # fmt: skip
+    ]
     if fast:
         yield f"  {len(fast)} NVLinks of {topology.name} are left idle, such as {topology.link_name(fast[0])}"
 
@@ -181,24 +184,30 @@ def connection_lines(communicator: NcclCommunicator, topology: Topology) -> Iter
     """Describe the paths of a communicator's connections, and those for which the machine has a better one."""
     if not communicator.connections:
         return
-    yield "  connections: " + ", ".join(f"{count:,} {way}" for way, count in communicator.ways().items())
+    yield "  connections: " + ", ".join(f"{count:,} {transport}" for transport, count in communicator.ways().items())
     place = np.array(_places(communicator, topology))
-    inside = [each for each in communicator.connections if max(each[:2]) < communicator.nranks and each[0] != each[1]]
-    pairs = place[np.array([each[:2] for each in inside], np.int64).reshape(-1, 2)]
+    connections = [
+        connection
+        for connection in communicator.connections
+        if max(connection[:2]) < communicator.nranks and connection[0] != connection[1]
+    ]
+    pairs = place[np.array([connection[:2] for connection in connections], np.int64).reshape(-1, 2)]
     kinds = topology.route(pairs[:, 0], pairs[:, 1]).kind.tolist() if len(pairs) else []
     worse: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
-    for (a, b, way), kind in zip(inside, kinds, strict=True):
+    for (a, b, transport), kind in zip(connections, kinds, strict=True):
         best = LINK_KINDS[kind]
-        if (best == "nvlink" and not way.startswith(("P2P", "NVLS"))) or (best == "pcie" and way.startswith("NET")):
-            worse[way, best].append((a, b))
-        elif best == "net" and way.startswith("NET/Socket"):
-            worse[way, "the network's RDMA"].append((a, b))
-    for (way, best), found in list(worse.items())[:MOST_LINES]:
-        a, b = found[0]
-        yield f"  {len(found)} of them, such as {a} -> {b}, go via {way}, where this machine has {best}"
+        if (best == "nvlink" and not transport.startswith(("P2P", "NVLS"))) or (
+            best == "pcie" and transport.startswith("NET")
+        ):
+            worse[transport, best].append((a, b))
+        elif best == "net" and transport.startswith("NET/Socket"):
+            worse[transport, "the network's RDMA"].append((a, b))
+    for (transport, best), edges in list(worse.items())[:MOST_LINES]:
+        a, b = edges[0]
+        yield f"  {len(edges)} of them, such as {a} -> {b}, go via {transport}, where this machine has {best}"
 
 
-def channels_schedule(channels: Channels, collective: str = "all_reduce", *, pieces: int = 1) -> Schedule:
+def channels_schedule(channels: NcclChannels, collective: str = "all_reduce", *, pieces: int = 1) -> Schedule:
     """Convert NCCL's rings or trees to a schedule with an equal share of the data on each channel.
 
     Parameters
@@ -226,25 +235,31 @@ def channels_schedule(channels: Channels, collective: str = "all_reduce", *, pie
     n, count = len(channels.parents[0]), len(channels.parents)
     trees = [np.array(tree) for tree in channels.parents]
     below = [levels(tree) for tree in trees]
-    for number, (tree, found) in enumerate(zip(trees, below, strict=True)):
-        if len(tree) != n or int((tree < 0).sum()) != 1 or sum(map(len, found)) != n - 1:
+    for number, (tree, tree_levels) in enumerate(zip(trees, below, strict=True)):
+        if len(tree) != n or int((tree < 0).sum()) != 1 or sum(map(len, tree_levels)) != n - 1:
             raise ConfigError(f"channel {number} of NCCL's tree graph is no tree of GPUs 0 to {n - 1}")
     layout, rank, lane = Layout(Collective("all_reduce", n), count), np.arange(n), count * int(pieces > 1)
 
     def steps() -> Iterator[Step]:
         yield transfers(rank, layout.input(), rank, layout.output(), count=count)
         for time in range(max(map(len, below))):
-            yield joined([
-                transfers(level, layout.output(0, c), tree[level], layout.output(0, c), op=REDUCE, channel=c)
-                for c, (tree, found) in enumerate(zip(trees, below, strict=True)) if time < len(found)
-                for level in [found[len(found) - 1 - time]]
-            ])  # fmt: skip
+            yield joined(
+                [
+                    transfers(level, layout.output(0, c), tree[level], layout.output(0, c), op=REDUCE, channel=c)
+                    for c, (tree, tree_levels) in enumerate(zip(trees, below, strict=True))
+                    if time < len(tree_levels)
+                    for level in [tree_levels[len(tree_levels) - 1 - time]]
+                ]
+            )
         for time in range(max(map(len, below))):
-            yield joined([
-                transfers(tree[level], layout.output(0, c), level, layout.output(0, c), channel=c + lane)
-                for c, (tree, found) in enumerate(zip(trees, below, strict=True)) if time < len(found)
-                for level in [found[time]]
-            ])  # fmt: skip
+            yield joined(
+                [
+                    transfers(tree[level], layout.output(0, c), level, layout.output(0, c), channel=c + lane)
+                    for c, (tree, tree_levels) in enumerate(zip(trees, below, strict=True))
+                    if time < len(tree_levels)
+                    for level in [tree_levels[time]]
+                ]
+            )
 
     return compose.pipelined(Schedule("nccl_trees", layout, steps, count + lane), pieces)
 

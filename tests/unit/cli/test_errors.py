@@ -319,7 +319,7 @@ def test_a_folder_in_place_of_a_result_is_refused(folder, capsys):
 
 
 def test_no_traceback_reaches_a_user(folder, monkeypatch, capsys):
-    from realcoll.__main__ import main as realcoll
+    from realcoll.commands import main as realcoll
 
     def broken(*arguments, **options):
         raise KeyError("a bug\nin two lines")

@@ -10,7 +10,7 @@ from io import StringIO
 
 import pytest
 
-from realcoll.__main__ import main as realcoll_main
+from realcoll.commands import main as realcoll_main
 from simcoll.cli import app, main
 from simcoll.core.collective import KINDS
 from simcoll.core.reduction import parse_dtype

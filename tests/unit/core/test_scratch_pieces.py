@@ -14,7 +14,7 @@ from simcoll.core.schedule import Layout, Schedule, transfers
 from simcoll.errors import ConfigError, ScheduleError
 from simcoll.formats.schedules.schedule_json import dump_schedule, parse_schedule
 from simcoll.testing import assert_implements
-from simcoll.testing.rewrites import detoured, relabelled
+from simcoll.testing.rewrites import detour, relabel_ranks
 
 GATHER = Collective("all_gather", 2)
 # Input chunks 0..2, output 3..8, scratch 9 and 10: on rank 0 pieces 2 and 0 of block 1, on rank 1 piece 1 of block 0 and 2 of block 1.
@@ -70,7 +70,7 @@ def test_rewrites_and_files_keep_it():
     schedule = simcoll.schedule("all_reduce", "two_shot", nranks=4)
     again = parse_schedule(dump_schedule(schedule))
     assert again.content_hash() == schedule.content_hash()
-    for made in (again, relabelled(schedule, [2, 0, 3, 1]), detoured(schedule, 0, 5), detoured(schedule, 1, 2)):
+    for made in (again, relabel_ranks(schedule, [2, 0, 3, 1]), detour(schedule, 0, 5), detour(schedule, 1, 2)):
         assert_implements(made, counts=[0, 9], dtypes=["int32"])
     plain = Layout(schedule.collective, 4, schedule.layout.scratch)
     assert Schedule("two_shot", plain, schedule.source).content_hash() != schedule.content_hash()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import simcoll.distributed as dist
-from simcoll.distributed.runtime.rank_classes import Alike
+from simcoll.distributed.runtime.rank_classes import RankClasses
 from simcoll.errors import ConfigError
 from simcoll.topology import crossbar
 
@@ -77,7 +77,7 @@ def test_followers_contribute_what_their_leader_does():
 
 
 def test_groups_of_one_dimension_are_found():
-    alike = Alike([0] * 8)
+    alike = RankClasses([0] * 8)
     rows, columns = [(0, 1), (2, 3), (4, 5), (6, 7)], [(0, 2), (1, 3), (4, 6), (5, 7)]
     for group in rows + columns:
         alike.note_group(group)

@@ -22,7 +22,7 @@ from realcoll.meeting.meeting_messages import Join, Meet
 from simcoll.distributed.server.frames import encode
 from simcoll.distributed.server.server import LIGHT_BYTES, Server
 from simcoll.distributed.stores import DistStoreError, wire
-from simcoll.distributed.stores.store_table import Table
+from simcoll.distributed.stores.store_table import StoreTable
 from simcoll.distributed.stores.tcp import service
 from simcoll.distributed.stores.wire import Verb
 from tests.support import hostile_doors
@@ -197,9 +197,9 @@ def test_a_client_that_takes_no_answers(kind):
 def test_requests_sent_ahead_wait_for_the_turns_of_others():
     with StoreDoor() as door, door.introduced() as greedy, door.store.clone() as other:
         other.set("big", b"x" * (1 << 20))
-        work = encode(wire.Request(Verb.APPEND, keys=("big",), values=(b"y",))) * 2000
-        last = encode(wire.Request(Verb.ADD, 1, keys=("done",)))
-        greedy.sendall(encode(wire.Request(Verb.WAIT, wait_ms=60_000, keys=("go",))) + work + last)
+        work = encode(wire.StoreRequest(Verb.APPEND, keys=("big",), values=(b"y",))) * 2000
+        last = encode(wire.StoreRequest(Verb.ADD, 1, keys=("done",)))
+        greedy.sendall(encode(wire.StoreRequest(Verb.WAIT, wait_ms=60_000, keys=("go",))) + work + last)
         other.set("go", "1")
         assert other.add("done", 0) == 0
         other.wait(["done"])  # all are served
@@ -215,14 +215,16 @@ def test_what_moves_much_waits_until_small_requests_are_served(monkeypatch, verb
         other.set("big", b"x" * 40_000)
         greedy = [inside.enter_context(door.introduced()) for _ in range(10)]
         small = inside.enter_context(door.introduced())
-        served, apply = [], Table.apply
-        monkeypatch.setattr(Table, "apply", lambda table, asked: (served.append(asked.keys[0]), apply(table, asked))[1])
+        served, apply = [], StoreTable.apply
+        monkeypatch.setattr(
+            StoreTable, "apply", lambda table, asked: (served.append(asked.keys[0]), apply(table, asked))[1]
+        )
         (server,) = [thread for thread in threading.enumerate() if isinstance(thread, Server)]
         server.loop.call_soon_threadsafe(time.sleep, 0.3)
         time.sleep(0.1)
         for sock in greedy:
-            sock.sendall(encode(wire.Request(verb, keys=("big",), values=values)))
-        small.sendall(encode(wire.Request(Verb.SET, keys=("small",), values=(b"1",))))
+            sock.sendall(encode(wire.StoreRequest(verb, keys=("big",), values=values)))
+        small.sendall(encode(wire.StoreRequest(Verb.SET, keys=("small",), values=(b"1",))))
         assert all(next_body(sock) for sock in [small, *greedy])
         assert served.index("small") <= 1
         assert served.count("big") == 10
@@ -231,7 +233,7 @@ def test_what_moves_much_waits_until_small_requests_are_served(monkeypatch, verb
 def test_small_requests_have_half_of_the_servers_time(monkeypatch):
     with StoreDoor() as door, door.store.clone() as other, contextlib.ExitStack() as inside:
         other.set("big", b"x" * 40_000)
-        begun, apply = threading.Event(), Table.apply
+        begun, apply = threading.Event(), StoreTable.apply
         big = []
 
         def slow(table, asked):
@@ -241,9 +243,9 @@ def test_small_requests_have_half_of_the_servers_time(monkeypatch):
                 big.append(asked)
             return apply(table, asked)
 
-        monkeypatch.setattr(Table, "apply", slow)
+        monkeypatch.setattr(StoreTable, "apply", slow)
         for sock in [inside.enter_context(door.introduced()) for _ in range(20)]:
-            sock.sendall(encode(wire.Request(Verb.GET, keys=("big",))))
+            sock.sendall(encode(wire.StoreRequest(Verb.GET, keys=("big",))))
         assert begun.wait(10)
         for _ in range(8):
             other.set("small", b"1")
@@ -252,23 +254,23 @@ def test_small_requests_have_half_of_the_servers_time(monkeypatch):
 
 @pytest.mark.parametrize("verb", [Verb.WAIT, Verb.MULTI_GET, Verb.CHECK])
 def test_looking_for_many_keys_is_much(verb):
-    table = Table()
-    few, many = (wire.Request(verb, keys=tuple(map(str, range(count)))) for count in (64, 1000))
+    table = StoreTable()
+    few, many = (wire.StoreRequest(verb, keys=tuple(map(str, range(count)))) for count in (64, 1000))
     assert table.moved_bytes(few) <= LIGHT_BYTES < table.moved_bytes(many)
 
 
 def test_appending_does_not_copy_what_is_there():
-    table = Table()
-    table.apply(wire.Request(Verb.SET, keys=("k",), values=(b"x" * (1 << 20),)))
-    first = table.apply(wire.Request(Verb.GET, keys=("k",)))
-    append = wire.Request(Verb.APPEND, keys=("k",), values=(b"y",))
+    table = StoreTable()
+    table.apply(wire.StoreRequest(Verb.SET, keys=("k",), values=(b"x" * (1 << 20),)))
+    first = table.apply(wire.StoreRequest(Verb.GET, keys=("k",)))
+    append = wire.StoreRequest(Verb.APPEND, keys=("k",), values=(b"y",))
     moved = []
     for _ in range(3):
         moved.append(table.moved_bytes(append))
         table.apply(append)
     assert moved == [1 << 20, 0, 0]
     assert first == b"x" * (1 << 20)
-    assert table.apply(wire.Request(Verb.GET, keys=("k",))) == first + b"yyy"
+    assert table.apply(wire.StoreRequest(Verb.GET, keys=("k",))) == first + b"yyy"
     assert table.moved_bytes(append) > 1 << 20  # whoever got the value keeps it
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import simcoll
-from simcoll.distributed.launch import Job, launch, main
+from simcoll.distributed.launch import ProcessJob, launch, main
 from simcoll.distributed.start.processes import Worker, run_workers, worker_environment
 from simcoll.errors import ConfigError
 
@@ -43,7 +43,7 @@ def reports(folder, ranks):
 
 def test_the_environment_of_a_worker():
     # The variables torchrun documents.
-    variables = worker_environment(Job(3, 2, 1, "node0", 1234, "job"), 2)
+    variables = worker_environment(ProcessJob(3, 2, 1, "node0", 1234, "job"), 2)
     assert variables == {
         "RANK": "5",
         "LOCAL_RANK": "2",
@@ -68,7 +68,7 @@ def test_every_rank_once_over_all_machines():
     ranks = [
         (int(v["RANK"]), int(v["LOCAL_RANK"]))
         for node in range(3)
-        for v in (worker_environment(Job(2, 3, node), local) for local in range(2))
+        for v in (worker_environment(ProcessJob(2, 3, node), local) for local in range(2))
     ]
     assert ranks == [(0, 0), (1, 1), (2, 0), (3, 1), (4, 0), (5, 1)]
 
@@ -85,7 +85,7 @@ def test_every_rank_once_over_all_machines():
 )
 def test_jobs_that_cannot_be(wrong, message):
     with pytest.raises(ConfigError, match=message):
-        Job(**wrong)
+        ProcessJob(**wrong)
 
 
 def test_workers_get_their_variables_and_arguments(program, tmp_path, monkeypatch):
@@ -93,7 +93,7 @@ def test_workers_get_their_variables_and_arguments(program, tmp_path, monkeypatc
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delenv("SIMCOLL_SECRET", raising=False)
     script = program(REPORT)
-    job = Job(nproc_per_node=3, master_port=1234)
+    job = ProcessJob(nproc_per_node=3, master_port=1234)
     assert launch([sys.executable, script], [NAMES, str(tmp_path), "--its", "own"], job) == 0
     found = reports(tmp_path, range(3))
     assert [arguments for _, arguments in found] == [["--its", "own"]] * 3
@@ -118,7 +118,7 @@ def test_workers_get_their_variables_and_arguments(program, tmp_path, monkeypatc
 def test_what_is_set_is_left_alone(program, tmp_path):
     script = program(REPORT)
     mine = os.environ | {"OMP_NUM_THREADS": "7", "SIMCOLL_SECRET": "mine", "RANK": "99"}
-    assert launch([sys.executable, script], [NAMES, str(tmp_path)], Job(2), environment=mine) == 0
+    assert launch([sys.executable, script], [NAMES, str(tmp_path)], ProcessJob(2), environment=mine) == 0
     for rank, (variables, _) in enumerate(reports(tmp_path, range(2))):
         assert variables["OMP_NUM_THREADS"] == "7"
         assert variables["SIMCOLL_SECRET"] == "mine"
@@ -128,7 +128,7 @@ def test_what_is_set_is_left_alone(program, tmp_path):
 def test_machines_of_a_larger_job_share_no_secret_by_chance(program, tmp_path, monkeypatch):
     monkeypatch.delenv("SIMCOLL_SECRET", raising=False)
     script = program(REPORT)
-    assert launch([sys.executable, script], [NAMES, str(tmp_path)], Job(1, 2, 1)) == 0
+    assert launch([sys.executable, script], [NAMES, str(tmp_path)], ProcessJob(1, 2, 1)) == 0
     ((variables, _),) = reports(tmp_path, [1])
     assert variables["SIMCOLL_SECRET"] is None
     assert variables["RANK"] == "1"

@@ -86,11 +86,14 @@ def test_a_store_is_held_to_it(monkeypatch, tmp_path):
 def test_launchers_make_one(monkeypatch):
     from realcoll.start import local_launch as launch
     from realcoll.start.pmi import Board
-    from simcoll.distributed.start.processes import Job
+    from simcoll.distributed.start.processes import ProcessJob
 
     monkeypatch.delenv("SIMCOLL_SECRET", raising=False)
     board = Board(2)
-    found = [worker.environment["SIMCOLL_SECRET"] for worker in launch._workers(Job(2, master_port=0), board, ["x.py"])]
+    found = [
+        worker.environment["SIMCOLL_SECRET"]
+        for worker in launch._workers(ProcessJob(2, master_port=0), board, ["x.py"])
+    ]
     board.close()
     assert len(set(found)) == 1
     assert len(found[0]) == 64

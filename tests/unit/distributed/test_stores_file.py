@@ -182,7 +182,7 @@ def test_a_damaged_record_is_found(tmp_path):
 
 def test_a_record_that_makes_no_sense_is_found(tmp_path):
     FileStore(tmp_path / "f").close()
-    body = msgspec.msgpack.encode(wire.Request(Verb.COUNT, number=1, keys=("of its own",)))
+    body = msgspec.msgpack.encode(wire.StoreRequest(Verb.COUNT, number=1, keys=("of its own",)))
     with (tmp_path / "f").open("ab") as file:
         file.write(struct.pack(">II", len(body), zlib.crc32(body)) + body)
     with pytest.raises(DistStoreError, match=r"record at byte \d+ makes no sense"):

@@ -19,8 +19,8 @@ import pytest
 
 from simcoll.distributed.server.frames import HELLOS, Greeting, Hello, Welcome, decode, encode
 from simcoll.distributed.stores import DistNetworkError, DistStoreError, Limits, PrefixStore, TCPStore, wire
-from simcoll.distributed.stores.store_table import Table
-from simcoll.distributed.stores.wire import Request, Verb
+from simcoll.distributed.stores.store_table import StoreTable
+from simcoll.distributed.stores.wire import StoreRequest, Verb
 from tests.support.hostile_doors import StoreDoor, next_body
 
 SECOND = timedelta(seconds=1)
@@ -377,10 +377,10 @@ def test_a_full_store():
 
 
 def test_counters_are_bounded_in_size_and_number():
-    table = Table(max_keys=2)
+    table = StoreTable(max_keys=2)
 
     def count(amount=0, *, keys):
-        return Request(Verb.COUNT, amount, keys=keys)
+        return StoreRequest(Verb.COUNT, amount, keys=keys)
 
     assert table.apply(count(1 << 62, keys=("rank 1",))) == 1 << 62
     with pytest.raises(ValueError, match="the counter 'rank 1' does not fit in 64 bits"):
@@ -517,19 +517,19 @@ def until_closed(sock, limit_s=5.0):
     return data
 
 
-LONG = encode(wire.Request(Verb.SET, keys=("k",), values=(b"long" * 20,)))
+LONG = encode(wire.StoreRequest(Verb.SET, keys=("k",), values=(b"long" * 20,)))
 
 
 def frame(body):
     return struct.pack(">I", len(body)) + body
 
 
-GOOD = encode(wire.Request(Verb.SET, keys=("k",), values=(b"v",)))
+GOOD = encode(wire.StoreRequest(Verb.SET, keys=("k",), values=(b"v",)))
 NONSENSE = {
     "an operation that is none": encode(wire.Reply(77, keys=("k",))),
     "a hello again": encode(Hello(wire.SERVICE, b"", b"")),
-    "too few keys": encode(wire.Request(Verb.SET, values=(b"v",))),
-    "too many values": encode(wire.Request(Verb.GET, keys=("k",), values=(b"v",))),
+    "too few keys": encode(wire.StoreRequest(Verb.SET, values=(b"v",))),
+    "too many values": encode(wire.StoreRequest(Verb.GET, keys=("k",), values=(b"v",))),
     "a length over the limit": struct.pack(">I", 0xFFFFFFFF),
     "an empty body": frame(b""),
     "a body cut short": frame(GOOD[4:-1]),
@@ -541,7 +541,7 @@ NONSENSE = {
     "a number of more than 64 bits": frame(
         GOOD[4:].replace(b"\x01\x01\x00\x00", b"\x01\x01\xcf" + b"\xff" * 8 + b"\x00")
     ),
-    "too many items": encode(wire.Request(Verb.MULTI_SET, values=(b"",) * 65_537)),
+    "too many items": encode(wire.StoreRequest(Verb.MULTI_SET, values=(b"",) * 65_537)),
     "a list in place of a number": frame(b"\x96\x01" + b"\x91" * 5000),
 }
 
@@ -557,7 +557,7 @@ def test_nonsense_costs_the_connection_and_nothing_else(store, what):
 
 def test_a_counter_of_its_own_is_refused(store):
     with introduced(store.port) as sock:
-        sock.sendall(encode(wire.Request(Verb.COUNT, number=1, keys=("mine",))))
+        sock.sendall(encode(wire.StoreRequest(Verb.COUNT, number=1, keys=("mine",))))
         assert receive(sock).code == wire.Status.VALUE_ERROR
 
 
@@ -634,7 +634,7 @@ def test_a_client_that_does_not_take_its_answer():
         for _ in range(30):  # in pieces, each of which has a second to arrive
             store.append("big", b"x" * MIB)
         with introduced(store.port) as sock:
-            sock.sendall(encode(wire.Request(Verb.GET, keys=("big",))))
+            sock.sendall(encode(wire.StoreRequest(Verb.GET, keys=("big",))))
             time.sleep(0.05)
             with store.clone() as other:  # others are served meanwhile
                 other.set("k", "v")
@@ -677,19 +677,19 @@ def test_what_has_arrived_is_bounded():
 def test_waiting_requests_are_bounded():
     with master(limits=Limits(max_buffered_bytes=MIB)) as store, introduced(store.port) as sock:
         keys = tuple(f"key {i}" for i in range(20_000))
-        sock.sendall(encode(wire.Request(Verb.WAIT, wait_ms=60_000, keys=keys)))
+        sock.sendall(encode(wire.StoreRequest(Verb.WAIT, wait_ms=60_000, keys=keys)))
         assert until_closed(sock) == b""
         store.set("k", "v")
 
 
 def test_an_old_deadline_does_not_end_a_new_wait(store):
     with introduced(store.port) as sock:
-        sock.sendall(encode(wire.Request(Verb.WAIT, wait_ms=300, keys=("x",))))
+        sock.sendall(encode(wire.StoreRequest(Verb.WAIT, wait_ms=300, keys=("x",))))
         time.sleep(0.05)
         store.set("x", "v")
         assert receive(sock).code == wire.Status.OK
         began = time.monotonic()
-        sock.sendall(encode(wire.Request(Verb.WAIT, wait_ms=600, keys=("y",))))
+        sock.sendall(encode(wire.StoreRequest(Verb.WAIT, wait_ms=600, keys=("y",))))
         assert receive(sock).code == wire.Status.NOT_READY
         assert time.monotonic() - began > 0.55
 
@@ -698,7 +698,7 @@ def test_waits_that_ended_early_take_no_memory(store):
     (server,) = [thread for thread in threading.enumerate() if getattr(thread, "address", ("", 0))[1] == store.port]
     with introduced(store.port) as sock:
         for i in range(2000):
-            sock.sendall(encode(wire.Request(Verb.WAIT, wait_ms=10**6, keys=(f"k{i}",))))
+            sock.sendall(encode(wire.StoreRequest(Verb.WAIT, wait_ms=10**6, keys=(f"k{i}",))))
             while not server.service._parking.stays:
                 time.sleep(0)
             store.set(f"k{i}", "v")

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simcoll.distributed.server.frames import Channel, MalformedError, body_length, decode, encode, proof
+from simcoll.distributed.server.frames import FrameChannel, MalformedError, body_length, decode, encode, proof
 from simcoll.distributed.stores import wire
 from simcoll.distributed.stores.tcp.service import Parking, Stay
-from simcoll.distributed.stores.wire import Request, Verb
+from simcoll.distributed.stores.wire import StoreRequest, Verb
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 MESSAGES = st.builds(
-    wire.Request,
+    wire.StoreRequest,
     st.sampled_from(wire.Verb),
     INT64,
     INT64,
@@ -46,7 +46,7 @@ def test_a_message_cut_short_is_malformed(message, data):
 
 def test_random_bytes_are_malformed_or_a_message():
     chance = random.Random(7)
-    good = bytes(encode(wire.Request(Verb.SET, 2, 3, ("k", "l"), (b"v",)))[4:])
+    good = bytes(encode(wire.StoreRequest(Verb.SET, 2, 3, ("k", "l"), (b"v",)))[4:])
     found = 0
     for i in range(20_000):
         body = bytearray(good if i % 2 else chance.randbytes(chance.randrange(1, 40)))
@@ -74,7 +74,7 @@ def test_a_frame_that_drips_has_one_deadline():
     began = time.monotonic()
     with near, far:
         with pytest.raises(TimeoutError):
-            Channel(near).receive(wire.REQUESTS, 1000, began + 0.4)
+            FrameChannel(near).receive(wire.REQUESTS, 1000, began + 0.4)
         assert time.monotonic() - began < 3  # all of the frame would take 5
         over.set()
         thread.join()
@@ -83,7 +83,7 @@ def test_a_frame_that_drips_has_one_deadline():
 def test_announced_gigabytes_take_no_memory():
     # Arrays, maps, strings and binaries of 2^32 - 1, where each field could begin.
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    head = bytes(encode(wire.Request(Verb.SET, 2, 3))[4:])
+    head = bytes(encode(wire.StoreRequest(Verb.SET, 2, 3))[4:])
     for at in range(len(head)):
         for announced in (b"\xdd", b"\xdf", b"\xdb", b"\xc6"):
             with pytest.raises(MalformedError):
@@ -117,7 +117,7 @@ class Timer:
 
 
 def stay(keys, at=0):
-    return Stay(Request(Verb.WAIT, keys=tuple(keys)), at, Timer())
+    return Stay(StoreRequest(Verb.WAIT, keys=tuple(keys)), at, Timer())
 
 
 def test_who_waits_for_what():

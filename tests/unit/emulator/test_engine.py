@@ -12,7 +12,7 @@ import simcoll
 from simcoll.core.protocol import Protocol
 from simcoll.core.schedule import COPY, REDUCE, SYNC
 from simcoll.emulator import Calendar, Fabric, Player, emulate
-from simcoll.emulator.model import bytes_left, flow_delay_fs
+from simcoll.emulator.model import flow_delay_fs, remaining_bytes
 from simcoll.errors import ConfigError, InternalError
 from simcoll.topology import LINK_KINDS, crossbar, from_networkx
 
@@ -372,7 +372,7 @@ class Slow:
             for m, rate in rates_by_rounds(self.capacities, {m: self.links[m] for m in self.flows}).items():
                 flow = self.flows[m]
                 if rate != flow[1]:
-                    flow[:] = bytes_left(flow[0], flow[1], self.now - flow[2]), rate, self.now
+                    flow[:] = remaining_bytes(flow[0], flow[1], self.now - flow[2]), rate, self.now
                     self.until[m] = self.now + flow_delay_fs(flow[0], rate)
             if any(self.until[m] == self.now for m in self.flows):
                 continue  # a flow that the new rate brings to its end at once

@@ -112,7 +112,7 @@ def test_work_that_spans_paces_is_rounded_up_and_what_was_done_of_it_down():
     assert [pace.end(0, 10, work) for work in (0, 1, 2, 3, 4, 5)] == [10, 13, 15, 17, 20, 21]
     assert [pace.end(0, at, 10) for at in (0, 5, 19, 20)] == [10, 21, 30, 30]
     assert [pace.end(1, 0, work) for work in (0, 5, 6)] == [0, 5, None]
-    assert (pace.end(1, 5, 0), pace.end(2, 5, 3), pace.stopped(1, 4), pace.stopped(1, 5)) == (None, 8, False, True)
+    assert (pace.end(1, 5, 0), pace.end(2, 5, 3), pace.at_rest(1, 4), pace.at_rest(1, 5)) == (None, 8, False, True)
 
 
 def test_bytes_take_another_way(play, by_hand):

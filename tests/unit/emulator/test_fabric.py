@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simcoll.emulator import Calendar, Fabric
-from simcoll.emulator.model import bytes_left, flow_delay_fs
+from simcoll.emulator.model import flow_delay_fs, remaining_bytes
 from simcoll.errors import ConfigError, InternalError
 
 GBps = 10**15
@@ -185,7 +185,7 @@ def recomputed(capacities, flows):
         for number, rate in by_rounds(capacities, {f: flows[f][2] for f in state}).items():
             left, old, since, _ = state[number]
             if rate != old:
-                left = bytes_left(left, old, now - since)
+                left = remaining_bytes(left, old, now - since)
                 state[number] = (left, rate, now, now + flow_delay_fs(left, rate))
     return finish
 

@@ -2,6 +2,8 @@
 
 import inspect
 import os
+import pickle
+import pickletools
 import re
 import signal
 import subprocess
@@ -17,7 +19,7 @@ from simcoll.core.protocol import IDEAL, Protocol
 from simcoll.emulator import emulate
 from simcoll.emulator.fast import calendar, changes, filling, loading
 from simcoll.emulator.fast import loops as kernel
-from simcoll.emulator.fast.compiled import COMPILED, SOURCES, _jit, _tell, announced
+from simcoll.emulator.fast.compiled import COMPILED, SOURCES, _jit, _tell, announce_compiling
 from simcoll.emulator.model import jitter_fs
 from simcoll.emulator.steps.plan_placement import placement_of
 from simcoll.emulator.steps.step_columns import summary
@@ -148,10 +150,10 @@ def test_compiling_is_announced_once(capsys):
 
     function, other = numba.njit(lambda number: number + 1), numba.njit(lambda number: number + 2)
     _tell.cache_clear()
-    with announced(function):
+    with announce_compiling(function):
         other(1)
     assert capsys.readouterr().err == ""
-    with announced(function):
+    with announce_compiling(function):
         function(1)
         function(2)
         function(1.5)  # compiled again, for another type
@@ -219,8 +221,8 @@ def test_much_work_is_given_to_the_fast_engine():
 @compiled
 def test_little_work_stays_with_the_reference_whatever_is_loaded():
     emulate(ring(4), crossbar(4, "1 GB/s"), engine="fast")
-    told = [(found.engine, found.path) for found in (emulate(ring(n), crossbar(n, "1 GB/s")) for n in (11, 12))]
-    assert told == [("simpy", "only 220 messages"), ("fast", "264 messages")]
+    paths = [(result.engine, result.path) for result in (emulate(ring(n), crossbar(n, "1 GB/s")) for n in (11, 12))]
+    assert paths == [("simpy", "only 220 messages"), ("fast", "264 messages")]
 
 
 @compiled
@@ -396,3 +398,20 @@ def test_ctrl_c_waits_for_a_compilation():
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, usual)
+
+
+@compiled
+@pytest.mark.slow
+def test_the_cache_of_compiled_code_is_pickles_and_can_be_moved(tmp_path):
+    """What the threat model says of it, as its reason to trust no cache that others can write."""
+    program = """
+import numpy as np
+from simcoll.emulator.fast.grouping import grouped
+print(grouped([np.array([7, 7, 5])])[0].tolist())
+"""
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    index = next(tmp_path.rglob("*.nbi"))
+    assert isinstance(pickle.loads(index.read_bytes()), str)  # the version, before the rest
+    assert len(list(pickletools.genops(next(tmp_path.rglob("*.nbc")).read_bytes()))) > 10

@@ -9,38 +9,38 @@ pytest.importorskip("numba")
 
 from simcoll.emulator.fast import grouping, refining
 from simcoll.emulator.fast.grouping import (
-    _equal_sorted,
-    _sorted,
-    _sorted_positions,
-    grouped,
+    _equal_by_sorting,
+    _number_by_sorting,
+    _positions_by_sorting,
+    group_rows,
     lists_equal,
-    numbered,
+    number_words,
     positions,
 )
-from simcoll.emulator.fast.refining import Colours, _spread, spread, tied
+from simcoll.emulator.fast.refining import Colours, _spread, spread, tie_hashes
 from simcoll.emulator.folding.partition import dense
-from simcoll.emulator.steps.timed import Shape
+from simcoll.emulator.steps.timed import StepShape
 
 
 @pytest.mark.parametrize("different", [1, 3, 1000, 1 << 62])
 @pytest.mark.parametrize("rows", [0, 1, 2, 777])
 def test_rows_have_the_numbers_that_sorting_gives(rows, different):
     words = np.random.default_rng(rows).integers(0, different, rows).astype(np.uint64)
-    names, first = numbered(words)
-    assert all(np.array_equal(a, b) for a, b in zip((names, first), _sorted(words), strict=True))
+    names, first = number_words(words)
+    assert all(np.array_equal(a, b) for a, b in zip((names, first), _number_by_sorting(words), strict=True))
     assert np.array_equal(words[first][names], words)
 
 
 def test_words_that_meet_in_the_table_are_told_apart():
     words = np.tile(np.arange(100, dtype=np.uint64) << np.uint64(40), 3)
-    assert numbered(words)[0].tolist() == list(range(100)) * 3
+    assert number_words(words)[0].tolist() == list(range(100)) * 3
 
 
 @pytest.mark.parametrize("count", [1, 3, 1000])
 @pytest.mark.parametrize("rows", [0, 1, 777])
 def test_rows_of_a_name_have_the_positions_that_sorting_gives(rows, count):
     names = np.random.default_rng(rows).integers(0, count, rows)
-    assert np.array_equal(positions(names, count), _sorted_positions(names))
+    assert np.array_equal(positions(names, count), _positions_by_sorting(names))
 
 
 def pairs(*lists):
@@ -65,7 +65,7 @@ def pairs(*lists):
 def test_lists_are_equal_whatever_their_order(lists, model, same):
     wanted = np.array(model, np.int64)
     given = [tuple(pairs(*lists).T)]
-    assert lists_equal(given, wanted) is _equal_sorted(given, wanted) is same
+    assert lists_equal(given, wanted) is _equal_by_sorting(given, wanted) is same
 
 
 def test_random_lists_as_by_sorting():
@@ -79,7 +79,7 @@ def test_random_lists_as_by_sorting():
             lists[-1] = random.integers(0, 3, int(random.integers(3, 6)))
         mixed = [tuple(some.T) for some in np.array_split(random.permutation(pairs(*lists)), 3)]
         same = lists_equal(mixed, model)
-        assert same == _equal_sorted(mixed, model)
+        assert same == _equal_by_sorting(mixed, model)
         found.add(same)
     assert found == {True, False}
 
@@ -88,9 +88,9 @@ def test_random_lists_as_by_sorting():
 def test_rows_of_columns_as_by_sorting(kind):
     random = np.random.default_rng(1)
     columns = [random.integers(0, 2, 500).astype(kind), random.integers(-5, 5, 500), random.integers(0, 3, 1000)[::2]]
-    names, equal = grouped(columns)
+    names, equal = group_rows(columns)
     assert equal
-    assert np.array_equal(names, _sorted(dense(*columns).astype(np.uint64))[0])
+    assert np.array_equal(names, _number_by_sorting(dense(*columns).astype(np.uint64))[0])
 
 
 @pytest.mark.parametrize("connected", [False, True])
@@ -103,7 +103,7 @@ def test_a_round_gives_the_hashes_that_numpy_gives(connected, tied):
 
     links = np.sort(random.integers(-1, 9, (rows, 4)), axis=1)[:, ::-1].astype(np.int32)
     ends = random.integers(0, 16, (2, rows))
-    shape = Shape(*ends, *ends, links, np.ones_like(links))
+    shape = StepShape(*ends, *ends, links, np.ones_like(links))
     cost, ways, marks = words(rows), random.integers(0, 7, connected * rows), words(tied * rows)
     old = Colours(words(16), words(9), words(7))
     new = [Colours(*(hashes.copy() for hashes in old)) for _ in range(2)]
@@ -120,9 +120,9 @@ def test_ties_give_the_hashes_that_numpy_gives(monkeypatch):
     group = random.integers(0, 9, rows)
     leader = np.where(group < 5, [int(np.flatnonzero(group == each)[0]) for each in group], -1)
     later, earlier = random.integers(0, rows, (2, 90)).astype(np.int32)
-    found = tied(messages, leader, later, earlier)
+    found = tie_hashes(messages, leader, later, earlier)
     monkeypatch.setattr(refining, "COMPILED", False)
-    assert np.array_equal(found, tied(messages, leader, later, earlier))
+    assert np.array_equal(found, tie_hashes(messages, leader, later, earlier))
     assert len(np.unique(found)) == rows
 
 
@@ -137,4 +137,4 @@ def test_lists_are_equal_in_however_many_columns_they_come(bulk, changed, monkey
     order = random.permutation(900)
     edges = [0, 3, 60, 80, 500, 510, 900]
     pairs = [(owner[order][a:b], value[order][a:b]) for a, b in itertools.pairwise(edges)]
-    assert lists_equal(pairs, np.array([0, 0])) == _equal_sorted(pairs, np.array([0, 0])) != changed
+    assert lists_equal(pairs, np.array([0, 0])) == _equal_by_sorting(pairs, np.array([0, 0])) != changed

@@ -29,8 +29,8 @@ def test_flow_delay_rounds_away_from_simple_fractions(rate, expected):
     assert model.flow_delay_fs(1.0, rate) == expected
 
 
-def test_bytes_left():
-    assert model.bytes_left(1e6, 50 * GBps, 10 * US) == 5e5
+def test_remaining_bytes():
+    assert model.remaining_bytes(1e6, 50 * GBps, 10 * US) == 5e5
 
 
 @given(st.integers(1, 10**18), st.lists(st.integers(1, 10**18), min_size=1, max_size=8))

@@ -11,7 +11,7 @@ from simcoll.core.plan import INPUT, OUTPUT
 from simcoll.core.reference import exact_inputs
 from simcoll.core.schedule import COPY, Step
 from simcoll.emulator.data.dataplane import Storage
-from simcoll.emulator.data.stepwise import Pool, data_errors, moved
+from simcoll.emulator.data.stepwise import BufferPool, data_errors, move_inputs
 from simcoll.errors import ConfigError
 from simcoll.topology import load_topology
 from simcoll.tuning import collective_on, schedule_on
@@ -22,18 +22,18 @@ def same(plan):
     storage = Storage(plan, inputs)
     storage.play()
     wanted = storage.outputs()
-    for got, want in zip(moved(plan, inputs), wanted, strict=True):
+    for got, want in zip(move_inputs(plan, inputs), wanted, strict=True):
         if want is None:
             assert got is None
         else:
             assert got.tobytes() == want.tobytes()
-    pool, reduction = Pool(plan), plan.reduction
+    pool, reduction = BufferPool(plan), plan.reduction
     for _ in range(2):  # moves that are kept are written in place where they can be
-        for place, given in zip(pool.seen(INPUT), inputs, strict=True):
+        for place, given in zip(pool.visible(INPUT), inputs, strict=True):
             if place.size:
                 place[...] = reduction.prepared(given) if plan.collective.spec.reduces else given
         pool.play()
-        for got, want in zip(pool.seen(OUTPUT), wanted, strict=True):
+        for got, want in zip(pool.visible(OUTPUT), wanted, strict=True):
             if want is not None:
                 if plan.collective.spec.reduces:
                     reduction.finish(got, plan.nranks)

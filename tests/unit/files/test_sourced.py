@@ -3,7 +3,7 @@
 import pytest
 
 from simcoll.errors import ConfigError
-from simcoll.files.sourced import Facts, Rows, text
+from simcoll.files.sourced import FactRows, FactSchema, text
 from simcoll.files.text import parse_toml
 
 
@@ -13,23 +13,23 @@ def number(value, what):
     return value
 
 
-FACTS = Facts(
+FACTS = FactSchema(
     {
         "rate": number,
         "fabric.*.latency": number,
         "fabric.*.*_start": number,
         "peak.bf16": number,
-        "network.tiers": Rows(
+        "network.tiers": FactRows(
             {"name": text, "latency": number},
             required=("name",),
-            what=("a tier", "tables [[network.tiers]]"),
+            labels=("a tier", "tables [[network.tiers]]"),
             make=dict,
         ),
     },
-    others=("title",),
+    ignored=("title",),
     nouns={"peak": "data type"},
 )
-BARE = Facts(FACTS.kinds, FACTS.others, FACTS.nouns, bare=True)
+BARE = FactSchema(FACTS.kinds, FACTS.ignored, FACTS.nouns, bare=True)
 FILE = """
 title = "not a fact"
 rate = { value = 1, source = "a" }

@@ -142,7 +142,7 @@ def test_what_is_too_large_for_a_full_check_is_refused_with_the_limit(monkeypatc
         ConfigError, match="its 64 transfers of a chunk are too many for a certificate: simcoll-check follows up to 50"
     ):
         certificate_bytes(direct, verify(direct))
-    with pytest.raises(ConfigError, match=r"its instructions on .* chunks are too many for a certificate"):
+    with pytest.raises(ConfigError, match=r"its \d+ instructions on \d+ chunks are too many for a certificate"):
         certificate_bytes(lower(simcoll.bind(direct, 1)), check_lowering(simcoll.bind(direct, 1)))
     # A ring that was proved in full is certified by its symmetry instead.
     ring = simcoll.schedule("all_reduce", "ring", nranks=6)

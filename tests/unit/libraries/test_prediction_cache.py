@@ -17,9 +17,9 @@ MACHINE = simcoll.load_topology("dgx-a100")
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv(prediction_cache.VARIABLE, str(tmp_path))
-    prediction._predicted.cache_clear()
+    prediction._predict.cache_clear()
     yield tmp_path / "predictions"
-    prediction._predicted.cache_clear()
+    prediction._predict.cache_clear()
 
 
 def files(folder):
@@ -28,14 +28,14 @@ def files(folder):
 
 def again(*args, **kwargs):
     """As another process would."""
-    prediction._predicted.cache_clear()
+    prediction._predict.cache_clear()
     return predict(*args, **kwargs)
 
 
 def test_a_prediction_is_found_again_without_being_made(folder, monkeypatch):
     first = predict("all_gather", 2**20, MACHINE)
     assert len(files(folder)) == 1
-    monkeypatch.setattr(prediction, "_timed", None)
+    monkeypatch.setattr(prediction, "_with_emulation", None)
     assert again("all_gather", 2**20, MACHINE) == first
     with pytest.raises(TypeError):
         again("all_gather", 2**20 + 64, MACHINE)
@@ -84,6 +84,51 @@ def test_a_field_of_another_type_counts_as_absent(folder):
     (path,) = files(folder)
     path.write_text(json.dumps({**json.loads(path.read_text()), "time_fs": "soon"}))
     assert again("all_gather", 2**20, MACHINE) == first
+
+
+def signed(path, **changed):
+    """A file as simcoll itself would have written it, if its code were wrong."""
+    fields = {**json.loads(path.read_text()), **changed}
+    del fields["checksum"]
+    path.write_text(json.dumps({"checksum": prediction_cache._checksum(path.stem, fields), **fields}))
+
+
+@pytest.mark.parametrize("time_fs", [0, -5, 10**9, 10**15])
+def test_a_number_that_changed_on_the_disk_is_not_believed(folder, time_fs):
+    first = predict("all_gather", 2**20, MACHINE)
+    (path,) = files(folder)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "time_fs": time_fs}))
+    assert again("all_gather", 2**20, MACHINE) == first
+    assert json.loads(path.read_bytes())["time_fs"] == first.time_fs
+
+
+@pytest.mark.parametrize("digit", range(0, 400, 37))
+def test_a_flipped_bit_is_noticed(folder, digit):
+    first = predict("all_gather", 2**20, MACHINE)
+    (path,) = files(folder)
+    content = bytearray(path.read_bytes())
+    content[digit] ^= 1
+    path.write_bytes(content)
+    assert again("all_gather", 2**20, MACHINE) == first
+
+
+def test_a_file_under_the_name_of_another_is_not_believed(folder):
+    first = predict("all_gather", 2**20, MACHINE)
+    (path,) = files(folder)
+    other = again("all_gather", 2**21, MACHINE)
+    (longer,) = set(files(folder)) - {path}
+    path.write_bytes(longer.read_bytes())
+    assert again("all_gather", 2**20, MACHINE) == first != other
+
+
+def test_an_impossible_time_is_not_believed_even_with_its_checksum(folder):
+    first = predict("all_gather", 2**20, MACHINE)
+    (path,) = files(folder)
+    for changed in ({"time_fs": 0}, {"time_fs": -5}, {"time_fs": first.bound_fs - 1}, {"bound_fs": -1}):
+        signed(path, **changed)
+        assert again("all_gather", 2**20, MACHINE) == first
+    signed(path, time_fs=first.time_fs + 1)  # possible: who can write the folder is trusted
+    assert again("all_gather", 2**20, MACHINE).time_fs == first.time_fs + 1
 
 
 def test_a_place_that_cannot_be_written_is_left_alone(tmp_path, monkeypatch):

@@ -3,7 +3,7 @@
 import accuracy_page
 
 from simcoll.libraries.library import load_library
-from simcoll.planning.measured.accuracy import WAYS, Error
+from simcoll.planning.measured.accuracy import METHODS, Error
 from simcoll.planning.measured.measurements import published_tables
 
 TABLES = {table.name: table for table in published_tables()}
@@ -16,7 +16,7 @@ def errors(table, way, *rows):
 
 def test_figures_are_medians_over_tables_and_over_rows():
     made = []
-    for way in WAYS:
+    for way in METHODS:
         made += errors(ONE, way, (8, 100, 110), (16, 100, 120), (2**20, 100, 100), (2**30, 100, 100))
         made += errors(TWO, way, (8, 100, 145), (2**20, 100, 150), (2**30, 100, 95))
     line = next(line for line in accuracy_page._figures(made) if line.startswith("| uncalibrated"))
@@ -25,8 +25,8 @@ def test_figures_are_medians_over_tables_and_over_rows():
 
 
 def test_groups_have_the_same_figures_and_gaps_where_there_are_no_rows():
-    made = errors(ONE, WAYS[0], (8, 100, 110), (16, 100, 120), (2**30, 100, 80))
-    made += errors(ONE, WAYS[1], (2**20, 100, 150))
+    made = errors(ONE, METHODS[0], (8, 100, 110), (16, 100, 120), (2**30, 100, 80))
+    made += errors(ONE, METHODS[1], (2**20, 100, 150))
     lines = list(accuracy_page._groups(made, "collective", lambda table: table.collective))
     assert lines[1:] == [
         "| all_reduce | 1 | uncalibrated | 15 / - / 20 | 15 / - / 20 | 19 / - / 20 | 1.15 / - / 0.80 |\n",
@@ -35,8 +35,8 @@ def test_groups_have_the_same_figures_and_gaps_where_there_are_no_rows():
 
 
 def test_what_is_left_without_offset_and_rate():
-    late = errors(ONE, WAYS[0], (8, 100_000, 50_000), (1024, 100_000, 50_000))
-    slow = errors(TWO, WAYS[0], (8, 100_000, 100_000), (2**30, 2_000_000, 1_000_000))
+    late = errors(ONE, METHODS[0], (8, 100_000, 50_000), (1024, 100_000, 50_000))
+    slow = errors(TWO, METHODS[0], (8, 100_000, 100_000), (2**30, 2_000_000, 1_000_000))
     lines = list(accuracy_page._furthest(late + slow))
     assert ["launch" in line for line in lines if "small" in line and "| 50 |" in line] == [True]
     assert [line.split("|")[-2].strip() for line in lines if "large" in line] == ["the rate of its links"]

@@ -59,12 +59,12 @@ def test_left_out_numbers_are_of_places_that_the_libraries_have():
 
 def test_calibrated_rows_are_not_compared():
     errors = errors_of(TABLES["all_gather-b200-2-google"])  # from 64 MiB to 8 GiB
-    count = {way: sum(error.way == way for error in errors) for way in ("uncalibrated", "two points", "six points")}
+    count = {way: sum(error.method == way for error in errors) for way in ("uncalibrated", "two points", "six points")}
     assert count == {"uncalibrated": 8, "two points": 6, "six points": 6}
 
 
 def test_few_rows_are_only_predicted():
-    assert {error.way for error in errors_of(TABLES["send_recv-a100-8-notes"])} == {"uncalibrated"}
+    assert {error.method for error in errors_of(TABLES["send_recv-a100-8-notes"])} == {"uncalibrated"}
 
 
 def test_medians_are_of_tables_not_of_rows():

@@ -9,10 +9,10 @@ from simcoll import load_topology
 from simcoll.errors import ConfigError
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.fitting import formula, left_out
-from simcoll.libraries.formula import stated
+from simcoll.libraries.formula import stated_costs
 from simcoll.libraries.library import load_library
 from simcoll.libraries.prediction import formula_time
-from simcoll.planning.measured.calibrating import fitted, gathered
+from simcoll.planning.measured.calibrating import fit_calibration, gather
 from simcoll.topology.machine import machine
 from tests.support.nccl_logs import blocks, nccl_tests
 
@@ -23,7 +23,7 @@ SIZE = "node-1:11:22 [0] NCCL INFO comm 0x1 rank 0 nRanks 16 nNodes 2 localRanks
 
 def nccl_table(topology, change=None):
     """What NCCL would log: the formula's numbers without size, as the library file has them."""
-    costs = stated(machine(topology), "all_reduce", np.array([1.0]), load_library(), by_size=False)
+    costs = stated_costs(machine(topology), "all_reduce", np.array([1.0]), load_library(), by_size=False)
     numbers = {
         ("AllReduce", OURS[each.algorithm], each.protocol): (each.latency_us[0], each.rate_GBps[0]) for each in costs
     }
@@ -36,14 +36,14 @@ def nccl_table(topology, change=None):
 def read(tmp_path, lines, **how):
     path = tmp_path / "run.log"
     path.write_text("\n".join(lines))
-    return gathered([path], "dgx-h100", **how)
+    return gather([path], "dgx-h100", **how)
 
 
 def test_nccl_s_own_numbers_lead_to_nccl_s_own_choice(tmp_path):
     topology = load_topology("dgx-h100", nodes=2)
-    found = fitted(read(tmp_path, [SIZE, *blocks(nccl_table(topology))]), None, "dgx-h100")
+    found = fit_calibration(read(tmp_path, [SIZE, *blocks(nccl_table(topology))]), None, "dgx-h100")
     for size in SIZES:
-        costs = stated(machine(topology), "all_reduce", np.array([float(size)]), load_library())
+        costs = stated_costs(machine(topology), "all_reduce", np.array([float(size)]), load_library())
         # NCCL prints one decimal, so two that cost almost the same may swap.
         times = {(each.algorithm, each.protocol): each.time_us(np.array([float(size)]))[0] for each in costs}
         chosen = formula_time("all_reduce", size, topology, calibration=found)
@@ -56,7 +56,7 @@ def test_a_table_that_says_otherwise_is_followed(tmp_path):
     slow = {
         key: (latency * (1 if key[1:] == ("Ring", "LL128") else 1000), rate) for key, (latency, rate) in slow.items()
     }
-    found = fitted(read(tmp_path, [SIZE, *blocks(slow)]), None, "dgx-h100")
+    found = fit_calibration(read(tmp_path, [SIZE, *blocks(slow)]), None, "dgx-h100")
     assert {formula_time("all_reduce", size, topology, calibration=found).algorithm for size in SIZES[:10]} == {"ring"}
     # It is of 16 ranks: on 32 the library's own choice counts.
     other = load_topology("dgx-h100", nodes=4)
@@ -82,7 +82,7 @@ def test_several_collectives_share_the_machine_s_numbers(tmp_path):
         lines += rows
     found = read(tmp_path, lines)
     assert [each.collective for each in found.series] == ["all_reduce", "all_gather"]
-    made = fitted(found, ("launch", "rate"), "dgx-h100")
+    made = fit_calibration(found, ("launch", "rate"), "dgx-h100")
     assert abs(made.launch_fs - truth.launch_fs) < 10**8
     assert abs(made.rate - 1) < 0.01
     assert (made.library, made.topology) == (str(load_library()), "dgx-h100")
@@ -98,7 +98,7 @@ def test_runs_that_are_repeated_are_one_series_of_medians(tmp_path):
     assert [each.rows for each in thrice.series] == [each.rows for each in once.series]
     assert (len(once.sources), len(thrice.sources)) == (1, 3)
     assert thrice.notes == (f"all_reduce: {2 * len(SIZES)} rows of repeated sizes; medians are used",)
-    made, again = (fitted(found, None, "dgx-h100") for found in (once, thrice))
+    made, again = (fit_calibration(found, None, "dgx-h100") for found in (once, thrice))
     assert (made.rate, made.corrections) == (again.rate, again.corrections)
     # A row that is left out has no twin in the fit, so that repeated runs do not look better than they are.
     assert left_out(once.series) == left_out(thrice.series)

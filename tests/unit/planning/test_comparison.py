@@ -12,13 +12,13 @@ import pytest
 
 import simcoll.planning.measured.hypotheses as hypotheses_module
 from simcoll.errors import ConfigError
-from simcoll.formats.logs.measured import Log, Measured, Table
+from simcoll.formats.logs.measured import Log, MeasuredRow, MeasuredTable
 from simcoll.formats.logs.nccl_tests import load_log
 from simcoll.libraries.calibration import Calibration
-from simcoll.libraries.corrected import fabric_of
 from simcoll.libraries.environment import DEFAULT, parse_environment
 from simcoll.libraries.fitting import formula
 from simcoll.libraries.library import load_library
+from simcoll.libraries.question import fabric_of
 from simcoll.planning.measured.comparison import (
     Compared,
     band_errors,
@@ -44,8 +44,10 @@ def made(
     found = load_topology(topology, nodes=nodes)
     predictor = formula(collective, found, library or "nccl", environment)
     times = predictor(sizes, calibration or Calibration())
-    rows = tuple(Measured(size, size // 4, "float", "sum", -1, time) for size, time in zip(sizes, times, strict=True))
-    return Log((Table(collective, found.nranks, nodes, (), "nccl", "2.27.5", (), rows),), (), (), ())
+    rows = tuple(
+        MeasuredRow(size, size // 4, "float", "sum", -1, time) for size, time in zip(sizes, times, strict=True)
+    )
+    return Log((MeasuredTable(collective, found.nranks, nodes, (), "nccl", "2.27.5", (), rows),), (), (), ())
 
 
 def told(log, topology, **how):
@@ -110,8 +112,8 @@ CAUSES = [
 def test_the_first_hypothesis_is_what_the_log_was_made_with(topology, cause, claim):
     first = told(made(topology, **cause), topology)[0]
     assert first.claim.startswith(claim)
-    assert first.after < min(0.02, first.before / 5)
-    assert f"the mean error falls from {first.before:.0%} to {first.after:.0%}" in str(first)
+    assert first.new_error < min(0.02, first.old_error / 5)
+    assert f"the mean error falls from {first.old_error:.0%} to {first.new_error:.0%}" in str(first)
 
 
 def test_ll_kept_too_long():
@@ -122,7 +124,7 @@ def test_ll_kept_too_long():
         for slow, fast in zip(low.tables[0].rows, log.tables[0].rows, strict=True)
     )
     found = told(replace(log, tables=(replace(log.tables[0], rows=rows),)), "dgx-h100")
-    assert any(each.claim.startswith("LL kept up to 2 MiB") and each.after == 0 for each in found)
+    assert any(each.claim.startswith("LL kept up to 2 MiB") and each.new_error == 0 for each in found)
 
 
 def test_two_rows_fit_too_many_changes():

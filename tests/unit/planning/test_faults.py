@@ -18,7 +18,7 @@ from simcoll.planning.reliability.faults import (
     draw,
     outcomes,
     percentile,
-    replanned,
+    replan,
     run_fault,
     wrong_elements,
 )
@@ -114,7 +114,7 @@ def test_a_machine_cut_in_two_raises_at_once():
 def test_the_rest_of_the_machine_is_planned_anew():
     nodes = boxes(2, 2, "100 GB/s", "1 us", nics=2, nic_bandwidth="50 GB/s", nic_latency="3 us")
     plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=4), count=1 << 20)
-    found = {each.name: each for each in replanned(draw("stop", 1, plan, nodes, 10**12))}
+    found = {each.name: each for each in replan(draw("stop", 1, plan, nodes, 10**12))}
     assert list(found) == ["packed on 3 ranks", "bfb on 3 ranks", "ring on 2 ranks"]
     # Two ranks of a node: two steps of a half of 4 MiB at 100 GB/s, each after 1 us.
     assert found["ring on 2 ranks"].time_fs == 2 * (US + (1 << 21) * 10_000)
@@ -176,8 +176,8 @@ def test_a_link_that_fails_again_and_again_is_gone_once():
     links = {event.link for event in often.events}
     assert len(often.events) > len(links)
     once = replace(often, events=tuple({event.link: event for event in often.events}.values()))
-    found = list(replanned(often))
-    assert found == list(replanned(once))
+    found = list(replan(often))
+    assert found == list(replan(once))
     assert [each.why_not for each in found if each.name == "ring on 0 ranks"] == [found[0].why_not]
     assert not any("no link" in each.why_not for each in found)
 

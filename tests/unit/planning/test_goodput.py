@@ -12,11 +12,13 @@ import pytest
 from simcoll.cli import main
 from simcoll.errors import ConfigError
 from simcoll.planning.reliability import failures
-from simcoll.planning.reliability.failures import Cause, Job, Slowness, simulate
+from simcoll.planning.reliability.failures import Cause, Slowness, TrainingJob, simulate
 from simcoll.planning.reliability.goodput import SPENT, goodput_grid
 from simcoll.planning.reliability.renewal import renewal, young_daly
 
-PLAIN = Job(nodes=4, interval_us=100, blocking_us=10, saving_us=30, detect_us=5, load_us=50, causes=(Cause("x", 1000),))
+PLAIN = TrainingJob(
+    nodes=4, interval_us=100, blocking_us=10, saving_us=30, detect_us=5, load_us=50, causes=(Cause("x", 1000),)
+)
 
 
 def total(spent):
@@ -101,7 +103,7 @@ def test_failures_of_the_same_microsecond(at):
 def test_simulation_equals_the_renewal_formula(interval, blocking, saving, detect, load):
     second, span = 10**6, 600 * 1000 * 10**6
     causes = (Cause("a", 1500 * second), Cause("b", 3000 * second))  # together one in 1000 s
-    job = Job(8, interval * second, blocking * second, saving * second, detect * second, load * second, causes)
+    job = TrainingJob(8, interval * second, blocking * second, saving * second, detect * second, load * second, causes)
     found = [simulate(job, span, seed).useful / span for seed in range(30)]
     error = stdev(found) / math.sqrt(len(found))
     assert abs(mean(found) - renewal(job)) < 3 * error < 0.012
@@ -148,7 +150,9 @@ def test_where_the_time_goes_adds_up():
         Cause("switch", 300_000, nodes=3, repair_us=20_000),
         Cause("software", 60_000),
     )
-    job = Job(8, 900, 20, 300, 70, 900, causes, Slowness(100_000, 300_000, 5_000, 10_000), spares=2, replica_nodes=2)
+    job = TrainingJob(
+        8, 900, 20, 300, 70, 900, causes, Slowness(100_000, 300_000, 5_000, 10_000), spares=2, replica_nodes=2
+    )
     seen = [simulate(job, 2_000_003, seed) for seed in range(10)]
     assert {total(spent) for spent in seen} == {2_000_003}
     for name in (*SPENT, "interruptions"):  # each of them happened

@@ -18,8 +18,8 @@ import pytest
 
 from simcoll.cli import main
 from simcoll.errors import ConfigError, InternalError
-from simcoll.planning.grids.executors import Pool, open_pool
-from simcoll.planning.grids.grid import Grid, read_rows, run_grid, shard_of
+from simcoll.planning.grids.executors import GridPool, open_pool
+from simcoll.planning.grids.grid import PointGrid, read_rows, run_grid, shard_of
 from tests.support.mpi import environment, needs_mpi, run_mpi
 
 SWEEP = """
@@ -53,7 +53,7 @@ def faulty(point):
 
 
 def grid(n=40, work=squared):
-    return Grid(work, tuple({"x": x} for x in range(n)))
+    return PointGrid(work, tuple({"x": x} for x in range(n)))
 
 
 def played(folder, n=40, pool=None, **options):
@@ -68,10 +68,13 @@ def sorted_lines(folder):
 
 
 def test_a_key_tells_the_content():
-    one, two = Grid(squared, ({"a": 1, "b": 2},)), Grid(squared, ({"b": 2, "a": 1},))
+    one, two = PointGrid(squared, ({"a": 1, "b": 2},)), PointGrid(squared, ({"b": 2, "a": 1},))
     assert one.keys == two.keys
-    assert len({*one.keys, *Grid(squared, ({"a": 1, "b": 3},)).keys, *Grid(faulty, ({"a": 1, "b": 2},)).keys}) == 3
-    assert [p["x"] for p in Grid(squared, ({"x": 2}, {"x": 1}, {"x": 2})).points] == [2, 1]
+    assert (
+        len({*one.keys, *PointGrid(squared, ({"a": 1, "b": 3},)).keys, *PointGrid(faulty, ({"a": 1, "b": 2},)).keys})
+        == 3
+    )
+    assert [p["x"] for p in PointGrid(squared, ({"x": 2}, {"x": 1}, {"x": 2})).points] == [2, 1]
 
 
 def test_rows_are_in_order_and_errors_stop_nothing(tmp_path):
@@ -87,7 +90,7 @@ def test_any_executor_gives_the_same_bytes(tmp_path):
         (tmp_path / name).mkdir()
     played(tmp_path / "here")
     with ThreadPoolExecutor(3) as threads:
-        played(tmp_path / "threads", pool=Pool(threads, lambda: 3))
+        played(tmp_path / "threads", pool=GridPool(threads, lambda: 3))
     assert sorted_lines(tmp_path / "here") == sorted_lines(tmp_path / "threads")
 
 
@@ -218,7 +221,7 @@ class Stopping(Executor):
 
 def test_a_dead_worker_is_said(tmp_path):
     with pytest.raises(ConfigError, match=r"a worker died, perhaps for want of memory .*--resume"):
-        played(tmp_path, pool=Pool(Stopping(BrokenExecutor(), 5), lambda: 1))
+        played(tmp_path, pool=GridPool(Stopping(BrokenExecutor(), 5), lambda: 1))
     assert 0 < len(read_rows(tmp_path)) < 40
     assert played(tmp_path, resume=True).played > 0
 
@@ -229,7 +232,7 @@ def test_a_scheduler_that_is_gone_is_said(tmp_path):
             raise ConnectionResetError("in a comm of the scheduler")
         return 1
 
-    pool = Pool(Stopping(None, 99), workers, hold_s=0, gone=(ConnectionResetError,))
+    pool = GridPool(Stopping(None, 99), workers, hold_s=0, gone=(ConnectionResetError,))
     with pytest.raises(ConfigError, match=r"the scheduler does not answer any more .*--resume"):
         played(tmp_path, pool=pool)
     assert 5 < len(read_rows(tmp_path)) < 40
@@ -281,13 +284,13 @@ class Elsewhere(Executor):
 
 def test_a_worker_of_another_version_is_said(tmp_path):
     with pytest.raises(ConfigError, match="another version of simcoll than this one"):
-        played(tmp_path, pool=Pool(Elsewhere(), lambda: 1))
+        played(tmp_path, pool=GridPool(Elsewhere(), lambda: 1))
     assert read_rows(tmp_path) == {}
 
 
 def test_ctrl_c_keeps_what_is_done(tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        played(tmp_path, pool=Pool(Stopping(KeyboardInterrupt(), 6), lambda: 2, hold_s=0))
+        played(tmp_path, pool=GridPool(Stopping(KeyboardInterrupt(), 6), lambda: 2, hold_s=0))
     assert len(read_rows(tmp_path)) == 6
 
 
@@ -386,12 +389,12 @@ PLAYS = """
 import pathlib, sys
 from marked import marked
 from simcoll.planning.grids.executors import open_pool
-from simcoll.planning.grids.grid import Grid, run_grid
+from simcoll.planning.grids.grid import PointGrid, run_grid
 
 if __name__ == "__main__":
     with open_pool(jobs=int(sys.argv[1])) as pool:
         pathlib.Path("rows").mkdir(exist_ok=True)
-        run_grid(Grid(marked, tuple({"x": x} for x in range(100_000))), pathlib.Path("rows"), pool, resume=True)
+        run_grid(PointGrid(marked, tuple({"x": x} for x in range(100_000))), pathlib.Path("rows"), pool, resume=True)
 """
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from simcoll.cli import main
-from simcoll.planning.designs.html_page import Cell, Column, Comparison, Page, Section, Table, page_html
+from simcoll.planning.designs.html_page import Cell, Comparison, Page, ReportColumn, ReportTable, Section, page_html
 from simcoll.training.design import load_design
 from simcoll.training.steps import step
 from tests.support.chromium import Browser, needs_chromium
@@ -73,13 +73,13 @@ def hostile_page():
     evil = "</script><script>document.title='owned'</script><img src=http://example.com/x>"
     spec = {"data": {"values": [{"a": evil, "b": 1}]}, "mark": "bar", "width": "container",
             "encoding": {"x": {"field": "b", "type": "quantitative"}, "y": {"field": "a", "type": "nominal"}}}  # fmt: skip
-    columns = [Column(evil), Column("n", number=True)]
+    columns = [ReportColumn(evil), ReportColumn("n", number=True)]
     rows = [[Cell(evil), Cell(str(n), n)] for n in (10, 9, 100)]
     two = Comparison([evil, "b"], columns, rows[:2])
     return Page(
         evil,
         [evil],
-        [Section("x", evil, evil, chart=spec, table=Table(columns, rows, sortable=True), comparison=two)],
+        [Section("x", evil, evil, chart=spec, table=ReportTable(columns, rows, sortable=True), comparison=two)],
         evil,
     )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import simcoll
-from realcoll.__main__ import main as realcoll_main
+from realcoll.commands import main as realcoll_main
 from simcoll.cli import main
 from simcoll.core.protocol import ideal
 from simcoll.emulator.programs.program_trace import ProgramTrace

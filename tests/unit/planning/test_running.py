@@ -10,7 +10,7 @@ import pytest
 
 from simcoll.core import memory_limits as memory
 from simcoll.planning.sweeps import running
-from simcoll.planning.sweeps.running import Table, check_data, runs
+from simcoll.planning.sweeps.running import SweepTable, check_data, runs
 from simcoll.planning.sweeps.sweep import Sweep, prepare
 from simcoll.topology import load_topology
 from simcoll.tuning import parse_choice
@@ -24,7 +24,7 @@ def sweep(*algorithms, sizes=(1 << 10, 1 << 20), **more):
 
 def table_of(wanted, schedules):
     rows = [row for of_size in runs(wanted, schedules, MACHINE) for row in of_size]
-    return Table(wanted, MACHINE.name, tuple(rows))
+    return SweepTable(wanted, MACHINE.name, tuple(rows))
 
 
 def test_data_is_checked_once_for_an_algorithm():
@@ -71,7 +71,7 @@ def test_a_table_is_a_sequence(table):
     assert [row.size_bytes for row in table] == [1 << 10] * 4 + [1 << 20] * 4
     assert table[-1] is table.rows[-1]
     assert table[:2] == table.rows[:2]
-    assert repr(table) == "<Table: all_reduce on dgx-h100, 8 runs of 2 sizes>"
+    assert repr(table) == "<SweepTable: all_reduce on dgx-h100, 8 runs of 2 sizes>"
 
 
 def test_a_table_prints_and_shows_the_best_of_each_size(table):

@@ -17,9 +17,9 @@ from simcoll.planning.designs.design_search import (
     bars_of,
     best_of,
     beyond_pcie,
+    exact_grid,
     latest,
     notes_of,
-    refined,
     tight_of,
     time_design,
 )
@@ -32,7 +32,7 @@ from simcoll.topology import load_topology
 from simcoll.training.design import design_from
 from simcoll.training.memory import memory_by_stage
 from simcoll.workload.class_clock import Clock, Span
-from simcoll.workload.workload import Compute, Workload
+from simcoll.workload.workload import ComputeOperation, Workload
 
 PLAN = """
 title = "small"
@@ -178,7 +178,7 @@ def test_no_design_leads_because_tier_1_overrates_it(tmp_path):
         "d": row_of("d", 2, 1, 9),
     }
     runs = [GridRun((row_of("a", 1, 100, 3), row_of("b", 1, 90, 2), row_of("c", 1, 80, 1), row_of("d", 1, 2, 9)), 4)]
-    while (grid := refined(latest(runs), space, 1)) is not None:
+    while (grid := exact_grid(latest(runs), space, 1)) is not None:
         runs.append(GridRun(tuple(exact[point["case"]["name"]] for point in grid.points), len(grid)))
     best, front = best_of(latest(runs), space)
     assert [row["key"] for row in best] == ["b 2", "c 2", "a 2", "d 1"]
@@ -195,7 +195,9 @@ def test_the_first_of_equals_is_on_the_front(tmp_path):
 def test_a_timeline_has_its_stages_in_order():
     stages = [f"stage{stage}" for stage in range(12)]
     work = tuple(
-        Compute(id=f"{stage} {turn}", on=stage, time_fs=5, name="forward") for turn in range(2) for stage in stages
+        ComputeOperation(id=f"{stage} {turn}", on=stage, time_fs=5, name="forward")
+        for turn in range(2)
+        for stage in stages
     )
     workload = Workload(12, {stage: np.array([rank]) for rank, stage in enumerate(stages)}, {}, work)
     spans = [Span(at, each.on, each.stream, at, at + 5) for at, each in enumerate(work)]

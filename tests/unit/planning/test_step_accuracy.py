@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import step_examples as examples
 from step_accuracy import megatron_a100
-from step_examples import CONTENTION, DEEPEP, PLACED, contention, exchange_us, placed
+from step_examples import CONTENTION, DEEPEP, PLACED, contention, exchange_us, placement_ms
 
 from simcoll.binding import bind
 from simcoll.cli import main
 from simcoll.emulator import emulate
 from simcoll.errors import ConfigError
-from simcoll.planning.measured.step_fitting import fit_steps, predicted
+from simcoll.planning.measured.step_fitting import fit_steps, predict_seconds
 from simcoll.planning.measured.step_rows import published_steps, read_steps
 from simcoll.topology import crossbar
-from simcoll.training.step_calibration import UNCALIBRATED, Calibration, load_calibration, shipped_calibration
+from simcoll.training.step_calibration import UNCALIBRATED, StepCalibration, load_calibration, shipped_calibration
 from simcoll.tuning import schedule
 
 ROOT = Path(__file__).parents[3]
@@ -27,7 +27,7 @@ PAGE = ROOT / "docs" / "accuracy-steps.md"
 
 
 def errors(rows, calibration):
-    return predicted(rows, calibration) / np.array([row.seconds for row in rows]) - 1
+    return predict_seconds(rows, calibration) / np.array([row.seconds for row in rows]) - 1
 
 
 @pytest.mark.slow
@@ -66,8 +66,8 @@ def test_steps_of_models_and_machines_that_were_not_fitted():
 def test_mlperf_on_more_gpus_follows_from_512():
     """The constant cost of a step is most of what changes: data parallelism and the optimizer, 0.44 s of measured steps."""
     rows = published_steps("mlperf-405b-h100").rows
-    fit = fit_steps(rows[:1], ("rate",), start=Calibration(overlap=0.4))
-    times = predicted(rows, fit.calibration)
+    fit = fit_steps(rows[:1], ("rate",), start=StepCalibration(overlap=0.4))
+    times = predict_seconds(rows, fit.calibration)
     measured = np.array([row.seconds for row in rows])
     off = np.abs(times / measured - 1)
     assert off[1:4].max() < 0.01
@@ -137,11 +137,11 @@ def test_a_pipeline_first_on_an_oversubscribed_spine_is_that_of_the_reference():
     # Times of an independent implementation under the same constants, in milliseconds: of the step, and exposed by each axis.
     expected = [(756.0, 84.1, 13.6), (790, 84.1, 48), (967, 295, None)]
     for case, (step, data, sends) in zip(PLACED, expected, strict=True):
-        whole = placed(*case)
+        whole = placement_ms(*case)
         assert whole == pytest.approx(step, rel=0.001)
-        assert whole - placed(*case, data=False) == pytest.approx(data, rel=0.005)
+        assert whole - placement_ms(*case, data=False) == pytest.approx(data, rel=0.005)
         if sends is not None:
-            assert whole - placed(*case, sends=False) == pytest.approx(sends, rel=0.005)
+            assert whole - placement_ms(*case, sends=False) == pytest.approx(sends, rel=0.005)
 
 
 def small(tmp_path, rows="time_ms,model.global_batch\n1,8\n"):
@@ -158,12 +158,13 @@ def test_constants_are_found_again(tmp_path):
     batches = (8, 16, 32, 64, 128, 256)
     text = "time_ms,model.global_batch,parallel.tp\n" + "".join(f"1,{b},{t}\n" for b in batches for t in (1, 2))
     table = read_steps(*small(tmp_path, text))
-    truth = Calibration(rate=0.9, hbm=0.6, step_ms=20)
+    truth = StepCalibration(rate=0.9, hbm=0.6, step_ms=20)
     rows = [
-        replace(row, seconds=seconds) for row, seconds in zip(table.rows, predicted(table.rows, truth), strict=True)
+        replace(row, seconds=seconds)
+        for row, seconds in zip(table.rows, predict_seconds(table.rows, truth), strict=True)
     ]
     found = fit_steps(rows, ("rate", "hbm", "step_ms"))
-    assert np.abs(found.seen).max() < 0.01
+    assert np.abs(found.errors).max() < 0.01
     assert found.calibration.rate == pytest.approx(0.9, rel=0.03)
     assert found.calibration.step_ms == pytest.approx(20, rel=0.05)
     assert found.calibration.error < 0.02
@@ -175,9 +176,10 @@ def test_the_slow_down_beside_collectives_is_found_again(tmp_path):
     text = "time_ms,model.sequence,model.global_batch,topology.nodes,parallel.shard,parallel.overlap_dp\n"
     text += "".join(f"1,8192,{b},{n},optimizer,{o}\n" for b in (64, 128) for n in (2, 4) for o in ("true", "false"))
     table = read_steps(*small(tmp_path, text))
-    truth = Calibration(rate=0.9, overlap=0.35)
+    truth = StepCalibration(rate=0.9, overlap=0.35)
     rows = [
-        replace(row, seconds=seconds) for row, seconds in zip(table.rows, predicted(table.rows, truth), strict=True)
+        replace(row, seconds=seconds)
+        for row, seconds in zip(table.rows, predict_seconds(table.rows, truth), strict=True)
     ]
     found = fit_steps(rows, ("rate", "overlap")).calibration
     assert (found.rate, found.overlap) == (pytest.approx(0.9, rel=0.01), pytest.approx(0.35, rel=0.05))
@@ -251,7 +253,7 @@ def test_the_page_says_what_is_predicted():
     """The part of it that takes no minutes."""
     text = PAGE.read_text()
     table = published_steps("korthikanti")
-    times = predicted(table.rows, megatron_a100())
+    times = predict_seconds(table.rows, megatron_a100())
     for row, time in zip(table.rows, times, strict=True):
         line = f"| {row.fold} | {row.design.parallel.recompute} | {row.seconds:.2f} | {time:.2f} |"
         assert line in text

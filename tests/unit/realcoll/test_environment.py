@@ -14,7 +14,7 @@ import pytest
 
 import simcoll
 from realcoll.process_errors import FaultError
-from realcoll.start.job_environment import Job, control_of, job_from, listening_at
+from realcoll.start.job_environment import LaunchedJob, control_of, job_from, listening_at
 from realcoll.start.local_launch import launch
 from realcoll.start.mpi_start import job_of
 from realcoll.start.pmi import Board, job_name
@@ -77,7 +77,7 @@ def test_processes_of_one_machine_meet_on_loopback(variables):
 
 
 def test_without_a_secret_no_other_machine_is_served():
-    job = Job("torchrun", 0, 2, 0, ("192.0.2.1", 0))  # of another machine: it would listen everywhere
+    job = LaunchedJob("torchrun", 0, 2, 0, ("192.0.2.1", 0))  # of another machine: it would listen everywhere
     with pytest.raises(
         ConfigError, match=r"without a secret only this machine is served, and others can reach 0\.0\.0\.0"
     ):
@@ -88,14 +88,14 @@ def test_the_file_of_a_meeting_is_of_this_user_alone(tmp_path):
     place = tmp_path / "meet"
     place.touch(mode=0o644)
     with pytest.raises(ConfigError, match="others may read or replace it"):
-        control_of(Job("torchrun", 0, 2, 0, (f"file://{place}", 0)), 5)
+        control_of(LaunchedJob("torchrun", 0, 2, 0, (f"file://{place}", 0)), 5)
 
 
 def test_the_rendezvous_listens_at_the_address_asked_for_and_no_other():
     with socket.socket() as probe:
         probe.bind(("127.0.0.2", 0))
         port = probe.getsockname()[1]
-    jobs = [Job("torchrun", process, 2, 0, ("127.0.0.2", port)) for process in range(2)]
+    jobs = [LaunchedJob("torchrun", process, 2, 0, ("127.0.0.2", port)) for process in range(2)]
     with ThreadPoolExecutor(2) as pool:
         controls = list(pool.map(lambda job: control_of(job, 20), jobs))
     with pytest.raises(ConnectionRefusedError):
@@ -127,7 +127,7 @@ def test_nonsense_is_refused(variables, said):
 
 MEET = """
     import os, sys
-    from realcoll.start.job_environment import Job, control_of, job_from, listening_at
+    from realcoll.start.job_environment import LaunchedJob, control_of, job_from, listening_at
     job = job_from(os.environ)
     control = control_of(job, 20.0)
     found = control.gather("hello", bytes([job.process]))

@@ -7,10 +7,10 @@ import os
 import pytest
 
 import simcoll
-from realcoll.__main__ import main
+from realcoll.commands import main
 from realcoll.measure.message_fit import calibration, fit, shift, topology_toml
 from realcoll.measure.nccl_tests_report import footer, header, row, write_new
-from realcoll.measure.timed_sizes import Line, Measured
+from realcoll.measure.timed_sizes import Line, TimedRuns
 from realcoll.transports import gpu_is_here
 from simcoll.errors import ConfigError
 from simcoll.files import output
@@ -102,7 +102,7 @@ def test_json_is_that_of_nccl_tests(tmp_path, capsys):
 
 def test_ratio_is_ours_over_the_library_s():
     plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=4), 2000)
-    line = Line(plan, "sum", Measured(2e-6, 0), None, Measured(1e-6, None), 3e-6)
+    line = Line(plan, "sum", TimedRuns(2e-6, 0), None, TimedRuns(1e-6, None), 3e-6)
     assert line.ratio == 0.5
     cells = row(line, predicts=True).split()
     assert cells[5:9] == ["2.00", "4.00", "6.00", "0"]
@@ -132,7 +132,7 @@ def test_the_time_of_the_library_is_found_in_a_report(tmp_path, predicts):
     lines = ["# realcoll: all_reduce with ring on nccl: 8 ranks in 8 processes", *header(predicts=predicts)]
     for count in (64, 2000, 10**7):
         plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=8), count)
-        line = Line(plan, "sum", Measured(9e-6 + count * 1e-10, 0), None, Measured(7e-6 + count * 1e-11, None), 3e-6)
+        line = Line(plan, "sum", TimedRuns(9e-6 + count * 1e-10, 0), None, TimedRuns(7e-6 + count * 1e-11, None), 3e-6)
         lines.append(row(line, predicts=predicts))
     (tmp_path / "own.log").write_text("\n".join([*lines, *footer([])]))
     (table,) = load_log(tmp_path / "own.log").tables

@@ -195,7 +195,7 @@ def test_the_fixture_as_documented(emulator):
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     names = {}
     exec(blocks[0], names)
-    exec(next(block for block in blocks if "(emulator)" in block), names)
+    exec(next(block for block in blocks if "(emulator: " in block), names)
     names["test_a_star_is_slower_than_a_ring"](emulator)
 
 

@@ -106,33 +106,35 @@ ALL_GATHER = simcoll.schedule("all_gather", "ring", nranks=3)
 
 
 def test_relabelled_ranks_carry_their_blocks():
-    renamed = rewrites.relabelled(ALL_GATHER, [2, 0, 1])
+    renamed = rewrites.relabel_ranks(ALL_GATHER, [2, 0, 1])
     first = next(renamed.steps())
     # Rank 0 is now rank 2: its own block goes to slot 2 of its output.
     assert first.src_rank.tolist() == [2, 0, 1]
     assert first.dst_chunk.tolist() == [1 + 2, 1 + 0, 1 + 1]
     verify(renamed)
-    verify(rewrites.relabelled(simcoll.schedule("scatter", "tree", nranks=4, root=1), [3, 2, 0, 1]))
-    assert rewrites.relabelled(simcoll.schedule("scatter", "tree", nranks=4, root=1), [3, 2, 0, 1]).collective.root == 2
+    verify(rewrites.relabel_ranks(simcoll.schedule("scatter", "tree", nranks=4, root=1), [3, 2, 0, 1]))
+    assert (
+        rewrites.relabel_ranks(simcoll.schedule("scatter", "tree", nranks=4, root=1), [3, 2, 0, 1]).collective.root == 2
+    )
 
 
 def test_steps_are_split_and_merged_only_where_that_is_right():
     count = len(list(ALL_GATHER.steps()))
     assert len(list(rewrites.split(ALL_GATHER, 1, [True, False]).steps())) == count + 1
     # The second step passes on what the first brought.
-    assert len(list(rewrites.merged(ALL_GATHER, 1).steps())) == count
+    assert len(list(rewrites.merge(ALL_GATHER, 1).steps())) == count
     shift = simcoll.schedule("all_to_all", "pairwise", nranks=3)
-    assert len(list(rewrites.merged(shift, 0).steps())) == len(list(shift.steps())) - 1
+    assert len(list(rewrites.merge(shift, 0).steps())) == len(list(shift.steps())) - 1
     swap = simcoll.schedule("all_reduce", "recursive_doubling", nranks=2)
     exchange = next(i for i, step in enumerate(swap.steps()) if (step.src_rank != step.dst_rank).any())
     lengths = [len(step) for step in swap.steps()]
     assert [len(step) for step in rewrites.split(swap, exchange, [True, False]).steps()] == lengths
     barrier = simcoll.schedule("barrier", "dissemination", nranks=4)
-    assert len(list(rewrites.merged(barrier, 0).steps())) == 2
+    assert len(list(rewrites.merge(barrier, 0).steps())) == 2
 
 
 def test_a_detour_goes_through_scratch():
-    longer = rewrites.detoured(ALL_GATHER, 1, 0)
+    longer = rewrites.detour(ALL_GATHER, 1, 0)
     assert longer.layout.scratch_slots == 1
     steps = list(longer.steps())
     assert len(steps) == len(list(ALL_GATHER.steps())) + 1
@@ -143,10 +145,10 @@ def test_a_detour_goes_through_scratch():
 def test_only_one_operand_of_a_fold_takes_a_detour():
     schedule = simcoll.schedule("all_reduce", "recursive_multiplying", nranks=4)
     for at in range(len(list(schedule.steps()))):
-        once = rewrites.detoured(schedule, at, 0)
+        once = rewrites.detour(schedule, at, 0)
         for later in range(len(list(once.steps()))):
             for row in range(12):
-                verify(rewrites.detoured(once, later, row))
+                verify(rewrites.detour(once, later, row))
 
 
 def test_a_detour_of_what_is_gone_in_place():
@@ -154,7 +156,7 @@ def test_a_detour_of_what_is_gone_in_place():
     placed = simcoll.schedule("broadcast", "linear", nranks=3, in_place=True)
     for at in range(len(list(placed.steps()))):
         for row in range(4):
-            verify(rewrites.detoured(placed, at, row))
+            verify(rewrites.detour(placed, at, row))
 
 
 def test_a_tree_by_hand():

@@ -215,7 +215,7 @@ def test_a_rank_that_computes_for_ever_is_interrupted(tmp_path):
         try:
             assert run.stdout.readline() == "ready\n"
             run.send_signal(signal.SIGINT)
-            assert run.communicate(timeout=60) == ("", "")
+            assert run.communicate(timeout=60) == ("", "python -m simcoll.torch: stopped\n")
         finally:
             run.kill()
     assert run.returncode == 130

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from simcoll.distributed.server.frames import Limits, MalformedError
 from simcoll.distributed.server.server import LIGHT_BYTES, Peer
 from simcoll.distributed.stores.store_errors import DistStoreError
-from simcoll.distributed.stores.store_table import ENTRY_BYTES, Table
-from simcoll.distributed.stores.wire import MAX_ITEMS, NOT_READY, REQUESTS, SERVICE, Answer, Reply, Request, Verb
+from simcoll.distributed.stores.store_table import ENTRY_BYTES, StoreTable
+from simcoll.distributed.stores.wire import MAX_ITEMS, NOT_READY, REQUESTS, SERVICE, Answer, Reply, StoreRequest, Verb
 
 if TYPE_CHECKING:
     from asyncio import TimerHandle
@@ -21,17 +21,17 @@ __all__ = ["Parking", "Stay", "StoreService"]
 
 @dataclass(slots=True)
 class Stay:
-    """A request that waits for its key number ``at`` until a timer makes it late; the keys before it were present."""
+    """A request that waits for its key number ``key_index`` until a timer makes it late; the keys before it were present."""
 
-    request: Request
-    at: int
+    request: StoreRequest
+    key_index: int
     timer: TimerHandle
     late: bool = False
 
     @property
     def key(self) -> str:
         """The key that it waits for."""
-        return self.request.keys[self.at]
+        return self.request.keys[self.key_index]
 
 
 @dataclass(slots=True)
@@ -46,13 +46,13 @@ class Parking:
         self.stays[who] = stay
         self._by_key.setdefault(stay.key, {})[who] = None
 
-    def move(self, who: Peer, at: int) -> None:
+    def move(self, who: Peer, index: int) -> None:
         """Wait for another key of the same request; for the same key a client keeps its place in the queue."""
         stay = self.stays[who]
-        if stay.request.keys[at] != stay.key:
+        if stay.request.keys[index] != stay.key:
             self._forget(who, stay.key)
-            self._by_key.setdefault(stay.request.keys[at], {})[who] = None
-        stay.at = at
+            self._by_key.setdefault(stay.request.keys[index], {})[who] = None
+        stay.key_index = index
 
     def leave(self, who: Peer) -> None:
         """Wait no longer, if it did."""
@@ -80,10 +80,10 @@ class StoreService:
     def __init__(self, limits: Limits, multi_tenant: bool) -> None:
         self.multi_tenant = multi_tenant
         self._limits = limits
-        self._table = Table(max_keys=limits.max_keys, max_bytes=limits.max_bytes)
+        self._table = StoreTable(max_keys=limits.max_keys, max_bytes=limits.max_bytes)
         self._parking: Parking = Parking()
 
-    def received(self, peer: Peer, request: Request) -> None:
+    def handle(self, peer: Peer, request: StoreRequest) -> None:
         """Answer a request, at once if it moves little."""
         try:
             request.check()
@@ -99,11 +99,11 @@ class StoreService:
         else:
             self._when_fair(peer, request, functools.partial(self._begin, request=request))
 
-    def lost(self, peer: Peer) -> None:
+    def drop(self, peer: Peer) -> None:
         """End the wait of a client that has gone."""
         self._parking.leave(peer)
 
-    def _when_fair(self, peer: Peer, request: Request, action: Callable[[Peer], None]) -> None:
+    def _when_fair(self, peer: Peer, request: StoreRequest, action: Callable[[Peer], None]) -> None:
         """Act at once for a request that moves little, for any other in its client's turn."""
         if peer.has_turn or self._table.moved_bytes(request) <= LIGHT_BYTES:
             action(peer)
@@ -112,15 +112,15 @@ class StoreService:
                 peer.park(_held_bytes(request))
             peer.in_turn(action)
 
-    def _begin(self, peer: Peer, request: Request) -> None:
+    def _begin(self, peer: Peer, request: StoreRequest) -> None:
         """Answer a request, or let it wait."""
         if not self._attempt(peer, request, last=request.wait_ms <= 0):
-            at = self._table.first_missing(request) or 0
+            index = self._table.first_missing(request) or 0
             timer = peer.later(request.wait_ms / 1000, self._expire)
-            self._parking.enter(peer, Stay(request, at, timer))
+            self._parking.enter(peer, Stay(request, index, timer))
             peer.park(_held_bytes(request))
 
-    def _attempt(self, peer: Peer, request: Request, last: bool = False) -> bool:
+    def _attempt(self, peer: Peer, request: StoreRequest, last: bool = False) -> bool:
         """Try a request and reply if it succeeds or this was its last chance; False when it has to wait."""
         try:
             answer = self._table.apply(request)
@@ -142,7 +142,7 @@ class StoreService:
             peer.in_turn(functools.partial(Peer.send, message=reply))
         return True
 
-    def _reply(self, peer: Peer, request: Request, answer: Answer) -> Reply:
+    def _reply(self, peer: Peer, request: StoreRequest, answer: Answer) -> Reply:
         reply = Reply.of(answer)
         size = reply.most_bytes
         if size > self._limits.max_message_bytes or max(len(reply.keys), len(reply.values)) > MAX_ITEMS:
@@ -170,13 +170,13 @@ class StoreService:
         stay = self._parking.stays.get(peer)
         if stay is None:
             return
-        at = self._table.first_missing(stay.request, stay.at)
-        if at is None or stay.late:
+        index = self._table.first_missing(stay.request, stay.key_index)
+        if index is None or stay.late:
             if self._attempt(peer, stay.request, stay.late):
                 return
-            at = self._table.first_missing(stay.request) or 0  # deleted since
-        self._parking.move(peer, at)
+            index = self._table.first_missing(stay.request) or 0  # deleted since
+        self._parking.move(peer, index)
 
 
-def _held_bytes(request: Request) -> int:
+def _held_bytes(request: StoreRequest) -> int:
     return sum(len(key) + ENTRY_BYTES for key in request.keys)

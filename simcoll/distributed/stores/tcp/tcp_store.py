@@ -19,7 +19,7 @@ from simcoll.distributed.server import frames
 from simcoll.distributed.server.secret import check_reach, job_secret
 from simcoll.distributed.stores.store import DEFAULT_TIMEOUT, PollingWaiter, Store, Waiter, call_and_wait, timed_out
 from simcoll.distributed.stores.store_errors import DistNetworkError, DistStoreError
-from simcoll.distributed.stores.wire import ANSWERS, MAX_ITEMS, NOT_READY, SERVICE, Answer, Reply, Request, Verb
+from simcoll.distributed.stores.wire import ANSWERS, MAX_ITEMS, NOT_READY, SERVICE, Answer, Reply, StoreRequest, Verb
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,30 +38,30 @@ _KNOCK_S = 0.5
 
 
 @dataclass(slots=True, weakref_slot=True)
-class Connection:
+class StoreConnection:
     """A client connection with one outstanding request. The server accepts messages of ``max_message_bytes``."""
 
-    channel: frames.Channel
+    channel: frames.FrameChannel
     lock: threading.Lock
     pid: int
-    where: str
+    address: str
     max_message_bytes: int
 
-    def ask(self, request: Request, patience_s: float) -> Reply:
+    def ask(self, request: StoreRequest, patience_s: float) -> Reply:
         """Send a request and receive its reply; a failure closes the connection for good."""
         sock = self.channel.sock
         if self.pid != os.getpid():
             raise DistNetworkError(
-                f"the connection to {self.where} belongs to the process that forked this one; use clone()"
+                f"the connection to {self.address} belongs to the process that forked this one; use clone()"
             )
         if sock.fileno() < 0:
-            raise DistNetworkError(f"the connection to {self.where} is closed")
+            raise DistNetworkError(f"the connection to {self.address} is closed")
         if max(len(request.keys), len(request.values)) > MAX_ITEMS:
             raise DistStoreError(f"a request has at most {MAX_ITEMS} keys and as many values")
         frame = frames.encode(request)
         if len(frame) - frames.HEAD_BYTES > self.max_message_bytes:
             raise DistStoreError(
-                f"a request of {len(frame) - frames.HEAD_BYTES} bytes; the server at {self.where} takes {self.max_message_bytes}"
+                f"a request of {len(frame) - frames.HEAD_BYTES} bytes; the server at {self.address} takes {self.max_message_bytes}"
             )
         with self.lock:
             try:
@@ -74,7 +74,7 @@ class Connection:
                 # The reply to this question would be taken for that to the next.
                 sock.close()
                 if isinstance(error, (OSError, frames.MalformedError)):
-                    raise DistNetworkError(f"the connection to the store at {self.where} broke: {error}") from error
+                    raise DistNetworkError(f"the connection to the store at {self.address} broke: {error}") from error
                 raise
         if isinstance(reply, frames.Refusal):
             sock.close()
@@ -82,21 +82,21 @@ class Connection:
         return reply
 
 
-def _connect(host: str, port: int, patience_s: float, secret: bytes, waiter: Waiter | None) -> Connection:
+def _connect(host: str, port: int, patience_s: float, secret: bytes, waiter: Waiter | None) -> StoreConnection:
     """Retry until a server accepts, then authenticate; a DistNetworkError after ``patience_s``."""
     deadline_s = time.monotonic() + patience_s
     sock = _knock(host, port, patience_s, waiter or PollingWaiter(_KNOCK_S))
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        channel = frames.Channel(sock)
+        channel = frames.FrameChannel(sock)
         most_bytes = frames.introduce(channel, SERVICE, secret, max(deadline_s - time.monotonic(), 1.0))
     except BaseException as error:
         sock.close()
         if isinstance(error, frames.RefusedError):
             raise DistNetworkError(f"cannot use the store at {host}:{port}: {error}") from error
         raise
-    return Connection(channel, threading.Lock(), os.getpid(), f"{host}:{port}", most_bytes)
+    return StoreConnection(channel, threading.Lock(), os.getpid(), f"{host}:{port}", most_bytes)
 
 
 def _knock(host: str, port: int, patience_s: float, waiter: Waiter) -> socket.socket:
@@ -218,7 +218,7 @@ class TCPStore(Store):
                 self._tell()
             self._connection = _connect(self._reached, self._port, self._patience_s(), self._secret, self.waiter)
             if rank is not None and not is_master:
-                self._connection.where += ", of rank 0,"
+                self._connection.address += ", of rank 0,"
             self._released = weakref.finalize(self, _release, self._connection, server)
             on_failure.pop_all()
             on_failure.callback(self.close)
@@ -245,7 +245,7 @@ class TCPStore(Store):
         """True."""
         return True
 
-    def call(self, request: Request, timeout_s: float | None = None) -> Answer:
+    def call(self, request: StoreRequest, timeout_s: float | None = None) -> Answer:
         """Ask the server, which does the waiting unless this store has a `waiter`."""
         if timeout_s is not None and self.waiter is not None:
             return call_and_wait(self, self.waiter, request, timeout_s)
@@ -261,7 +261,7 @@ class TCPStore(Store):
 
     def clone(self) -> Self:
         """Another connection to the same server (which stays with the master's object)."""
-        other = type(self)(
+        copy = type(self)(
             self._reached,
             self._port,
             timeout=self.timeout,
@@ -269,42 +269,42 @@ class TCPStore(Store):
             secret=self._secret,
             use_libuv=self._use_libuv,
         )
-        other._host = self._host  # noqa: SLF001  the same class
-        return self._like(other)
+        copy._host = self._host  # noqa: SLF001  the same class
+        return self._like(copy)
 
     def close(self) -> None:
         """Close the connection, and the server if this is the master's (last) object."""
         self._released()
 
     def _join(self, world_size: int, is_master: bool, rank: int | None) -> None:
-        here = 0
+        members = 0
 
-        def counted(what: str, amount: int = 0) -> int:
-            return cast("int", self.call(Request(Verb.COUNT, amount, keys=(what,))))
+        def count(counter: str, amount: int = 0) -> int:
+            return cast("int", self.call(StoreRequest(Verb.COUNT, amount, keys=(counter,))))
 
         def complete() -> bool:
-            nonlocal here
-            here = counted("members")
-            return here >= world_size
+            nonlocal members
+            members = count("members")
+            return members >= world_size
 
         if rank is not None:
-            counted(f"rank {rank}", 1)
-        counted("members", 1)
+            count(f"rank {rank}", 1)
+        count("members", 1)
         if is_master and not (self.waiter or PollingWaiter()).wait(complete, self._patience_s()):
             waited = f"{self._patience_s():g} seconds"
-            known = range(min(world_size, _MOST_NAMED)) if rank is not None else ()
-            missing = [str(each) for each in known if not counted(f"rank {each}")]
-            named = (
+            named_ranks = range(min(world_size, _MOST_NAMED)) if rank is not None else ()
+            missing = [str(number) for number in named_ranks if not count(f"rank {number}")]
+            listing = (
                 f" Missing: rank{'s' * (len(missing) > 1)} {', '.join(missing[:8])}{', ...' * (len(missing) > 8)}."
                 if missing
                 else ""
             )
             raise DistStoreError(
-                f"Timed out after {waited} waiting for clients. {here}/{world_size} clients joined.{named}"
+                f"Timed out after {waited} waiting for clients. {members}/{world_size} clients joined.{listing}"
             )
 
 
-def _release(connection: Connection, server: Server | None) -> None:
+def _release(connection: StoreConnection, server: Server | None) -> None:
     # Closing under a lock that a waiting thread holds would wait for it; closing the socket ends its wait.
     if connection.pid == os.getpid():
         with contextlib.suppress(OSError):
@@ -323,14 +323,15 @@ def _check_address(host_name: object, port: object, is_master: bool) -> None:
         raise ValueError(f"TCPStore's port must be 1 to 65535 (or 0 on the master, for any free one), got {port}")
 
 
-def _resolved(host: str, port: int) -> tuple[int, tuple[str, int]]:
+def _resolve(host: str, port: int) -> tuple[int, tuple[str, int]]:
     """The family and address of a host; IPv4 first, as older stores' clients expect for "localhost"."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise DistNetworkError(f"the host {host!r} of a TCPStore has no address: {error}") from error
-    family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
-    return family, (str(address[0]), int(address[1]))
+    entry = min(addresses, key=lambda entry: entry[0] != socket.AF_INET)
+    family, (host_address, host_port) = entry[0], entry[4][:2]
+    return family, (str(host_address), int(host_port))
 
 
 def _serving(
@@ -341,7 +342,7 @@ def _serving(
     from simcoll.distributed.server.server import Server
     from simcoll.distributed.stores.tcp.service import StoreService
 
-    def shared() -> Server | None:
+    def find_server() -> Server | None:
         # The interpreter's list of threads is the only registry: nothing to keep in step, nothing global of ours.
         for thread in threading.enumerate() if multi_tenant else ():
             if isinstance(thread, Server) and thread.address[:2] == address:
@@ -351,12 +352,12 @@ def _serving(
         return None
 
     if descriptor is not None:
-        listener = _adopted(descriptor)
+        listener = _adopt(descriptor)
     else:
-        family, address = _resolved(host, port)
-        found = shared()
-        if found is not None:
-            return found
+        family, address = _resolve(host, port)
+        shared_server = find_server()
+        if shared_server is not None:
+            return shared_server
         listener = socket.socket(family, socket.SOCK_STREAM)
         try:
             # A port whose last connections are still being buried is free.
@@ -365,9 +366,9 @@ def _serving(
             listener.listen(frames.BACKLOG)
         except OSError as error:
             listener.close()
-            found = shared()
-            if found is not None:  # another thread was faster
-                return found
+            shared_server = find_server()
+            if shared_server is not None:  # another thread was faster
+                return shared_server
             name = errno.errorcode.get(error.errno or 0, "error")
             foreign = f"; {host!r} is not an address of this machine: pass bind="
             raise DistNetworkError(
@@ -384,7 +385,7 @@ def _serving(
     return server
 
 
-def _adopted(descriptor: int) -> socket.socket:
+def _adopt(descriptor: int) -> socket.socket:
     try:
         listener = socket.socket(fileno=descriptor)
         listener.listen(frames.BACKLOG)

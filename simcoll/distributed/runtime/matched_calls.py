@@ -15,8 +15,8 @@ from typing import Any
 
 from simcoll.arrays import Array
 from simcoll.core.plan import Plan
-from simcoll.distributed.runtime.calls import Call
-from simcoll.distributed.runtime.collective_calls import Operation, begin, deliver, plan_of
+from simcoll.distributed.runtime.calls import CollectiveCall
+from simcoll.distributed.runtime.collective_calls import CollectiveOperation, begin, deliver, plan_of
 from simcoll.distributed.runtime.followers import Followers
 from simcoll.distributed.runtime.plans_in_flight import Emulator, Playing
 from simcoll.distributed.runtime.work import Work
@@ -37,27 +37,31 @@ class Streams:
     @functools.cached_property
     def together(self) -> Mapping[int, Sequence[int]]:
         """The group ranks that enter with a rank: itself and its followers."""
-        alike, members = self.group.world.alike, self.group.members
-        return {rank: (rank,) for rank in range(len(members))} if alike is None else alike.classes_of(members)
+        rank_classes, members = self.group.world.rank_classes, self.group.members
+        return (
+            {rank: (rank,) for rank in range(len(members))}
+            if rank_classes is None
+            else rank_classes.classes_of(members)
+        )
 
-    def issue(self, me: Rank, call: Call, buffers: Buffers, *, guard: bool) -> Work:
+    def issue(self, me: Rank, call: CollectiveCall, buffers: Buffers, *, guard: bool) -> Work:
         """Match a call with the other ranks' calls, and enqueue it on the rank's stream."""
         work = begin(self.group, me, call.name, buffers)
-        here, sequence = self.group.group_rank[me.number], work.entry.sequence
+        group_rank, sequence = self.group.group_rank[me.number], work.entry.sequence
         recording = self.group.world.history.recording
         if recording is not None:
             recording.call(me.number, self.group, call, work)
         operation = self.open.get(sequence)
         if operation is None:
             operation = self.open[sequence] = _Matched(self.group, sequence, streams=self)
-        operation.match(here, call, work)
+        operation.match(group_rank, call, work)
         if not work.done:
             if guard:
                 work.guard()
-            stream = self.streams[here]
+            stream = self.streams[group_rank]
             stream.append(operation)
             if len(stream) == 1:
-                operation.enter(here)
+                operation.enter(group_rank)
         return work
 
     def fail(self, error: str, sequence: int) -> None:
@@ -70,11 +74,11 @@ class Streams:
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class _Matched(Operation):
+class _Matched(CollectiveOperation):
     """An operation of emulated ranks, from the first call to the last departure."""
 
     streams: Streams
-    first: Call | None = None
+    first_call: CollectiveCall | None = None
     aspects: tuple[Any, ...] = ()
     mismatch: bool = False
     failed: bool = False
@@ -82,11 +86,11 @@ class _Matched(Operation):
     early: list[int] = field(default_factory=list)
     followers: Followers | None = None
 
-    def match(self, rank: int, call: Call, work: Work) -> None:
+    def match(self, rank: int, call: CollectiveCall, work: Work) -> None:
         """Record the call of a rank, and compare it with the first one, which determines the plan."""
-        if self.first is None:
-            self.first, self.aspects, self.plan = call, call.aspects(), self.known_plan(call)
-        elif call is not self.first and call.aspects() != self.aspects:
+        if self.first_call is None:
+            self.first_call, self.aspects, self.plan = call, call.aspects(), self.known_plan(call)
+        elif call is not self.first_call and call.aspects() != self.aspects:
             self.mismatch = True
             self.streams.emulator.unsettled[self.settle] = None
         for number in self.streams.together[rank]:
@@ -100,7 +104,7 @@ class _Matched(Operation):
                 self._join_splits()
 
     def _join_splits(self) -> None:
-        wrong = self.joined([self.calls[rank].splits or ((), ()) for rank in range(len(self.calls))])
+        wrong = self.join_splits([self.calls[rank].splits or ((), ()) for rank in range(len(self.calls))])
         if wrong is not None:
             self._refuse(wrong)
         elif self.plan is not None:
@@ -110,13 +114,13 @@ class _Matched(Operation):
     def settle(self) -> None:
         """Report a disagreement to every rank, once all have called or no more calls can come."""
         if not self.failed:
-            first = next(iter(self.calls.values()))
-            found = dict.fromkeys(aspect for call in self.calls.values() for aspect in call.differences(first))
-            self._refuse(f"they differ in {', '.join(found)}")
+            reference = next(iter(self.calls.values()))
+            aspects = dict.fromkeys(aspect for call in self.calls.values() for aspect in call.differences(reference))
+            self._refuse(f"they differ in {', '.join(aspects)}")
 
     def _refuse(self, reason: str) -> None:
-        said = {rank: (str(call), self.works[rank].entry.site) for rank, call in self.calls.items()}
-        self.streams.fail(self.refusal(said, reason), self.sequence)
+        reports = {rank: (str(call), self.works[rank].entry.site) for rank, call in self.calls.items()}
+        self.streams.fail(self.refusal(reports, reason), self.sequence)
 
     def fail(self, error: str) -> None:
         """Fail the operation on all ranks."""
@@ -153,15 +157,15 @@ class _Matched(Operation):
         if self.followers is not None:
             self.followers.enter(rank)
 
-    def _begin(self, call: Call, plan: Plan) -> Playing:
+    def _begin(self, call: CollectiveCall, plan: Plan) -> Playing:
         """Start playing, in the corresponding groups of followers too."""
-        streams, alike, leave = self.streams, self.group.world.alike, self._leave
+        streams, rank_classes, leave = self.streams, self.group.world.rank_classes, self._leave
         label = (self.group.name, self.sequence, call.name)
-        if alike is not None:
-            self.followers = Followers(alike, streams.emulator, streams.together, leave)
-            groups = alike.like(self.group.members)
+        if rank_classes is not None:
+            self.followers = Followers(rank_classes, streams.emulator, streams.together, leave)
+            groups = rank_classes.like(self.group.members)
             self.followers.play((plan_of(self.group, call, call.sizes, members) for members in groups), label)
-            leave = self.followers.left
+            leave = self.followers.leave_group
         return Playing(streams.emulator, plan, label, leave, self._close, fake=call.fake)
 
     def _close(self) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from simcoll.arrays import Array
 from simcoll.errors import ConfigError
 
-__all__ = ["constant", "freeze", "frozen", "is_frozen", "rebuilt", "sealed"]
+__all__ = ["by_constructor", "constant", "freeze", "immutable", "is_immutable", "without_subclasses"]
 
 SLIM_ROWS = 1 << 16
 """From this length on, an array of one value takes no memory."""
@@ -23,7 +23,7 @@ SLIM_ROWS = 1 << 16
 Class = TypeVar("Class", bound=type)
 
 
-def is_frozen(array: Any) -> bool:
+def is_immutable(array: Any) -> bool:
     """Whether an array is a plain one over immutable memory."""
     memory: Any = array
     while type(memory) is np.ndarray:
@@ -31,47 +31,47 @@ def is_frozen(array: Any) -> bool:
     return type(memory) is bytes and type(array) is np.ndarray
 
 
-def frozen(array: Array, dtype: np.dtype[Any] | None = None) -> Array:
+def immutable(array: Array, dtype: np.dtype[Any] | None = None) -> Array:
     """The same values in memory that nobody can change; an array that has such memory already is returned as it is.
 
-    >>> column = frozen(np.arange(3))
+    >>> column = immutable(np.arange(3))
     >>> column.flags.writeable = True
     Traceback (most recent call last):
     ValueError: cannot set WRITEABLE flag to True of this array
     """
-    wanted = array.dtype if dtype is None else dtype
-    if array.dtype is wanted and is_frozen(array):
+    kind = array.dtype if dtype is None else dtype
+    if array.dtype is kind and is_immutable(array):
         return array
-    if wanted.hasobject:
+    if kind.hasobject:
         raise ConfigError(f"an array of Python objects cannot be frozen; expected numbers, got {array!r:.60}")
-    plain: Array = np.asarray(array, wanted)  # without the methods of a subclass
-    return np.ndarray(plain.shape, wanted, plain.tobytes())
+    plain: Array = np.asarray(array, kind)  # without the methods of a subclass
+    return np.ndarray(plain.shape, kind, plain.tobytes())
 
 
 def freeze(record: Any) -> None:
     """The ``__post_init__`` of a record of arrays, each of which it freezes."""
     for name in record.__slots__:
         value = getattr(record, name)
-        if isinstance(value, np.ndarray) and not is_frozen(value):
-            object.__setattr__(record, name, frozen(value))
+        if isinstance(value, np.ndarray) and not is_immutable(value):
+            object.__setattr__(record, name, immutable(value))
 
 
 def constant(value: int, size: int, dtype: np.dtype[Any]) -> Array:
     """A frozen array of one value; a long one takes the memory of one number."""
     if size <= SLIM_ROWS:
-        return frozen(np.full(size, value, dtype))
+        return immutable(np.full(size, value, dtype))
     return np.ndarray((size,), dtype, np.full((), value, dtype).tobytes(), strides=(0,))
 
 
-def rebuilt(record: Any) -> tuple[type, tuple[Any, ...]]:
+def by_constructor(record: Any) -> tuple[type, tuple[Any, ...]]:
     """The ``__reduce__`` of a record with arrays: its constructor, which freezes them again, and the arguments.
 
     Fields that the constructor computes do not travel.
     """
-    return type(record), tuple(getattr(record, each.name) for each in fields(record) if each.init)
+    return type(record), tuple(getattr(record, entry.name) for entry in fields(record) if entry.init)
 
 
-def sealed(record: Class) -> Class:
+def without_subclasses(record: Class) -> Class:
     """Class decorator: no subclasses, which could answer differently after a proof than before it."""
 
     def refuse(subclass: type, /, **_: Any) -> None:

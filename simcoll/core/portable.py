@@ -10,7 +10,7 @@ from typing import Any
 from simcoll.core.step import Repeat, Step
 from simcoll.errors import ConfigError
 
-__all__ = ["Blocks", "travelling"]
+__all__ = ["Blocks", "portable_source"]
 
 MOST_CARRIED = 1 << 22
 """Up to this number of transfers, some 50 bytes each, the steps travel in place of a source that cannot."""
@@ -32,7 +32,7 @@ class Blocks:
         return Blocks, (self.blocks,)
 
 
-def travelling(title: str, source: Callable[..., Any], blocks: Iterable[Step | Repeat]) -> Callable[..., Any]:
+def portable_source(title: str, source: Callable[..., Any], blocks: Iterable[Step | Repeat]) -> Callable[..., Any]:
     """The source if it can be pickled, or else one that holds its steps.
 
     Raises
@@ -42,16 +42,16 @@ def travelling(title: str, source: Callable[..., Any], blocks: Iterable[Step | R
     """
     if _can_travel(source):
         return source
-    kept, transfers = [], 0
+    steps, transfers = [], 0
     for block in blocks:
-        kept.append(block)
+        steps.append(block)
         transfers += sum(map(len, block.steps)) if isinstance(block, Repeat) else len(block)
         if transfers > MOST_CARRIED:
             raise ConfigError(
                 f"{title} cannot be pickled: its source is {source!r:.60}, and its steps have more than the {MOST_CARRIED:,} transfers "
                 "that travel instead; use a function at the top level of a module, or an object that holds its data and can be called"
             )
-    return Blocks(kept)
+    return Blocks(steps)
 
 
 def _can_travel(source: Any) -> bool:

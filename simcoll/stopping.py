@@ -1,0 +1,92 @@
+"""Ctrl-C in a program of ours: it ends with status 130 and without a traceback, also while it is still being imported.
+
+Python's own start, before the first module of ours, is out of reach: there Ctrl-C kills the process or prints a traceback. So this
+module and those that it needs are small, and imported first.
+"""
+
+from __future__ import annotations
+
+# The module signal takes 15 ms to import, in which Ctrl-C would print a traceback.
+import _signal as signal  # type: ignore[import-not-found]
+import atexit
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+    from typing import NoReturn
+
+__all__ = ["STOPPED", "end_again", "end_at_once", "raise_again", "run_program", "started_as"]
+
+STOPPED = 130
+"""Exit status of a program that Ctrl-C has ended: 128 + SIGINT, as shells say it."""
+
+
+def _end(_number: int, _frame: FrameType | None) -> NoReturn:
+    os._exit(STOPPED)
+
+
+class _Interrupt:
+    """Raises KeyboardInterrupt; at the second Ctrl-C, ends the process at once."""
+
+    def __init__(self) -> None:
+        self.came = False
+
+    def __call__(self, _number: int, _frame: FrameType | None) -> None:
+        if self.came:
+            os._exit(STOPPED)
+        self.came = True
+        raise KeyboardInterrupt
+
+
+def end_at_once() -> None:
+    """Let Ctrl-C end this process without any clean-up: nothing has begun yet, or everything is done.
+
+    Where SIGINT is ignored or has another handler than Python's, that stays.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _end)
+
+
+def raise_again() -> bool:
+    """Let Ctrl-C raise KeyboardInterrupt, and whether it would have ended the process at once: whether this is a program of ours."""
+    ours = signal.getsignal(signal.SIGINT) is _end
+    if ours:
+        signal.signal(signal.SIGINT, _Interrupt())
+    return ours
+
+
+def end_again() -> None:
+    """Undo :func:`raise_again`, when all is done."""
+    if isinstance(signal.getsignal(signal.SIGINT), _Interrupt):
+        signal.signal(signal.SIGINT, _end)
+
+
+def run_program(main: Callable[[], int]) -> NoReturn:
+    """Run a command line as this process, and exit with its status."""
+    end_at_once()
+    status = 0
+
+    def leave() -> None:
+        # Python kills itself with SIGINT at its end if the exception has passed through an exec() of text, caught or not.
+        if status == STOPPED:
+            for stream in (sys.stdout, sys.stderr):
+                try:
+                    stream.flush()
+                except (AttributeError, OSError, ValueError):  # there is none, or its reader or file is gone
+                    continue
+            os._exit(STOPPED)
+
+    atexit.register(leave)  # first, so that it is called last
+    status = main()
+    end_again()
+    sys.exit(status)
+
+
+def started_as(*packages: str) -> bool:
+    """Whether ``python -m`` is just importing a program of these packages: before it runs, it imports the packages around it."""
+    if getattr(sys, "argv", [""])[:1] != ["-m"]:
+        return False
+    return any(word.removeprefix("-m").partition(".")[0] in packages for word in sys.orig_argv[1:])

@@ -1,0 +1,85 @@
+"""Ctrl-C while ranks run: it ends the run, wherever it comes."""
+
+from __future__ import annotations
+
+import _thread
+import ctypes
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+__all__ = ["Interrupts"]
+
+PATIENCE_S = 0.1
+"""Time that a rank may take to hand the baton back, before it gets another KeyboardInterrupt."""
+_raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
+Handler = Callable[[int, FrameType | None], Any]
+
+
+class Interrupts:
+    """Notes Ctrl-C during a run.
+
+    The interpreter raises KeyboardInterrupt in the main thread, at any line. While that thread hands over the baton to a rank and waits
+    for it, an exception would lose who has it; so then it is raised in the rank's thread, again and again until the baton is back, and
+    in the main thread afterwards. It is also raised again if it came where exceptions are lost: in a destructor, or in a callback from C++.
+    """
+
+    def __init__(self) -> None:
+        self.came = False
+        self._rank: threading.Thread | None = None
+        self._usual: Handler | None = None
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Note them within this context, if it is in the main thread and SIGINT has a handler in Python."""
+        usual = signal.getsignal(signal.SIGINT)
+        if not callable(usual) or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        self._usual = usual
+        signal.signal(signal.SIGINT, self._handle)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, usual)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._usual is None:
+            return
+        try:
+            self._usual(number, frame)
+        except KeyboardInterrupt:
+            self.came = True
+            if self._rank is None:
+                raise
+            _interrupt(self._rank)
+
+    def hand_over(self, rank: threading.Thread, given: _thread.LockType, returned: _thread.LockType) -> None:
+        """Hand the baton to the thread of a rank, and wait until it is back.
+
+        Raises
+        ------
+        KeyboardInterrupt
+            When Ctrl-C has come, now or earlier.
+        """
+        self._check()
+        self._rank = rank
+        given.release()
+        while not returned.acquire(timeout=PATIENCE_S):
+            if self.came:
+                if not rank.is_alive():  # it came in the thread's own last lines
+                    break
+                _interrupt(rank)
+        self._rank = None
+        self._check()
+
+    def _check(self) -> None:
+        if self.came:
+            raise KeyboardInterrupt
+
+
+def _interrupt(thread: threading.Thread) -> None:
+    _raise_in(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyboardInterrupt))

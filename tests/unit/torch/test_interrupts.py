@@ -1,0 +1,144 @@
+"""Ctrl-C while ranks run: the first one ends the run, wherever it comes."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'simcoll[torch]'")
+dist = pytest.importorskip("torch.distributed")
+
+import _thread  # noqa: E402
+
+import simcoll.torch  # noqa: E402
+from simcoll.torch.interrupts import Interrupts  # noqa: E402
+
+COMMUNICATES = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+print("ready", flush=True)
+while True:
+    dist.all_reduce(torch.ones(1000))
+"""
+CATCHES = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+print("ready", flush=True)
+while True:
+    try:
+        for _ in range(1000): dist.all_reduce(torch.ones(1000))
+    except Exception: pass
+    finally:
+        for _ in range(1000): pass
+"""
+LOSES = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+class Lost:
+    def __del__(self):
+        for _ in range(10000): pass
+print("ready", flush=True)
+while True:
+    Lost()
+    dist.all_reduce(torch.ones(10))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(signal.getsignal(signal.SIGINT) is signal.SIG_IGN, reason="interrupts are ignored here")
+@pytest.mark.parametrize("text", [COMMUNICATES, CATCHES, LOSES], ids=["communicates", "catches", "loses"])
+def test_the_first_interrupt_ends_a_run(text, tmp_path):
+    program = tmp_path / "loop.py"
+    program.write_text(text)
+    for wait_s in (0, 0.1, 0.7):
+        words = [sys.executable, "-m", "simcoll.torch", "-n", "3", str(program)]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+            try:
+                for _ in range(3):
+                    assert run.stdout.readline() == "ready\n"
+                time.sleep(wait_s)
+                run.send_signal(signal.SIGINT)
+                said = run.communicate(timeout=20)[1]
+            finally:
+                run.kill()
+        assert run.returncode == 130
+        assert said.endswith("python -m simcoll.torch: stopped\n")
+        assert "Traceback" not in said.partition("Exception ignored in")[0]
+
+
+@pytest.fixture
+def usual():
+    """Python's own handler, whatever the tests were started with."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("usual")
+def test_a_run_in_a_program_raises_it_and_leaves_the_handler():
+    def body(rank, _world_size):
+        dist.init_process_group("simcoll")
+        for turn in range(1000):
+            dist.all_reduce(torch.ones(1))
+            if (rank, turn) == (1, 3):
+                _thread.interrupt_main()
+
+    with pytest.raises(KeyboardInterrupt):
+        simcoll.torch.spawn(body, 3)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert simcoll.torch.spawn(lambda rank, _: rank, 2).returns == (0, 1)
+
+
+@pytest.mark.usefixtures("usual")
+def test_a_handler_that_does_not_raise_ends_nothing():
+    came = []
+
+    def body(_rank, _world_size):
+        dist.init_process_group("simcoll")
+        _thread.interrupt_main()
+        dist.barrier()
+        return len(came)
+
+    signal.signal(signal.SIGINT, lambda *_: came.append(1))
+    assert max(simcoll.torch.spawn(body, 2).returns) >= 1
+
+
+@pytest.mark.usefixtures("usual")
+def test_one_that_came_while_the_baton_was_on_its_way_is_not_lost():
+    """The signal comes after the baton is back, before the wait has returned: it used to wait for the baton for ever."""
+    interrupts, given, returned = Interrupts(), _thread.allocate_lock(), _thread.allocate_lock()
+    given.acquire(), returned.acquire()
+    answered = threading.Event()
+
+    def rank():
+        with contextlib.suppress(KeyboardInterrupt):
+            given.acquire()
+            returned.release()
+            answered.wait(20)
+
+    thread = threading.Thread(target=rank)
+    thread.start()
+
+    class Returned:
+        @staticmethod
+        def acquire(timeout):
+            back = returned.acquire(timeout=timeout)
+            if back:
+                signal.getsignal(signal.SIGINT)(signal.SIGINT, None)
+            return back
+
+    with interrupts.noted():
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.hand_over(thread, given, Returned)
+        with pytest.raises(KeyboardInterrupt):  # and it is raised again by what follows, should it be lost
+            interrupts.hand_over(thread, given, Returned)
+    assert interrupts.came
+    answered.set()
+    thread.join(20)
+    assert not thread.is_alive()
