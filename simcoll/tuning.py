@@ -16,6 +16,7 @@ from simcoll.algorithms import schedule as schedule_named
 from simcoll.algorithms.imported import split_choice
 from simcoll.algorithms.registry import checked_params, meant_by, refusal
 from simcoll.core.collective import Collective
+from simcoll.core.facts import Facts
 from simcoll.core.protocol import GENERATIONS, PROTOCOL_NAMES, Protocol, protocol
 from simcoll.core.schedule import SWITCH_REDUCE, Schedule
 from simcoll.errors import ConfigError, nearest
@@ -366,12 +367,16 @@ def carries(protocol_name: str, schedule: Schedule) -> bool:
     """
     if protocol_name not in _FLAGGED:
         return True
-    known = schedule.known
-    if known.switched is None:
-        algorithm = _algorithm_of(schedule)
-        plain = algorithm is not None and algorithm.topologies not in {"switch", "sharp"}
-        known.switched = not plain and any((step.op == SWITCH_REDUCE).any() for step in schedule.steps())
-    return not known.switched
+    return not _reduces_in_switches(schedule)
+
+
+def _has_switch_reduction(schedule: Schedule) -> bool:
+    algorithm = _algorithm_of(schedule)
+    plain = algorithm is not None and algorithm.topologies not in {"switch", "sharp"}
+    return not plain and any((step.op == SWITCH_REDUCE).any() for step in schedule.steps())
+
+
+_reduces_in_switches: Facts[Schedule, bool] = Facts(_has_switch_reduction)
 
 
 def _algorithm_of(schedule: Schedule) -> Algorithm | None:

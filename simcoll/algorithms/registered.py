@@ -108,10 +108,11 @@ class Algorithm:
             schedule = self.shared(schedule, **{name: value for name, value in params.items() if name not in keywords})
         texts = ((name, getattr(value, "name", value)) for name, value in (self.params | params).items())
         result: Schedule = replace(schedule, name=self.name, params=tuple(texts))
-        result.known.keeps = True
         module, name = (getattr(self.function, key, "") for key in ("__module__", "__name__"))
         if getattr(sys.modules.get(module), name, None) is self:  # another process finds it there, too
-            result.known.again = build_again, (module, name, collective, tuple(params.items()))
+            result.keep_passes(build_again, module, name, collective, tuple(params.items()))
+        else:
+            result.keep_passes()
         return result
 
     def __call__(self, collective: Collective, **params: Any) -> Schedule:

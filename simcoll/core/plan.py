@@ -66,7 +66,7 @@ class Known:
 
 
 @without_subclasses
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Plan:
     """A schedule bound to sizes, made by :func:`simcoll.bind`.
 
@@ -271,7 +271,7 @@ class Plan:
 
     def operands(self, step: Step | PlanStep) -> Ints | int:
         """Length of the fold that each transfer of a step belongs to; a fold's reductions are sequential."""
-        if self.schedule.known.folds is False:
+        if not self.schedule.known.folds:
             return 1
         return operands(step.dst_rank, step.dst_chunk, step.count, step.op, self.schedule.layout.size)
 

@@ -41,6 +41,9 @@ from simcoll.core.step import (
 )
 from simcoll.errors import ConfigError, ScheduleError, shown
 
+if TYPE_CHECKING:
+    from simcoll.core.proof import Proof
+
 __all__ = [
     "COPY",
     "MULTICAST",
@@ -67,7 +70,7 @@ HELD = 1 << 19
 
 
 @without_subclasses
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Schedule:
     """A collective algorithm for one number of ranks: a stream of steps over a layout.
 
@@ -210,6 +213,20 @@ class Schedule:
         facts.held, blocks = False, facts.kept
         if blocks is not None and sum(map(_transfers, blocks)) > KEPT:
             facts.kept = facts.lowered = None
+
+    def keep_passes(self, again: Callable[..., object] | None = None, *arguments: object) -> None:
+        """Keep short passes, since the source is one of the registered algorithms; ``again``, with its arguments, makes it elsewhere."""
+        self.known.keeps = True
+        self.known.again = None if again is None else (again, arguments)
+
+    def keep_proof(self, proof: Proof) -> Proof:
+        """Keep the proof of this schedule, and return it as such."""
+        self.known.proof = replace(proof, of=self.known)
+        return self.known.proof
+
+    def skip_checks(self) -> None:
+        """Take steps as they are, because they have been checked, or are part of steps that have been."""
+        self.known.checked = True
 
     def _change_error(self, block: int) -> ScheduleError:
         return ScheduleError(
@@ -377,7 +394,7 @@ def lowered(schedule: Schedule, *, as_given: bool = False) -> Iterator[tuple[int
     The transfers of a fold come in the order in which they are applied, unless ``as_given``.
     """
     facts, number = schedule.known, 0
-    as_given = as_given and facts.folds is not False
+    as_given = as_given and facts.folds
     blocks, stored = facts.kept, facts.lowered  # read once: another thread may release them
     if stored is not None and not as_given:
         yield from enumerate(stored)
@@ -388,7 +405,7 @@ def lowered(schedule: Schedule, *, as_given: bool = False) -> Iterator[tuple[int
             schedule.check_block(number, block)
         for step in block.unrolled() if isinstance(block, Repeat) else (block,):
             resolved = schedule.layout.one_address(step)
-            if not as_given and facts.folds is not False:
+            if not as_given and facts.folds:
                 resolved = in_fold_order(resolved, schedule.layout.size)
             if collected is not None:
                 collected.append(resolved)

@@ -69,7 +69,7 @@ def _transfers(schedule: Schedule) -> tuple[_PieceTransfers | None, int, int]:
         rows_by_block.append(_unroll(block, number))
         number += turns * len(steps)
         transfers += turns * sum(map(len, steps))
-    schedule.known.checked = True
+    schedule.skip_checks()
     if not rows_by_block:
         return None, 0, 0
     step = joined([rows.step for rows in rows_by_block])
@@ -137,5 +137,5 @@ def _restrict(schedule: Schedule, rows: _PieceTransfers, pieces: Ints) -> Schedu
     edges = [*np.flatnonzero(np.diff(number, prepend=-1)).tolist(), len(number)]
     steps = [few.rows(slice(*ends)) for ends in pairwise(edges)]
     part = replace(schedule, layout=replace(layout, chunks=width), source=lambda: steps)
-    part.known.checked = True  # like the whole schedule
+    part.skip_checks()  # the whole schedule has been checked
     return part

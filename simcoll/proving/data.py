@@ -77,9 +77,10 @@ def verify(schedule: Schedule, *, exact: bool | None = None, salt: bytes | None 
     if exact is not None:
         return _prove(schedule, exact=exact, salt=None)
     if facts.proof is None or facts.proof.of is not facts:  # none yet, or one of a different schedule
-        facts.proof = replace(_prove(schedule, exact=None, salt=None), of=facts)
+        proof = schedule.keep_proof(_prove(schedule, exact=None, salt=None))
         if not facts.keeps:  # a source of the user's may be a generator that is used up
             next(schedule.blocks(), None)
+        return proof
     return facts.proof
 
 
@@ -128,11 +129,11 @@ def _in_full(schedule: Schedule, salt: bytes, *, exact: bool) -> Proof:
     shared = result.use.shares_chunks()
     if shared:
         result.use.check_orderable()
-    schedule.known.folds = result.memory.folds
     order = _level(trees, consistent=consistent, switched=result.memory.switched)
     if exact:
-        return Proof("full", "exact", order, result.steps, result.transfers, shared)
-    return by_fingerprints(schedule, "full", order, (result.steps, result.transfers), salt, shared_chunks=shared)
+        return Proof("full", "exact", order, result.steps, result.transfers, shared, folds=result.memory.folds)
+    counts = result.steps, result.transfers
+    return by_fingerprints(schedule, "full", order, counts, salt, shared_chunks=shared, folds=result.memory.folds)
 
 
 class _PlayedSteps(NamedTuple):
@@ -172,11 +173,9 @@ def _by_symmetry(schedule: Schedule, salt: bytes) -> Proof | None:
     if not likely(schedule):
         return None
     try:
-        proof = prove_by_symmetry(schedule, salt)
+        return prove_by_symmetry(schedule, salt)
     except ScheduleError:
         return None
-    schedule.known.folds = False  # it refuses folds
-    return proof
 
 
 def _by_parts(schedule: Schedule, salt: bytes) -> Proof | None:
@@ -203,6 +202,5 @@ def _by_parts(schedule: Schedule, salt: bytes) -> Proof | None:
         folds = folds or result.memory.folds
     if shared:  # pieces of one kind may block each other in a step
         check_orderable(schedule)
-    schedule.known.folds = folds
     order = _level(np.concatenate(trees), consistent=all_consistent, switched=False)
-    return by_fingerprints(schedule, kind, order, (steps, transfers), salt, shared_chunks=shared)
+    return by_fingerprints(schedule, kind, order, (steps, transfers), salt, shared_chunks=shared, folds=folds)

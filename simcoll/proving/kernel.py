@@ -85,11 +85,18 @@ def error_bits(nranks: int, *, reduces: bool) -> int:
 
 
 def by_fingerprints(
-    schedule: Schedule, kind: str, order: str, followed: tuple[int, int], salt: bytes, *, shared_chunks: bool
+    schedule: Schedule,
+    kind: str,
+    order: str,
+    followed: tuple[int, int],
+    salt: bytes,
+    *,
+    shared_chunks: bool,
+    folds: bool,
 ) -> Proof:
     """The proof of a schedule whose contents were compared by fingerprints; ``followed``: its numbers of steps and transfers."""
     bits = error_bits(schedule.nranks, reduces=schedule.collective.spec.reduces)
-    return Proof(kind, "fingerprint", order, *followed, shared_chunks, bits, salt)
+    return Proof(kind, "fingerprint", order, *followed, shared_chunks, bits, folds, salt)
 
 
 class Fingerprints:

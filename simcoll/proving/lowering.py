@@ -305,7 +305,7 @@ def _row_waits(plan: Plan, rows: _PlanTransfers, parts: _Parts) -> Iterator[tupl
     order = staged[np.argsort(place[staged], kind="stable")]
     later, earlier = _pairs(target, place[order])
     yield received[later], aside[order][earlier]
-    preceding, following, _ = _operands(rows, folds=plan.schedule.known.folds is not False)
+    preceding, following, _ = _operands(rows, folds=plan.schedule.known.folds)
     yield received[following], received[preceding]
     pairs = [(later, earlier) for later, awaited in plan.waits.items() for earlier in awaited]
     if not pairs:

@@ -97,7 +97,7 @@ def prove_by_symmetry(schedule: Schedule, salt: bytes) -> Proof:
         turns = repeat.count if repeat else 1
         steps = number + turns * len(inner)
         transfers += turns * sum(len(step) for step in inner)
-    return by_fingerprints(schedule, "by symmetry", order, (steps, transfers), salt, shared_chunks=False)
+    return by_fingerprints(schedule, "by symmetry", order, (steps, transfers), salt, shared_chunks=False, folds=False)
 
 
 def likely(schedule: Schedule) -> bool:

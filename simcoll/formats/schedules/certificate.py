@@ -213,7 +213,7 @@ def _of_schedule(schedule: Schedule, proof: Proof, title: str) -> dict[str, Any]
         "steps": proof.steps,
         "transfers": proof.transfers,
         "shared_chunks": proof.shared_chunks,
-        "folds": schedule.known.folds is not False,
+        "folds": proof.folds,
     }
     record["proof"] = {"kind": "full"} if symmetry is None else _renumbering(symmetry)
     record["blocks"] = [_block(block) for block in schedule.blocks()]
@@ -234,7 +234,7 @@ def _symmetry(schedule: Schedule, proof: Proof, moves: int) -> Symmetry | None:
 
     Other proofs of few chunks for all, by one piece of each kind, are for the prover's speed: their certificates are full.
     """
-    by_symmetry = proof.kind == "by symmetry" or (moves > MAX_MOVES and schedule.known.folds is False)
+    by_symmetry = proof.kind == "by symmetry" or (moves > MAX_MOVES and not proof.folds)
     if not by_symmetry or proof.shared_chunks:
         return None
     try:
