@@ -16,7 +16,7 @@ from simcoll.algorithms import schedule as schedule_named
 from simcoll.algorithms.imported import split_choice
 from simcoll.algorithms.registry import checked_params, meant_by, refusal
 from simcoll.core.collective import Collective
-from simcoll.core.facts import Facts
+from simcoll.core.facts import FactStore
 from simcoll.core.protocol import GENERATIONS, PROTOCOL_NAMES, Protocol, protocol
 from simcoll.core.schedule import SWITCH_REDUCE, Schedule
 from simcoll.errors import ConfigError, nearest
@@ -376,7 +376,7 @@ def _has_switch_reduction(schedule: Schedule) -> bool:
     return not plain and any((step.op == SWITCH_REDUCE).any() for step in schedule.steps())
 
 
-_reduces_in_switches: Facts[Schedule, bool] = Facts(_has_switch_reduction)
+_reduces_in_switches: FactStore[Schedule, bool] = FactStore(_has_switch_reduction)
 
 
 def _algorithm_of(schedule: Schedule) -> Algorithm | None:

@@ -1,7 +1,7 @@
 """Derived facts about records, stored by whoever derives them.
 
 A record of the core is frozen, and knows only what the core derives. What other packages derive from it (classes of messages, counts,
-loaded runs) they keep themselves, in a :class:`Facts`: it is found by the record's identity, lives no longer than the record, and
+loaded runs) they keep themselves, in a :class:`FactStore`: it is found by the record's identity, lives no longer than the record, and
 travels with no copy and no pickle of it.
 """
 
@@ -12,19 +12,19 @@ from threading import Lock
 from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary
 
-__all__ = ["Facts"]
+__all__ = ["FactStore"]
 
 Record = TypeVar("Record")
 Fact = TypeVar("Fact")
 
 
-class Facts(Generic[Record, Fact]):
+class FactStore(Generic[Record, Fact]):
     """One fact about each record, derived when it is asked for first.
 
     The fact must not refer to its record, or neither would ever be freed.
 
     >>> import simcoll
-    >>> steps = Facts(lambda schedule: sum(1 for _ in schedule.steps()))
+    >>> steps = FactStore(lambda schedule: sum(1 for _ in schedule.steps()))
     >>> ring = simcoll.schedule("all_gather", "ring", nranks=4)
     >>> steps(ring), len(steps)
     (4, 1)

@@ -23,7 +23,7 @@ class Known:
     ``digests``: of the blocks that the source has yielded so far; ``complete``: these are all. ``keeps``: whether a short pass, or a
     longer one while ``held``, is ``kept``, and then, without repeats, ``lowered``. ``again``: the function, with its arguments, that
     makes the same schedule in another process. These are facts of the core; other packages store theirs in their own
-    :class:`simcoll.core.facts.Facts`.
+    :class:`simcoll.core.facts.FactStore`.
     """
 
     digests: list[bytes] = field(default_factory=list)

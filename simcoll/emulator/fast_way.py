@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simcoll.arrays import Ints
-from simcoll.core.facts import Facts
+from simcoll.core.facts import FactStore
 from simcoll.emulator.engine_choice import PACED, WATCHED, deep_fifo, few, is_little
 from simcoll.emulator.fast.compiled import COMPILED, UNCOMPILED
 from simcoll.emulator.folding.remembered import memory_of, run_of_all
@@ -23,7 +23,7 @@ from simcoll.errors import InternalError
 if TYPE_CHECKING:
     from simcoll.emulator.lockstep import LockStep
 
-__all__ = ["Fast", "beyond_loops", "play_every", "plays_in_lockstep"]
+__all__ = ["FastWay", "beyond_loops", "play_every", "plays_in_lockstep"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,12 +46,12 @@ def _try_lockstep(request: Request) -> _LockStepTry:
     return _LockStepTry(run, timer)
 
 
-_lockstep_of: Facts[Request, _LockStepTry] = Facts(_try_lockstep)
+_lockstep_of: FactStore[Request, _LockStepTry] = FactStore(_try_lockstep)
 
 
 def plays_in_lockstep(request: Request) -> bool:
     """Whether a run is one for lock-step: no two flows can meet on a link."""
-    known = memory_of(request).apart
+    known = memory_of(request).in_lockstep
     protocol = request.plan.protocol
     if protocol not in known:
         known[protocol] = _lockstep_of(request).run is not None
@@ -68,7 +68,7 @@ def beyond_loops(request: Request) -> str:
     return PACED if paced and request.summary.switched else ""
 
 
-class Fast:
+class FastWay:
     """The compiled loops."""
 
     name = "fast"

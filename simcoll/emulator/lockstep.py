@@ -63,7 +63,7 @@ class Turns(NamedTuple):
     spins: Spinning | None
 
 
-class Outcome(NamedTuple):
+class LockStepOutcome(NamedTuple):
     """The outcome of a run."""
 
     time_fs: int
@@ -176,7 +176,7 @@ class LockStep:
         none = np.zeros(0, np.int64)
         return np.unique(np.concatenate([none, *(shape.sender * lanes + shape.receiver for shape in shapes)]))
 
-    def play(self) -> Outcome | None:
+    def play(self) -> LockStepOutcome | None:
         """Play all steps; ``None`` if that may exceed the range of the clock."""
         first, latest = 0, self.protocol.launch_fs
         with announce_compiling(advance):
@@ -189,7 +189,7 @@ class LockStep:
                 first += turn.times * int(begins[-1])
         trace_hash = "".join(f"{int(value):016x}" for value in self.sums)
         time = int(self.lanes[1].max(initial=self.protocol.launch_fs))
-        return Outcome(time, first, trace_hash, self.done_fs if self.keep else None)
+        return LockStepOutcome(time, first, trace_hash, self.done_fs if self.keep else None)
 
     def _advance(self, turn: Turns, first: int, fixed: Ints, varying: Ints, begins: Ints) -> None:
         protocol, spins = self.protocol, turn.spins

@@ -5,12 +5,12 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 
 from simcoll.arrays import Ints
-from simcoll.core.facts import Facts
+from simcoll.core.facts import FactStore
 from simcoll.emulator.engine_choice import ASKED, MOST_HASHED, few, few_classes_pay, is_little
 from simcoll.emulator.fast.compiled import COMPILED, UNCOMPILED
 from simcoll.emulator.fast_way import beyond_loops, plays_in_lockstep
 from simcoll.emulator.folding.expanding import Expansion
-from simcoll.emulator.folding.loaded_run import MOST_SLOTS, LoadedRun, Outcome
+from simcoll.emulator.folding.loaded_run import MOST_SLOTS, LoadedOutcome, LoadedRun
 from simcoll.emulator.folding.quotient import no_quotient
 from simcoll.emulator.folding.remembered import (
     FEWEST_FOLDED,
@@ -30,7 +30,7 @@ from simcoll.emulator.steps.run_links import all_links, check_switches
 from simcoll.emulator.steps.step_columns import cache_key
 from simcoll.errors import InternalError
 
-__all__ = ["Quotient"]
+__all__ = ["QuotientWay"]
 
 PATIENCE = 32
 """Limit of refinement rounds: for each message of the distinct steps a round takes 0.4 us, and lock-step 12 ns a message, so that
@@ -38,7 +38,7 @@ PATIENCE = 32
 in lock-step; 3,072 distinct ones, 5 rounds and the certificate 6 ms)."""
 
 
-class Quotient:
+class QuotientWay:
     """Classes of messages; the loops of the fast engine play them, with or without a compiler."""
 
     name = "fast"
@@ -67,9 +67,9 @@ class Quotient:
         plan, seen = request.plan, request.summary
         if seen.switched:
             check_switches(plan, request.topology)
-        with _loaded(request) as run:
+        with _lend_classes(request) as run:
             if run is None:
-                outcome, done_fs = _streamed(request)
+                outcome, done_fs = _play_stream(request)
             else:
                 outcome, done_fs = run.play(request), None
         classes = outcome.classes or 0
@@ -93,7 +93,7 @@ def _unloadable(request: Request) -> str:
     return classes if isinstance(classes, str) else ""
 
 
-_unloadable_of: Facts[Request, str] = Facts(_unloadable)
+_unloadable_of: FactStore[Request, str] = FactStore(_unloadable)
 
 
 def _too_small(request: Request) -> str:
@@ -147,10 +147,10 @@ def _classes(request: Request) -> Folding | str:
     return classes_of(request, plan, worth_it=True, expanded=expanded)
 
 
-_classes_of: Facts[Request, Folding | str] = Facts(_classes)
+_classes_of: FactStore[Request, Folding | str] = FactStore(_classes)
 
 
-def _loaded(request: Request) -> AbstractContextManager[LoadedRun | None]:
+def _lend_classes(request: Request) -> AbstractContextManager[LoadedRun | None]:
     """The loaded run of the classes, if the schedule runs repeatedly and its classes are not too many."""
     serves = count_run(request)
     if not _unloadable_of(request):
@@ -161,7 +161,7 @@ def _loaded(request: Request) -> AbstractContextManager[LoadedRun | None]:
     return run_of_classes(request, classes)
 
 
-def _streamed(request: Request) -> tuple[Outcome, Ints | None]:
+def _play_stream(request: Request) -> tuple[LoadedOutcome, Ints | None]:
     """Play one message of every class, loading its steps when they are needed."""
     from simcoll.emulator.fast.driver import StepMachine  # imports numba
 
@@ -185,5 +185,5 @@ def _streamed(request: Request) -> tuple[Outcome, Ints | None]:
     if machine.messages != quotient.messages:
         raise InternalError(f"{machine.messages} of {quotient.messages} messages of the quotient are done")
     if expansion is None:
-        return Outcome(machine.time_fs, "", machine.messages), None
-    return Outcome(machine.time_fs, expansion.hash.hexdigest(), machine.messages), expansion.done_fs
+        return LoadedOutcome(machine.time_fs, "", machine.messages), None
+    return LoadedOutcome(machine.time_fs, expansion.hash.hexdigest(), machine.messages), expansion.done_fs

@@ -19,10 +19,10 @@ from simcoll.emulator.reference.player_cut import cut_of_player, until_end
 from simcoll.emulator.request import Request
 from simcoll.emulator.result import Result
 
-__all__ = ["Reference"]
+__all__ = ["ReferenceWay"]
 
 
-class Reference:
+class ReferenceWay:
     """The reference engine, which refuses nothing."""
 
     name = "simpy"

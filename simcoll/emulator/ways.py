@@ -11,17 +11,17 @@ from dataclasses import replace
 from typing import Protocol
 
 from simcoll.emulator.engine_choice import ASKED, check_engine
-from simcoll.emulator.fast_way import Fast
-from simcoll.emulator.quotient_way import Quotient
-from simcoll.emulator.reference_way import Reference
+from simcoll.emulator.fast_way import FastWay
+from simcoll.emulator.quotient_way import QuotientWay
+from simcoll.emulator.reference_way import ReferenceWay
 from simcoll.emulator.request import Request
 from simcoll.emulator.result import Result
 from simcoll.errors import InternalError
 
-__all__ = ["WAYS", "Way", "engines", "play"]
+__all__ = ["WAYS", "PlanWay", "engines", "play"]
 
 
-class Way(Protocol):
+class PlanWay(Protocol):
     """A way to play a plan."""
 
     @property
@@ -38,7 +38,7 @@ class Way(Protocol):
         """Play a request that it does not refuse; its ``path``, if it has one, says more than the refusals."""
 
 
-WAYS: tuple[Way, ...] = (Quotient(), Fast(), Reference())
+WAYS: tuple[PlanWay, ...] = (QuotientWay(), FastWay(), ReferenceWay())
 """In the order in which they are asked; the last one refuses nothing."""
 
 

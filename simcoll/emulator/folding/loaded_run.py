@@ -22,13 +22,13 @@ from simcoll.emulator.request import Request
 from simcoll.emulator.steps.joint import joint_costs
 from simcoll.emulator.steps.run_links import all_links, check_switches
 from simcoll.emulator.steps.step_columns import Group, cache_key, turns
-from simcoll.emulator.steps.timed import Timed, joined_moves, joined_routes, timed_steps
+from simcoll.emulator.steps.timed import StepShape, Timed, joined_moves, joined_routes, timed_steps
 from simcoll.errors import InternalError
 
 if TYPE_CHECKING:
     from simcoll.emulator.fast.whole import Sheet, SheetCosts, Whole
 
-__all__ = ["MOST_SLOTS", "LoadedRun", "Outcome", "fits", "load_all", "load_classes", "slim"]
+__all__ = ["MOST_SLOTS", "LoadedOutcome", "LoadedRun", "fits", "load_all", "load_classes", "slim"]
 
 MOST_SLOTS = 1 << 17
 """Most messages of a run, or of its classes, that are loaded at a time: they take some 600 bytes each, so 79 MB."""
@@ -36,7 +36,7 @@ MOST_JOINED = 1 << 26
 """Most links of switch operations: every message has room for those of the largest operation, at 8 bytes, so 512 MB at the worst."""
 
 
-class Outcome(NamedTuple):
+class LoadedOutcome(NamedTuple):
     """The outcome of a loaded run; ``trace_hash`` is empty if it was not computed, ``classes`` ``None`` if every message was played."""
 
     time_fs: int
@@ -70,7 +70,7 @@ class LoadedRun:
     ends: Ends | None = None
     capacities: dict[Protocol, tuple[Ints, Callable[[int], str]]] = field(default_factory=dict)
 
-    def play(self, request: Request) -> Outcome:
+    def play(self, request: Request) -> LoadedOutcome:
         """Play a run."""
         plan = request.plan
         if plan.protocol not in self.capacities:
@@ -86,13 +86,13 @@ class LoadedRun:
         if state.reg[DONE] != rows:
             raise InternalError(f"{state.reg[DONE]} of {rows} messages are done")
         classes = None if self.links is None else rows
-        return Outcome(int(state.reg[LAST]), self._hash(state), classes)
+        return LoadedOutcome(int(state.reg[LAST]), self._hash(state), classes)
 
     def _costs(self, protocol: Protocol, each: int) -> SheetCosts:
         """SheetCosts of all distinct rows, with chunks of ``each`` bytes."""
         from simcoll.emulator.fast.whole import SheetCosts
 
-        *fixed, size = self.rows.priced(protocol, each)
+        *fixed, size = self.rows.price(protocol, each)
         delay, busy, wire, post = fixed if self.leader is None else joint_costs(self.leader, *fixed)
         return SheetCosts(delay, busy, wire, post, size)
 
@@ -195,20 +195,38 @@ def _sheet(steps: Sequence[Timed], order: Ints, waits: tuple[Array, Array]) -> S
 
     begins = _begins(steps)
     shapes = [step.shape for step in steps]
-    columns = list(zip(*((shape.sender, shape.receiver, shape.src, shape.dst) for shape in shapes), strict=True))
-    leaders = None
-    if any(shape.leader is not None for shape in shapes):
-        leaders = np.full(begins[-1], -1)
-        for shape, first in zip(shapes, begins.tolist(), strict=False):
-            if shape.leader is not None:
-                leaders[first : first + len(shape.leader)] = np.where(shape.leader >= 0, first + shape.leader, -1)
     width = max(shape.links.shape[1] for shape in shapes)
-    links, weight = np.full((begins[-1], width), -1, np.int32), np.ones((begins[-1], width), np.int32)
-    for shape, first in zip(shapes, begins.tolist(), strict=False):
-        here = slice(first, first + len(shape.links)), slice(shape.links.shape[1])
-        links[here], weight[here] = shape.links, shape.weight
-    sender, receiver, src, dst = map(np.concatenate, columns)
-    return Sheet(begins, order, sender, receiver, src, dst, links, weight, leaders, *waits)
+    links = np.full((begins[-1], width), -1, np.int32)
+    weight = np.ones((begins[-1], width), np.int32)
+    for shape, begin in zip(shapes, begins.tolist(), strict=False):
+        rows = slice(begin, begin + len(shape.links))
+        columns = slice(shape.links.shape[1])
+        links[rows, columns] = shape.links
+        weight[rows, columns] = shape.weight
+    return Sheet(
+        begins,
+        order,
+        np.concatenate([shape.sender for shape in shapes]),
+        np.concatenate([shape.receiver for shape in shapes]),
+        np.concatenate([shape.src for shape in shapes]),
+        np.concatenate([shape.dst for shape in shapes]),
+        links,
+        weight,
+        _sheet_leaders(shapes, begins),
+        *waits,
+    )
+
+
+def _sheet_leaders(shapes: Sequence[StepShape], begins: Ints) -> Ints | None:
+    """The leader of each row as a row of the sheet; -1 for none."""
+    if all(shape.leader is None for shape in shapes):
+        return None
+    leaders = np.full(begins[-1], -1)
+    for shape, begin in zip(shapes, begins.tolist(), strict=False):
+        if shape.leader is not None:
+            rows = slice(begin, begin + len(shape.leader))
+            leaders[rows] = np.where(shape.leader >= 0, begin + shape.leader, -1)
+    return leaders
 
 
 def _without(sheet: Sheet, left_out: NDArray[np.bool_]) -> Sheet:

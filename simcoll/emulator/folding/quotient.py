@@ -151,8 +151,8 @@ def folded(
     lane_of, link_of = (_representatives(each) for each in (partition.lanes, partition.links))
     weights = _weights(patterns, classes, partition, link_of)
     ways, steps, first = _ways(patterns, partition), [], 0
-    for step, names, way in zip(patterns, classes, ways, strict=True):
-        steps.append(_image(step, names, partition, way, first, weights))
+    for step, names, connections in zip(patterns, classes, ways, strict=True):
+        steps.append(_image(step, names, partition, connections, first, weights))
         first += int(names.max()) + 1
     of_classes = capacity[link_of], lane_steps[lane_of], link_of
     waits = NO_WAITS
@@ -198,7 +198,12 @@ def _ways(patterns: tuple[Timed, ...], partition: Partition) -> list[Ints | None
 
 
 def _image(
-    step: Timed, names: Shorts, partition: Partition, way: Ints | None, first: int, weights: tuple[Ints, Ints, int]
+    step: Timed,
+    names: Shorts,
+    partition: Partition,
+    connections: Ints | None,
+    first: int,
+    weights: tuple[Ints, Ints, int],
 ) -> Timed:
     """The image of a step: one message of every class."""
     row, shape = _representatives(names), step.shape
@@ -214,7 +219,7 @@ def _image(
         weight = np.where(links >= 0, counts[np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)], 1)
     lanes = partition.lanes
     sender, receiver = lanes[shape.sender[row]], lanes[shape.receiver[row]]
-    connection = None if way is None else way[row]
+    connection = None if connections is None else connections[row]
     leader = None if shape.leader is None else np.where(shape.leader[row] >= 0, names[shape.leader[row]], -1)
     image = StepShape(sender, receiver, sender, receiver, links.astype(np.int32), weight, connection, leader)
     nothing = tuple(0 for _ in step.bytes_by_op)

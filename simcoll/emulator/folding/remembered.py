@@ -20,7 +20,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from simcoll.arrays import Array, Ints
-from simcoll.core.facts import Facts
+from simcoll.core.facts import FactStore
 from simcoll.core.plan import Plan
 from simcoll.core.protocol import Protocol
 from simcoll.core.schedule import Schedule
@@ -31,7 +31,7 @@ from simcoll.emulator.folding.partition import TOO_LITTLE, out_of_patience
 from simcoll.emulator.folding.unpriced import Folding, find_classes
 from simcoll.emulator.request import Request
 from simcoll.emulator.steps.run_links import check_switches
-from simcoll.emulator.steps.step_columns import EVEN, cache_key, drop_groups, forget_uneven
+from simcoll.emulator.steps.step_columns import EVEN, cache_key, drop_groups, forget_unequal
 from simcoll.errors import InternalError
 from simcoll.topology import Topology
 
@@ -122,7 +122,7 @@ class Remembered:
         Loaded steps that no thread plays now: of all messages, or of one of each class.
     lent
         Number of threads that play loaded steps now, by kind.
-    apart
+    in_lockstep
         Whether the run is one for lock-step, by protocol.
     """
 
@@ -131,7 +131,7 @@ class Remembered:
     loaded: dict[str, LoadedRun] = field(default_factory=dict)
     lent: dict[str, int] = field(default_factory=dict)
     lock: Lock = field(default_factory=Lock)
-    apart: dict[Protocol, bool] = field(default_factory=dict)
+    in_lockstep: dict[Protocol, bool] = field(default_factory=dict)
 
 
 class Runs:
@@ -151,17 +151,17 @@ class Runs:
             return self.by_key[key]
 
 
-runs_of: Facts[Schedule, Runs] = Facts(Runs)
+runs_of: FactStore[Schedule, Runs] = FactStore(Runs)
 """The memory of a schedule."""
 
 
-def remembered(plan: Plan, topology: Topology) -> Remembered:
+def recall(plan: Plan, topology: Topology) -> Remembered:
     """What earlier runs left for this one; nothing, and nothing for a later one, if block sizes differ."""
     key = key_of(plan, topology)
     return Remembered() if key is None else runs_of(plan.schedule).at(key)
 
 
-memory_of: Facts[Request, Remembered] = Facts(lambda request: remembered(request.plan, request.topology))
+memory_of: FactStore[Request, Remembered] = FactStore(lambda request: recall(request.plan, request.topology))
 """What earlier runs left for a request."""
 
 
@@ -170,7 +170,7 @@ def forget_sizes(schedule: Schedule) -> None:
     runs = runs_of(schedule)
     with runs.lock:
         runs.by_key = {key: kept for key, kept in runs.by_key.items() if key.sizes == EVEN}
-    forget_uneven(schedule)
+    forget_unequal(schedule)
 
 
 def loadable(request: Request) -> bool:
@@ -225,7 +225,7 @@ def classes_of(
     messages will be needed, ``hashed``: their trace hash. Other parameters as in :func:`simcoll.emulator.folding.quotient.fold`.
     """
     seen = request.summary
-    entry = remembered(plan, request.topology)
+    entry = recall(plan, request.topology)
     known = entry.folding
     if isinstance(known, str) and worth_it:
         return known
@@ -267,7 +267,7 @@ def folded_rows(request: Request) -> Folding | str:
         return classes
     if classes.quotient.messages > MOST_SLOTS:
         return TOO_MANY_CLASSES
-    classes = remembered(capped, request.topology).folding = slim(classes, hashed=hashed)
+    classes = recall(capped, request.topology).folding = slim(classes, hashed=hashed)
     return classes
 
 

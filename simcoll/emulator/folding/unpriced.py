@@ -50,7 +50,7 @@ class UnpricedRows:
     routes: Routes
     each: int
 
-    def priced(self, protocol: Protocol, each: int) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+    def price(self, protocol: Protocol, each: int) -> tuple[Ints, Ints, Ints, Ints, Ints]:
         """Delay (-1 within a rank), busy time, wire bytes, post time, and size of every message, with chunks of ``each`` bytes."""
         moves = self.moves
         size = moves.size_bytes // self.each * each
@@ -84,7 +84,7 @@ class Folding:
     def timed(self, plan: Plan, each: int, capacity: Ints) -> Quotient:
         """The quotient of a plan, with costs and capacities."""
         quotient = self.quotient
-        columns = self.rows.priced(plan.protocol, each)
+        columns = self.rows.price(plan.protocol, each)
         steps, first = [], 0
         for step in quotient.steps:
             here, first = slice(first, first + len(step)), first + len(step)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simcoll.arrays import Array, Ints
-from simcoll.core.facts import Facts
+from simcoll.core.facts import FactStore
 from simcoll.core.folds import in_fold_order
 from simcoll.core.plan import Plan, PlanStep
 from simcoll.core.schedule import OP_NAMES, REDUCE, SYNC, Repeat, Schedule, Step
@@ -27,7 +27,7 @@ __all__ = [
     "bytes_by_op",
     "cache_key",
     "drop_groups",
-    "forget_uneven",
+    "forget_unequal",
     "moves_of",
     "same_moves",
     "spinning",
@@ -124,11 +124,11 @@ class PlanSummary:
     groups: list[Group] | None
 
 
-summaries_of: Facts[Schedule, dict[tuple[int, int], PlanSummary]] = Facts(lambda _: {})
+summaries_of: FactStore[Schedule, dict[tuple[int, int], PlanSummary]] = FactStore(lambda _: {})
 """The first passes over plans of a schedule, by :func:`cache_key`: with equal chunks, and with the latest other sizes."""
 
 
-def forget_uneven(schedule: Schedule) -> None:
+def forget_unequal(schedule: Schedule) -> None:
     """Forget the passes with unequal chunks, which hold for one size."""
     summaries = summaries_of(schedule)
     for key in [key for key in list(summaries) if key != EVEN]:
@@ -371,7 +371,7 @@ def summary(plan: Plan) -> PlanSummary:
         plan.expect_waits()
         unit = replace(plan, sizes=plan.schedule.layout.chunks, dtype=np.dtype(np.int8)) if key == EVEN else plan
         counts = _count(unit)
-        forget_uneven(plan.schedule)
+        forget_unequal(plan.schedule)
         summaries[key] = counts if counts.rows <= REMEMBERED_ROWS else replace(counts, groups=None)
     return _scale(counts, chunk_bytes) if chunk_bytes > 1 else counts
 
