@@ -13,7 +13,7 @@ from typing import Any
 # Limits, so that every file is answered in about a minute, with less than 1 GB of memory.
 MAX_BYTES, MAX_LISTS = 48 << 20, 500_000  # of a file, unpacked: up to 15 bytes of memory for each, 250 for a list or object
 MAX_RANKS, MAX_CELLS = 1 << 16, 1 << 23  # chunks in the memory of all ranks: 25 bytes each
-MAX_MOVES, MAX_MOVES_BY_SYMMETRY, MAX_STEP = 6_000_000, 10_000_000, 500_000  # chunks moved: 5 us each; in one step, 600 bytes each
+MAX_MOVES, MAX_MOVES_BY_SYMMETRY, MAX_STEP = 6_000_000, 10_000_000, 1 << 20  # chunks moved: 5 us each; in one step, 600 bytes each
 MAX_SUMS, MAX_PARTS = 2_000_000, 40_000_000  # different sums: 200 bytes each; parts of outputs that are counted: 0.5 us each
 MAX_HEARD, MAX_INSTRUCTIONS = 1 << 31, 50_000  # one bit for each rank on each channel of each rank; for each pair of instructions
 
@@ -130,12 +130,12 @@ class Machine:
         """Stop where we are now unless something holds."""
         if not holds: raise Wrong(f"{self.now}: {message.format(*parts)}")
 
-    def add(self, *values: int) -> int:
-        """The value of a sum: the same for operands in another order, but not for other brackets."""
+    def add(self, *values: int, switch: bool = False) -> int:
+        """The value of a sum: the same for operands in another order, not for other brackets, or if a switch adds."""
         key, chunks = tuple(sorted(value // self.kinds for value in values)), {value % self.kinds for value in values}
-        number = self.sums.setdefault(key, len(self.operands))
+        number = self.sums.setdefault((-1,) * switch + key, len(self.operands))
         if number == len(self.operands):
-            self.operands.append(key)
+            self.operands.append(key if len(key) > 1 else self.operands[key[0]] or key)  # a switch may add one operand to nothing
             need(len(self.sums) <= MAX_SUMS, f"above the limits: more than {MAX_SUMS} different sums")
         return number * self.kinds + (chunks.pop() if len(chunks) == 1 else self.kinds - 1)
 
@@ -152,7 +152,7 @@ class Machine:
                 fold = operations <= {"copy", "reduce"} and len(others) < 2 and len({rank for rank, _ in added}) == len(added)
                 good = (fold or operations == {"switch_reduce"}) and len({move[3] for move in group}) == 1
                 self.claim(good, "rank {} chunk {} is written twice", *divmod(cell, size))
-            value = values[cell] if not others else others[0] if len(others) == 1 else self.add(*others)
+            value = self.add(*others, switch=True) if "switch_reduce" in operations else (others or [values[cell]])[0]
             if value < 0: self.claim(False, "rank {} chunk {} is added to, but holds nothing", *divmod(cell, size))
             if self.readonly[cell]: self.claim(False, "rank {} chunk {} is an input, but written", *divmod(cell, size))
             for _, operand in added: value = self.add(value, operand)
@@ -171,31 +171,30 @@ class Machine:
             right = chunk == wanted and number == (sums.get(wanted) if source < 0 else source)
             if right or (followed and not followed[cell]): continue
             counts, parts = Counter(dict.fromkeys(range(n) if source < 0 else [source], -1)), [number] * (number >= 0)
-            for part in parts:  # grows meanwhile: n contributions are in n - 1 sums, and make fewer than 2 n parts
+            for part in parts:  # grows meanwhile: n contributions are in n - 1 sums and alone in n more, which makes less than 3 n parts
                 counts[part] += not self.operands[part]
-                parts += self.operands[part] if len(parts) < 2 * n else ()
+                parts += self.operands[part] if len(parts) < 3 * n else ()
             self.parts += len(parts)
             need(self.parts <= MAX_PARTS, f"above the limits: more than {MAX_PARTS} parts of outputs")
-            faults = [f"{count:+} of rank {part}" for part, count in counts.items() if count][:8] + ["..."] * (len(parts) >= 2 * n)
+            faults = [f"{count:+} of rank {part}" for part, count in counts.items() if count][:8] + ["..."] * (len(parts) >= 3 * n)
             holds = "nothing" if number < 0 else f"input chunk {chunk}" if chunk < self.inputs else "different input chunks"
             self.claim(chunk == wanted and not faults, "rank {} output {} has {} (expected {}), {}", rank, output, holds, wanted, faults)
-            same = level == "any" or sums.setdefault(wanted, number) == number
+            same = level in {"", "any"} or sums.setdefault(wanted, number) == number
             self.claim(same, "claims.order: rank {} output {} is added in another order than on another rank", rank, output)
         self.claim(level != LEVELS[3] or len(set(sums.values())) < 2, "claims.order: chunks are added in different orders")
 
-def unrolled(blocks: list[dict[str, Any]], limit: int) -> Any:
+def unrolled(blocks: list[dict[str, Any]], limit: int, most: int) -> Any:
     """The rows of every step, with repeats played."""
     for block in blocks:
         base, modulus, order, steps = block.get("base", 0), block.get("modulus", 1), block.get("order"), []
         places = {chunk: place for place, chunk in enumerate(order or ())}
+        need(order is None or (len(places) == len(order) and len(order) % modulus == base % modulus == 0), "an order lists whole windows")
         for step in block["steps"]:
             columns, length = [step.get(key, default) for key, default in COLUMNS.items()], len(step["src_rank"])
-            good = length > 0 and all(type(column) is not list or len(column) == length for column in columns)
-            need(good and len(places) == len(order or ()), "a step without transfers, columns of unequal length, or a wrong order")
-            moved = length * columns[4] if type(columns[4]) is int else sum(columns[4])
-            limit -= moved * block.get("repeat", 1)
-            need(moved <= MAX_STEP and limit >= 0, f"above the limits: {moved} chunks moved in a step, or too many in all")
+            need(length > 0 and all(type(c) is not list or len(c) == length for c in columns), "a step needs transfers, and equal columns")
             steps.append([column if type(column) is list else [column] * length for column in columns])
+            limit -= sum(steps[-1][4]) * block.get("repeat", 1)
+            need(sum(steps[-1][4]) <= most and limit >= 0, "above the limits: chunks moved in a step, or in all")
         for shift in (turn * block.get("stride", 0) for turn in range(block.get("repeat", 1) if steps else 0)):
             for columns in map(list, steps):
                 for side in (1, 3):  # the chunks
@@ -251,13 +250,12 @@ def check_schedule(document: dict[str, Any]) -> str:
     lanes = channels + 1  # barriers: ranks that a rank has heard of, as bits, on each channel, and then on any
     need(kind != "barrier" or n * n * lanes <= MAX_HEARD, f"above the limits: {n} * {n} * {lanes} bits for a barrier")
     heard = [1 << rank for rank in range(n) for _ in range(lanes)] if kind == "barrier" else []
-    operations = {"sync"} if heard else {"copy", "reduce"} if symmetric else {"copy", "reduce", "multicast", "switch_reduce"}
-    operations -= {"switch_reduce"} if claims["order"] in LEVELS[2:] else set()  # it adds in any order
-    keeps, limit = symmetric or not document.get("divisible", False), MAX_MOVES_BY_SYMMETRY if symmetric else MAX_MOVES
-    step, transfers, touched = -1, 0, array("q", [-1]) * len(places)
-    for step, rows in enumerate(unrolled(document["blocks"], limit)):
-        moves, owners, news, machine.now, waits = [], [], [], f"step {step}", defaultdict[Any, list[Any]](list)
-        for row, (a, chunk, b, target, count, op, channel) in enumerate(rows):
+    most = 2 if symmetric else 3 if claims["order"] in LEVELS[2:] else 4  # a switch adds in any order
+    operations = ["sync"] if heard else ["copy", "reduce", "multicast", "switch_reduce"][:most]
+    step, transfers, touched, keeps = -1, 0, array("q", [-1]) * len(places), symmetric or not document.get("divisible", False)
+    for step, rows in enumerate(unrolled(document["blocks"], *([MAX_MOVES_BY_SYMMETRY] * 2 if symmetric else [MAX_MOVES, MAX_STEP]))):
+        kept, news, machine.now, waits = [], [], f"step {step}", defaultdict[Any, list[Any]](list)
+        for a, chunk, b, target, count, op, channel in rows:
             good, source, cell = a < n and b < n and channel < channels and op in operations, a * size + chunk, b * size + target
             if heard and good:
                 news += [(b * lanes + lane, heard[a * lanes + channel]) for lane in (channel, channels)]
@@ -268,28 +266,32 @@ def check_schedule(document: dict[str, Any]) -> str:
             if not good or (keeps and places[source : source + count] != places[cell : cell + count]):
                 fault = "not the same piece of a block" if good else f"no such rank, chunks, channel {channel}, or operation here"
                 machine.claim(False, "{} rank {} chunk {} to rank {} chunk {} x {}: {}", op, a, chunk, b, target, count, fault)
-            if op != "copy" or not machine.in_place or home[source] != home[cell]:
-                moves += [(home[source + k], home[cell + k], op, channel) for k in range(count)]
-                owners += [row] * count
-                transfers += 1
+            if op != "copy" or not machine.in_place or home[source] != home[cell]: kept.append((source, cell, count, op, channel))
         for lane, arrivals in news: heard[lane] |= arrivals
-        writers, transfers = {move[1]: move[3] for move in moves}, transfers + len(news) // 2
-        for (source, cell, _, channel), row in zip(moves, owners, strict=True) if channels > 1 else ():
-            shared = [(*divmod(k, size), channel) for k in (source, cell) if touched[k] not in (-1, channel)]
-            machine.claim(claims["shared_chunks"] or not shared, "claims.shared_chunks: (rank, chunk, channel) {}", shared[:1])
-            touched[source] = touched[cell] = channel
-            waits["transfer", row].append(cell)  # what overwrites a cell waits for what other channels read there
-            waits[source] += [("transfer", row)] if writers.get(source, channel) != channel else []
+        transfers += len(kept) + len(news) // 2
+        writers = {home[d + k]: c for _, d, count, _, c in kept for k in range(count)} if channels > 1 else {}
+        for row, (source, cell, count, _, channel) in enumerate(kept) if channels > 1 else ():
+            for s, d in zip(home[source : source + count], home[cell : cell + count]):
+                shared = [(*divmod(k, size), channel) for k in (s, d) if touched[k] not in (-1, channel)]
+                machine.claim(claims["shared_chunks"] or not shared, "claims.shared_chunks: (rank, chunk, channel) {}", shared[:1])
+                touched[s] = touched[d] = channel
+                if not claims["shared_chunks"]: continue
+                waits["transfer", row].append(d)  # what overwrites a cell waits for what other channels read there
+                waits[s] += [("transfer", row)] if writers.get(s, channel) != channel else []
         machine.claim(not (cycle := sort(waits)[1]), "transfers wait for each other in a cycle: {}", cycle)
         if image:
-            present = set(moves)
-            good = len(present) == len(moves) and all((image[s], image[d], op, c) in present for s, d, op, c in moves)
-            machine.claim(good, "the renumbering does not map the step onto itself")
-            moves = [move for move in moves if follow[move[0]]]
-        folds = machine.play(moves)
+            found = defaultdict[int, list[Any]](list)  # transfers by place, moved to place 0
+            for source, cell, count, op, channel in kept:
+                one = (source - places[source], cell - places[cell], op, channel)
+                for place in places[source : source + count]: found[place].append(one)
+            for place, ones in found.items():
+                there, mapped = proof["place"][place], {(image[home[s + place]], image[home[d + place]], op, c) for s, d, op, c in ones}
+                same = mapped == {(home[s + there], home[d + there], op, c) for s, d, op, c in found.get(there, ())}
+                machine.claim(same and len(mapped) == len(ones), "the renumbering does not map place {} onto place {}", place, there)
+            kept = [(s + place, d + place, 1, op, c) for place, ones in found.items() for s, d, op, c in ones if follow[s + place]]
+        folds = machine.play([(home[s + k], home[d + k], op, c) for s, d, count, op, c in kept for k in range(count)])
         machine.claim(not folds or (claims["folds"] and not symmetric), "claims.folds: a chunk is written more than once")
-    counted = {"steps": step + 1, "transfers": transfers}
-    machine.claim(counted.items() <= claims.items(), "claims.steps or claims.transfers: there are {}", counted)
+    machine.claim((claims["steps"], claims["transfers"]) == (step + 1, transfers), "claims: {} steps, {} transfers", step + 1, transfers)
     early = [rank for rank, ranks in enumerate(heard[channels::lanes]) if ranks.bit_count() < n]
     machine.claim(not early, "rank {} may leave before every rank has entered", early[:1])
     machine.finish(follow)
@@ -306,8 +308,7 @@ def check_program(document: dict[str, Any]) -> str:
     code = {(rank, number, place): (lane["channel"], one) for rank, lanes in enumerate(program["ranks"])
             for number, lane in enumerate(lanes) for place, one in enumerate(lane["instructions"])}
     counts = [one.get("count", 1) for _, one in code.values()]
-    good = len(code) <= MAX_INSTRUCTIONS and sum(counts) <= MAX_MOVES and max(counts, default=0) <= MAX_STEP // 4
-    need(good, f"above the limits: {len(code)} instructions with {sum(counts)} chunks, or one with too many")
+    need(len(code) <= MAX_INSTRUCTIONS and sum(counts) <= MAX_MOVES and max([0, *counts]) <= MAX_STEP // 4, "above the limits: the code")
     before, outbox, sender, wires = (dict[Any, Any]() for _ in range(4))  # wires: sends and receives of connections
     for key, (channel, one) in code.items():
         machine.now, does = f"(rank, lane, instruction) {key}", INSTRUCTIONS.get(one["op"], "?")
@@ -322,8 +323,7 @@ def check_program(document: dict[str, Any]) -> str:
     for wire, ends in wires.items():
         machine.now = f"(sender, receiver, channel) {wire}"
         sends, receives = ([code[key][1].get("count", 1) for key in end] for end in ends)
-        good = sends == receives and all(len({key[:2] for key in end}) == 1 for end in ends)
-        machine.claim(good, "sends and receives differ in number or counts, or are in several lanes")
+        machine.claim(sends == receives and all(len({key[:2] for key in end}) == 1 for end in ends), "sends and receives, or lanes, differ")
         sender |= zip(ends[1], ends[0], strict=True)
     machine.claim(len(sender) == claims["messages"], "claims.messages: there are {}", len(sender))
 
@@ -365,24 +365,24 @@ def check_program(document: dict[str, Any]) -> str:
     if known: machine.finish()
     return f"program of {n} ranks, {machine.kind if known else 'unknown collective'}, {len(sender)} messages"
 
-def check(certificate: Any) -> str:
+def check(data: Any) -> str:
     """Check a certificate: a path, the bytes of a file, or what JSON makes of them. A line that says what holds."""
     try:
-        if isinstance(certificate, str):
-            with open(certificate, "rb") as file: certificate = file.read(MAX_BYTES + 1)
-        if isinstance(certificate, bytes):
-            if certificate[:2] == b"\x1f\x8b": certificate = gzip.GzipFile(fileobj=io.BytesIO(certificate)).read(MAX_BYTES + 1)
-            good = len(certificate) <= MAX_BYTES and certificate.count(b"[") + certificate.count(b"{") <= MAX_LISTS
-            need(good, f"above the limits: more than {MAX_BYTES} bytes, or {MAX_LISTS} lists and objects")
+        if isinstance(data, str):
+            with open(data, "rb") as file: data = file.read(MAX_BYTES + 1)
+        if isinstance(data, bytes):
+            if data[:2] == b"\x1f\x8b": data = gzip.GzipFile(fileobj=io.BytesIO(data)).read(MAX_BYTES + 1)
+            lists = data.count(b"[") + data.count(b"{")
+            need(len(data) <= MAX_BYTES and lists <= MAX_LISTS, f"above the limits: {len(data)} bytes, {lists} lists or objects")
             hook = lambda pairs: dict(pairs) | ({} if len(dict(pairs)) == len(pairs) else {"a key that occurs twice": 0})
-            certificate = json.loads(certificate.decode(), object_pairs_hook=hook, parse_int=lambda digits: int(digits[:21]))
+            data = json.loads(data.decode(), object_pairs_hook=hook, parse_int=lambda digits: int(digits[:21]))
     except (EOFError, OSError, RecursionError, ValueError, zlib.error) as error:
         raise Unreadable(f"{type(error).__name__}: {error}") from None
-    good = type(certificate) is dict and certificate.get("format") == "simcoll-certificate" and certificate.get("version") == 1
-    need(good and certificate.get("subject") in ("schedule", "program"), "expected a certificate, version 1, of a schedule or program")
-    read(certificate, "certificate", certificate["subject"])
-    proved = check_schedule(certificate) if certificate["subject"] == "schedule" else check_program(certificate)
-    return f"{certificate['name']}: {proved}, order of reductions: {certificate['claims']['order'] or 'none'}"
+    good = type(data) is dict and data.get("format") == "simcoll-certificate" and data.get("version") == 1
+    need(good and data.get("subject") in ("schedule", "program"), "expected a certificate, version 1, of a schedule or program")
+    read(data, "certificate", data["subject"])
+    proved = check_schedule(data) if data["subject"] == "schedule" else check_program(data)
+    return f"{data['name']}: {proved}, order of reductions: {data['claims']['order'] or 'none'}"
 
 def main(argv: list[str] | None = None) -> int:
     """Check the file that a command line names; the exit status."""

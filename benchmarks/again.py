@@ -11,7 +11,9 @@ import resource
 import time
 
 import simcoll
-from simcoll.emulator.rehearsals import forget_sizes
+from simcoll.emulator.folding.remembered import forget_sizes
+from simcoll.emulator.request import Request
+from simcoll.emulator.run import run_checked
 from simcoll.topology import load_topology
 from simcoll.tuning import collective_on, costs, schedule_on
 
@@ -28,7 +30,7 @@ def run(schedule, machine, count, protocol, **how):
     """CPU milliseconds of binding and timing, and the result."""
     begin = time.process_time()
     plan = simcoll.bind(schedule, count, protocol=costs(protocol, machine, schedule))
-    result = simcoll.emulate(plan, machine, data="none", bound=False, engine="fast", **how)
+    result = run_checked(Request(plan, machine, engine="fast", **how), data="none", bound=False)
     return (time.process_time() - begin) * 1e3, result
 
 
@@ -39,10 +41,10 @@ def line(name, machine, *, every):
     simcoll.verify(schedule)
     proved = time.process_time() - begin
     protocols = PROTOCOLS[-1:] if name in IN_SWITCHES else PROTOCOLS
-    schedule.known.expected_protocols = len(protocols)  # as in a table
-    first = [run(schedule, machine, 1 << 18, each)[0] for each in protocols]
-    more = [run(schedule, machine, 1 << 19, each) for each in protocols]
-    small = [run(schedule, machine, 256, each)[0] for each in protocols]
+    table = {"protocols": len(protocols)}  # as in a table
+    first = [run(schedule, machine, 1 << 18, each, **table)[0] for each in protocols]
+    more = [run(schedule, machine, 1 << 19, each, **table) for each in protocols]
+    small = [run(schedule, machine, 256, each, **table)[0] for each in protocols]
     forget_sizes(schedule)
     result = more[-1][1]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10

@@ -13,8 +13,8 @@ from scale import cpu_name
 
 import simcoll
 from simcoll.emulator import Result, emulate
-from simcoll.emulator.engine_choice import play_fast
-from simcoll.emulator.steps.step_columns import summary
+from simcoll.emulator.fast_way import play_every
+from simcoll.emulator.request import Request
 from simcoll.topology import load_topology
 
 CASES = (
@@ -63,7 +63,7 @@ def main() -> None:
         call = partial(emulate, plan, topology, data="none", bound=False)
         ways = {"fast": partial(call, engine="fast", quotient=False), "folded": partial(call, quotient=True)}
         if nranks <= 1024:
-            ways["loops"] = partial(play_fast, plan, topology, summary(plan), "", keep=False)
+            ways["loops"] = partial(play_every, Request(plan, topology))
         times, results = best([*ways.values(), call])
         if len({result.time_fs for result in results}) > 1:
             raise SystemExit(f"{results} differ")

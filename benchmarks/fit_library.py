@@ -25,9 +25,9 @@ import cyclopts
 import numpy as np
 
 from simcoll.files.paths import data_folder
-from simcoll.libraries import corrected
 from simcoll.libraries.library import Library, load_library
-from simcoll.libraries.prediction import chosen, launch_us
+from simcoll.libraries.prediction import choose, launch_us
+from simcoll.libraries.question import P2P, Question, class_of
 from simcoll.planning.measured.measurements import PublishedTable, published_tables
 from simcoll.topology.machine import machine
 
@@ -114,7 +114,7 @@ class Rows:
         self.table, self.machine, self.settings = table, machine(table.machine()), table.settings()
         self.size = np.array([size for size, _ in table.rows], float)
         self.time = np.array([time for _, time in table.rows], float) / 1000
-        self.kind = corrected.class_of(self.machine, load_library(table.library)).split(".")[1]
+        self.kind = class_of(self.machine, load_library(table.library)).split(".")[1]
         band = np.digitize(self.size, [2**16, 2**26])
         count = np.bincount(band, minlength=3)[band]
         self.weight = count**-0.25 * np.where(band == 0, 0.7, 1.0)
@@ -123,10 +123,14 @@ class Rows:
         """Count less where a system published many tables."""
         self.weight = self.weight * tables**-0.4
 
+    def question(self, library: Library) -> Question:
+        """What the table asks of a library."""
+        return Question(self.table.collective, self.machine, library, self.settings)
+
     def predicted(self, library: Library, size: Floats | None = None) -> Floats:
         """Times of the corrected formula, without the launch of the run."""
         sizes = self.size if size is None else size
-        costs, pick = chosen(self.machine, self.table.collective, sizes, library, self.settings)
+        costs, pick = choose(self.question(library), sizes)
         return np.array([cost.time_us(sizes) for cost in costs])[pick, np.arange(len(sizes))]
 
     def residual(self, library: Library) -> Floats:
@@ -139,12 +143,12 @@ class Rows:
 
     def alone(self) -> bool:
         """Whether each GPU has its own process, and the collective its own kernels."""
-        return self.settings.launcher == "process-per-gpu" and self.table.collective not in corrected.P2P
+        return self.settings.launcher == "process-per-gpu" and self.table.collective not in P2P
 
     def depends_on(self, place: str) -> bool:
         """Whether a number can matter here."""
         head, key, *_ = place.split(".")
-        if "p2p" in place and self.table.collective not in corrected.P2P:
+        if "p2p" in place and self.table.collective not in P2P:
             return False
         if head == "class":
             return key == self.kind
@@ -248,9 +252,9 @@ def launchers(tables: list[Rows], numbers: dict[str, float]) -> dict[str, float]
         systems: dict[str, list[float]] = {}
         for rows in tables:
             small = rows.size <= 2**16
-            if rows.settings.launcher == kind and small.any() and rows.table.collective not in corrected.P2P:
+            if rows.settings.launcher == kind and small.any() and rows.table.collective not in P2P:
                 late = float(np.median((rows.time - rows.predicted(found[rows.table.library]))[small]))
-                each = launch_us(rows.machine, found["nccl"].with_values({place: 1.0}), rows.settings)
+                each = launch_us(rows.question(found["nccl"].with_values({place: 1.0})))
                 systems.setdefault(rows.table.system, []).append(late / each)
         logs = [np.log(prior), *(np.log(max(0.1, np.median(values))) for values in systems.values())]
         results[place] = float(np.exp(np.mean(logs))) if spread else prior
@@ -270,7 +274,7 @@ def hops(tables: list[Rows], numbers: dict[str, float]) -> dict[str, float]:
         place, small = f"class.{rows.kind}.ll_hop_factor", (rows.size >= 64) & (rows.size <= 2**14)
         if place in late and small.any() and rows.machine.domains == 1 and rows.alone():
             sizes = rows.size[small]
-            costs, pick = chosen(rows.machine, rows.table.collective, sizes, found, rows.settings)
+            costs, pick = choose(rows.question(found), sizes)
             more = rows.time[small] - rows.predicted(found, sizes)
             steps = np.array([costs[at].hops for at in pick])
             late[place].setdefault(rows.table.system, []).append(float(np.median(more / steps)))

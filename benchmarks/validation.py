@@ -23,27 +23,29 @@ if TYPE_CHECKING:
 
 HEAD = """# Validation
 
-Predictions of unseen machines: tables of nccl-tests collected on {date}, after the library files had been fitted to the
-{development} development tables.
-`python benchmarks/validation.py` prints this page. Errors are |predicted / measured - 1| in percent, for small (below 64 KiB), middle
-and large sizes (from 64 MiB). Predictions here are those of the corrected formula.
+{lead}
+Median error in percent of predicted times of NCCL, for small (below 64 KiB) / middle / large sizes (from 64 MiB). Without any
+measurement of a machine, large messages are off by 5 to 8 %, small ones by about a quarter; two measured sizes remove most of that. *Two
+points* and *six points* are calibrations with that many rows of the same table.
+
+`python benchmarks/validation.py` prints this page. An error is |predicted / measured - 1|, of the corrected formula.
 
 ## Blind predictions
 
-{tables} tables, {date}. Their machines were described first (topology, nodes, environment), then all were predicted once with the unchanged
-library files. *Healthy* leaves out tables with a problem according to their publisher or their own rows, tables of machines
-that are not fully described, and RCCL. Each cell: median over tables of the table's median error;
-in brackets the p90 of all rows. A table of one row counts as much as one of thirty. The 14 tables of A100 PCIe at two sockets were
-predicted with a topology that is not kept, because the model has no limit of a socket. Some tables come from publishers of development
-tables (CSCS, AWS, Oracle, Google).
+{tables} tables of nccl-tests collected on {date}, after the library files had been fitted to the {development} development tables. Their
+machines were described first (topology, nodes, environment), then all were predicted once. *Healthy* leaves out tables with a problem
+according to their publisher or their own rows, tables of machines that are not fully described, and RCCL. Each cell: median over tables
+of the table's median error; in brackets the p90 of all rows. A table of one row counts as much as one of thirty. The 14 tables of A100
+PCIe at two sockets use a topology that is not shipped, because the model has no limit of a socket. Some tables come from publishers of
+development tables (CSCS, AWS, Oracle, Google).
 
 """
 NEXT = """
 ## Left-out systems, over all tables
 
-{added} of these tables, of healthy and described machines with a permanent source, were then added to the measurements; the
-library is now fitted to all {all}. For each figure the numbers were fitted again **without** the tables of its system, starting
-from the whole fit, with its slopes. The mechanisms were chosen with knowledge of all tables, so
+{added} of these tables, of healthy and described machines with a permanent source, are among the measurements; the
+shipped library is fitted to all {all}. For each figure the numbers are fitted again **without** the tables of its system, starting
+from the whole fit, with its slopes. The mechanisms are chosen with knowledge of all tables, so
 these figures are better than blind ones. NCCL only.
 
 | | {ways} |
@@ -61,67 +63,64 @@ Rows over 1.5 times the time of a larger size, or over twice their time in place
 LATER = """
 ## Later tables
 
-{tables} tables: 17 found on 24 November 2026, predicted with the numbers of 22 November, and the last two, found on 27 November. Two
-mechanisms were changed after the first: trees over two nodes, which brought Kestrel and p4d at large sizes from 36 and 16 % to these,
-and LL on A100, whose number is from the tables of Azure ML and thanos on one node (20 and 32 % before at small sizes). After the last
-two, those of 27 November (below). Blind these two were 51 / 24 / 0.9 and - / - / 7.4 %, the first 6.3 / 16 / 3.4 with two points.
-Nothing else is fitted to any of these tables. RCCL on MI300X seems to leave LL128 for Simple at 8 MiB, where predictions keep it.
+{tables} tables that were published after the fit. No number is fitted to them, except for the growth of LL on A100, which is read off
+those of Azure ML and thanos on one node; the treatment of trees, of LL on A100 and of hops under LL ([reasons](#reasons)) was chosen with
+knowledge of them. Blind, the last two were off by 51 / 24 / 0.9 and - / - / 7.4 %, the first of these with two points by 6.3 / 16 / 3.4
+%. RCCL on MI300X seems to leave LL128 for Simple at 8 MiB, where predictions keep it.
 
 | table | ranks | uncalibrated: small / middle / large | two points: small / middle / large |
 |---|---|---|---|
 """
 REASONS = """
+## Reasons
+
 * **Slingshot.** Each machine uses other plugins and settings: two settings of Polaris differ by a factor of 2 at small sizes,
   and NCCL 2.23 on Alps (2025) keeps LL up to 4 MiB where a later plugin on the same nodes does not. `slingshot-alps` and `slingshot`
   are separate fabrics; a system that is alone on its fabric is predicted from guesses when it is left out.
 * **LL on A100.** NCCL gives a ring under LL one channel for each 4 KiB and rank (512 threads of 8 B), so that latency grows with the
-  message up to 32 KiB: by 0.27 us a hop as fitted on all GPUs, and by 0.8 us on A100, which is not fitted but read off two later tables of
-  one node (11.2 us over 14 hops), where no network and no CPU can be the cause. In the development tables of one node a single process
-  launches for all GPUs, which hides it. Forced rings on two DGX A100, 1 KiB to 256 MiB, are now off by a median of 8 % and by at most
-  30 %, before by 14 and 40 %, too fast from 4 KiB to 4 MiB. Fitted to all tables it would be 1.28 us, without any one system 1.20 to
-  1.42. Within a node, of this growth and the size over the rate the longer counts; over nodes their sum is closer. Calibrated with two
-  points, small sizes of runs by a single process became worse: 5.8 instead of 4.4 % over the development tables. Why 256 KiB to 4 MiB
-  over two nodes of A100 take 15 to 30 % longer than predicted is not known. The rings' time falls from 135 us at 512 KiB to 120 at
-  1 MiB, where the run leaves LL for LL128; NCCL's formula does that from 638 KB on without the 2 us that posting a message takes on
-  AMD, so the version that ran had no such overhead.
-* **Trees under LL.** all_reduce over nodes took up to a third less than predicted from 64 to 256 KiB on InfiniBand and RoCE (A100,
-  H100, B200): two nodes of H100 38.8 and 48.7 us at 128 and 256 KiB, predicted 54.6 and 63.8. NCCL's table of the shortfall of trees,
-  0.4 of the rate at 256 KiB, decides its choice only, and rings' measured share of LL's rate does not hold for trees: without both, and
-  so with one number less, these are predicted as 43.5 and 51.4 us. On EFA, where LL slows down to 64 KiB, predictions of the middle
-  band became up to 6 points worse with two points, and on Slingshot with 64 ranks and more up to 18; over all systems 17 gained there
-  and 10 lost.
+  message up to 32 KiB: by 0.27 us a hop as fitted on all GPUs, and by 0.8 us on A100, which is read off two later tables of one node
+  (11.2 us over 14 hops), where no network and no CPU can be the cause. In the development tables of one node a single process launches
+  for all GPUs, which hides it. Forced rings on two DGX A100, 1 KiB to 256 MiB, are off by a median of 8 % and by at most 30 %. Fitted to
+  all tables the growth would be 1.28 us, without any one system 1.20 to 1.42. Within a node, of this growth and the size over the rate
+  the longer counts; over nodes their sum is closer. The cost: runs by a single process, calibrated with two points, are off by 5.8 %
+  instead of 4.4 % at small sizes of the development tables. Why 256 KiB to 4 MiB over two nodes of A100 take 15 to 30 % longer than
+  predicted is not known. The rings' time falls from 135 us at 512 KiB to 120 at 1 MiB, where the run leaves LL for LL128; NCCL's formula
+  does that from 638 KB on without the 2 us that posting a message takes on AMD, so the version that ran had no such overhead.
+* **Trees under LL.** NCCL's table of the shortfall of trees, 0.4 of the rate at 256 KiB, decides its choice only, and the measured share
+  of LL's rate that rings reach does not hold for trees. So neither counts: two nodes of H100 take 38.8 and 48.7 us at 128 and 256 KiB,
+  predicted 43.5 and 51.4. The cost: on EFA, where LL slows down to 64 KiB, the middle band with two points is up to 6 points worse, and
+  on Slingshot with 64 ranks and more up to 18; 17 systems gain there and 10 lose.
 * **A hop under LL** takes 1.3 us on Blackwell, not NCCL's 0.6: 0.65 us more for each of 14 hops (all_reduce) and 0.7 for each of 7
-  (all_gather and reduce_scatter) of eight B200, 0.75 on eight GB200; two racks of 64 agree (0.35 us over the 1 us of posting, 126
-  hops). It is fitted for each class from one node with a process per GPU, and replaces a constant start: A100 0.8 us, from two and four
-  A100 PCIe, brought Azure ML and thanos, to which nothing of it is fitted, from 12 and 26 % to 2 and 12 at small sizes. One send to one
-  peer became slower with it (B200 3 to 10 %, Leonardo 37 to 52 % at small sizes), as sends have no such hops.
-* **Tried on 27 November 2026, and not kept.** Rings cross the network once more than NCCL counts: all_gather over nodes from 27 to 22 %
-  at small sizes, but with two points worse on eight systems and better on none. Hops under LL that get longer up to 64 KiB over nodes
-  instead of 32: better on Slingshot, worse on InfiniBand. LL and LL128 in a node for the longer of latency and transfer instead of
-  their sum, and a latency of all_reduce that grows to 128 B with the number of blocks that are not empty: no gain. A launch that larger
-  messages hide: with a single process for all GPUs small sizes gain (5.5 to 2.3 %) and middle ones lose (11 to 14). An offset that
-  grows with the latency: worse from any share on; the plain sum is best.
+  (all_gather and reduce_scatter) of eight B200, 0.75 on eight GB200; two racks of 64 agree (0.35 us over the 1 us of posting, 126 hops).
+  It is fitted for each class from one node with a process per GPU: A100 0.8 us, from two and four A100 PCIe. Azure ML and thanos, to
+  which nothing of it is fitted, are off by 2 and 12 % at small sizes with it, and by 12 and 26 % with a constant start. The cost: sends
+  to one peer, which have no such hops, are slower (B200 3 to 10 %, Leonardo 37 to 52 % at small sizes).
+* **Not in the formula**, because over all systems they gain nothing. Rings that cross the network once more than NCCL counts: all_gather
+  over nodes improves from 27 to 22 % at small sizes, but eight systems are worse with two points and none is better. Hops under LL that
+  get longer up to 64 KiB over nodes instead of 32: better on Slingshot, worse on InfiniBand. LL and LL128 in a node for the longer of
+  latency and transfer instead of their sum, and a latency of all_reduce that grows to 128 B with the number of blocks that are not empty:
+  no gain. A launch that larger messages hide: with a single process for all GPUs small sizes gain (5.5 to 2.3 %) and middle ones lose (11
+  to 14). An offset that grows with the latency: worse from any share on; the plain sum is best.
 * **Small sizes on clouds.** The launch time differs by 10 to 30 us between runs on the same machine. Two points of your own
   remove this error.
 * **all_gather and reduce_scatter over nodes from 256 KiB to 64 MiB** take up to twice as long as predicted on eight fast NICs
-  (B200, 10 nodes of H100); the cause was not found. NCCL's own choice instead of the fastest gives the change from LL128 to Simple at
+  (B200, 10 nodes of H100); the cause is not known. NCCL's own choice instead of the fastest gives the change from LL128 to Simple at
   256 MiB on ten nodes, but is worse over all: 19.7 instead of 18.4 % in the middle band of 39 such tables, each left out. At small
-  sizes they start 2 to 6 us later, compared with all_reduce of the same run, than the formula says, on five of seven pairs of machine
+  sizes they start 2 to 6 us later than the formula says, compared with all_reduce of the same run, on five of seven pairs of machine
   and size without Slingshot; 1 and 4 us earlier on RTX 2080 and one node of B200. Over nodes that compares rings with trees. Not
   corrected.
 * **GPU and NIC, or two GPUs, at different sockets** (A100 PCIe): the model has no limit for a socket, so such tables are not
   fitted.
-* **send_recv inside a node**, up to 256 MiB, took up to 5 times the bytes over the peak rate on A100, H100 and B200, and blind
-  predictions were as much too fast. The cause is NCCL's number of channels for a message, now taken from its source (`addP2pToPlan`):
-  32 channels of about 20 GB/s are shared by the messages to all ranks, so one message among 8 GPUs has 4 of them up to 64 MiB, 8 up to
-  128, 16 up to 256, and 32 beyond; B200 took 792, 799 and 808 us at these three sizes. Over nodes it has 2, from some ranks on 1: ten
-  H100 nodes reach 25 GB/s of NICs of 50. That 10 nodes of 8 reach only 15 is not explained.
+* **send_recv inside a node**, up to 256 MiB, takes up to 5 times the bytes over the peak rate on A100, H100 and B200; blind predictions
+  were as much too fast. The cause is NCCL's number of channels for a message, which predictions take from its source (`addP2pToPlan`): 32
+  channels of about 20 GB/s are shared by the messages to all ranks, so one message among 8 GPUs has 4 of them up to 64 MiB, 8 up to 128,
+  16 up to 256, and 32 beyond; B200 takes 792, 799 and 808 us at these three sizes. Over nodes it has 2, from some ranks on 1: ten H100
+  nodes reach 25 GB/s of NICs of 50. That 10 nodes of 8 reach only 15 is not explained.
 * **20 racks of GB200**: the measured rate is half of that of two racks.
-* **Trees over two nodes.** Two tables found on 24 November 2026 (NREL Kestrel, AWS p4d) were predicted 36 and 16 % too slow from
-  64 MiB, as nine older ones were by a median of 27 %. On four NICs of 12.5 or 25 GB/s, or eight, trees carry 0.81 to 0.91 of the sum of
-  the NICs, and NCCL's formula says 0.70: its factors for trees describe kernels. These now decide the choice alone, but for V100, where
-  two tables measured 0.51 and 0.70. Without any new number the nine are off by a median of 5 %, and the two by 16 and 7. Two runs
-  kept to rings on such NICs, one with TCPX and one of an old NCCL, and are predicted worse.
+* **Trees over two nodes.** On four NICs of 12.5 or 25 GB/s, or eight, trees carry 0.81 to 0.91 of the sum of the NICs, where NCCL's
+  formula says 0.70: its factors for trees describe kernels. They decide the choice alone, except on V100, where two tables measured 0.51
+  and 0.70. Nine tables are off by a median of 5 % (27 % with NCCL's factors), and two later ones, NREL Kestrel and AWS p4d, by 16 and 7 %
+  (36 and 16 %). Two runs kept to rings on such NICs, one with TCPX and one of an old NCCL, and are predicted worse.
 
 Where events take longer than the formula, shared links are the reason, and the formula is below the lower bound or the measurements:
 
@@ -146,6 +145,7 @@ Not mapped to a machine, so neither predicted nor fitted: T4 and RTX PRO 6000 on
 PCIe pairs, L40S, V100 on the first EFA, and tables whose page does not name the NICs.
 """
 LARGEST = 12
+HEALTHY = "healthy, NCCL"
 
 
 def _percent(value: float) -> str:
@@ -157,9 +157,27 @@ def _cell(errors: Iterable[Error]) -> str:
     return " / ".join(_percent(found[band]) if band in found else "-" for band in BANDS)
 
 
-def _blind() -> Iterator[str]:
+def _blind_rows() -> list[dict[str, str]]:
     with (data_folder("measurements") / "blind.csv").open(encoding="utf-8", newline="") as stream:
-        rows = list(csv.DictReader(stream))
+        return list(csv.DictReader(stream))
+
+
+def _lead(errors: Sequence[Error]) -> Iterator[str]:
+    """The table at the top: blind, left out of the fit, and the noise of measurements."""
+    rows = [row for row in _blind_rows() if row["group"] == HEALTHY]
+    medians_of = {(row["way"], row["band"]): row["median_of_tables"] for row in rows}
+    blind = (" / ".join(medians_of[way, band] for band in BANDS) for way in METHODS)
+    left_out = (_cell(error for error in errors if error.method == way) for way in METHODS)
+    yield "| tables of | number | uncalibrated | two points | six points |\n|---|---|---|---|---|\n"
+    tables = max(int(row["tables"]) for row in rows)
+    yield f"| machines to which no number was fitted (blind) | {tables} | {' | '.join(blind)} |\n"
+    tables = len({error.table.name for error in errors})
+    yield f"| systems whose tables are left out of the fit | {tables} | {' | '.join(left_out)} |\n"
+    yield "| two publishers of one kind of system differ by | | 17 / 8 / 1 | | |\n"
+
+
+def _blind() -> Iterator[str]:
+    rows = _blind_rows()
     cells = {(row["group"], row["way"], row["band"]): row for row in rows}
     yield f"| | tables | {' | '.join(f'{way}: small / middle / large' for way in METHODS)} |\n|---|---|---|---|---|\n"
     for group in dict.fromkeys(row["group"] for row in rows):
@@ -214,7 +232,8 @@ def main() -> None:
     with (data_folder("measurements") / "rows_left_out.csv").open(encoding="utf-8") as stream:
         left_out = sum(1 for _ in stream) - 1
     counts = {"development": development, "added": len(tables) - development, "all": len(tables)}
-    parts = [HEAD.format(date="22 November 2026", tables=234, **counts), *_blind()]
+    head = HEAD.format(lead="".join(_lead(nccl)), date="22 November 2026", tables=234, **counts)
+    parts = [head, *_blind()]
     ways = " | ".join(f"{way}: small / middle / large" for way in METHODS)
     parts += [
         NEXT.format(ways=ways, **counts),

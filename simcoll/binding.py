@@ -41,9 +41,9 @@ def _block_sizes(schedule: Schedule, count: Any) -> tuple[Ints | int, int]:
     expected = (collective.nranks,) * (2 if collective.kind == "all_to_all" else 1)
     one_block = collective.spec.nblocks(2) <= 1
     if one_block or sizes.shape != expected:
-        wanted = "one whole number" if one_block else f"one whole number or counts of shape {expected}"
+        expectation = "one whole number" if one_block else f"one whole number or counts of shape {expected}"
         raise ConfigError(
-            f"{collective.kind} of {collective.nranks} ranks takes {wanted}; got counts of shape {sizes.shape}"
+            f"{collective.kind} of {collective.nranks} ranks takes {expectation}; got counts of shape {sizes.shape}"
         )
     if sizes.min() < 0:
         raise ConfigError(f"count {sizes.min()} is negative")
@@ -99,7 +99,7 @@ def bind(
         proof = verify(schedule)
     element = parse_dtype(dtype)
     reduction = parse_reduction(op, element)
-    sizes, shown = _block_sizes(schedule, count)
+    sizes, plan_count = _block_sizes(schedule, count)
     largest = sizes if isinstance(sizes, int) else int(sizes.max(initial=0))
     slots = max(schedule.collective.input_slots, schedule.collective.output_slots, 1)
     if largest * slots * max(element.itemsize, schedule.layout.chunks) > MAX_BYTES:
@@ -113,16 +113,16 @@ def bind(
             )
     endpoints = np.arange(schedule.nranks, dtype=np.int64) if ranks is None else whole_numbers("ranks", ranks, "iu")
     if endpoints.shape != (schedule.nranks,):
-        got = (
+        description = (
             f"{endpoints.size} endpoints" if endpoints.ndim == 1 else f"an array of shape {endpoints.shape}, not a list"
         )
-        raise ConfigError(f"{schedule.title} has {schedule.nranks} ranks; got {got}")
+        raise ConfigError(f"{schedule.title} has {schedule.nranks} ranks; got {description}")
     if len(distinct(endpoints)) != schedule.nranks or (endpoints < 0).any():
         raise ConfigError("ranks must name different endpoints, 0 or more")
-    found = find_protocol(protocol) if isinstance(protocol, str) else protocol
-    if not isinstance(found, Protocol):
+    costs = find_protocol(protocol) if isinstance(protocol, str) else protocol
+    if not isinstance(costs, Protocol):
         raise ConfigError(f"protocol must be a name or a Protocol, got {protocol!r:.60}")
-    return Plan(schedule, sizes, shown, element, reduction, endpoints, found, proof)
+    return Plan(schedule, sizes, plan_count, element, reduction, endpoints, costs, proof)
 
 
 def _to_pickle(plan: Plan) -> tuple[Any, tuple[Any, ...]]:

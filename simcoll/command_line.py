@@ -19,7 +19,7 @@ from simcoll.errors import ConfigError, InternalError, ScheduleError, SimcollErr
 from simcoll.stopping import STOPPED, raise_again
 from simcoll.terminal import printable_lines, say_text
 
-__all__ = ["FAULT", "SHELLS", "WHOLE", "completion_script", "run_app", "separate_program", "status_of"]
+__all__ = ["FAULT", "SHELLS", "VERBOSE", "WHOLE", "completion_script", "run_app", "separate_program", "status_of"]
 
 FAULT = 3
 """Exit status of an internal error."""
@@ -50,6 +50,8 @@ def _whole(_: object, tokens: Sequence[Token]) -> int:
 
 WHOLE = Parameter(converter=_whole)
 """Reads a whole-number option; a fraction is refused, not rounded."""
+VERBOSE = Parameter(name=["--verbose", "-v"], negative=())
+"""The option that adds to a table what explains it: proofs, engines, hashes, limits of the model."""
 
 
 def run_app(

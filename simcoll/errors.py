@@ -27,9 +27,9 @@ MOST_LETTERS = 4000
 MOST_PLACE = 400
 
 
-def _clipped(text: str, most: int) -> str:
-    half = most // 2
-    return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"
+def _clip(text: str, limit: int) -> str:
+    half = limit // 2
+    return text if len(text) <= limit else f"{text[:half]} ... {text[-half:]}"
 
 
 class _Short(reprlib.Repr):
@@ -54,7 +54,7 @@ def shown(value: object) -> str:
     >>> shown([[[[[[]]]]]])
     '[[[[...]]]]'
     """
-    return _clipped(_SHORT.repr(value), 200)
+    return _clip(_SHORT.repr(value), 200)
 
 
 class SimcollError(Exception):
@@ -81,11 +81,11 @@ class ConfigError(SimcollError):
     """
 
     def __init__(self, message: str, *, file: str | None = None, path: str | None = None) -> None:
-        self.message = message = printable_lines(_clipped(message, MOST_LETTERS))
+        self.message = message = printable_lines(_clip(message, MOST_LETTERS))
         self.file = file
-        self.path = path = _clipped(path, MOST_PLACE) if path else path
-        where = ": ".join(printable(str(part)) for part in (file, path) if part)
-        super().__init__(f"{where}: {message}" if where else message)
+        self.path = path = _clip(path, MOST_PLACE) if path else path
+        location = ": ".join(printable(str(part)) for part in (file, path) if part)
+        super().__init__(f"{location}: {message}" if location else message)
 
 
 class ScheduleError(SimcollError):
@@ -103,7 +103,7 @@ class ScheduleError(SimcollError):
         channel: int | None = None,
         chunk: int | None = None,
     ) -> None:
-        self.message = message = printable_lines(_clipped(message, MOST_LETTERS))
+        self.message = message = printable_lines(_clip(message, MOST_LETTERS))
         self.step = step
         self.rank = rank
         self.channel = channel
@@ -137,25 +137,25 @@ def blamed_on(file: str | None, path: str | None = None) -> Iterator[None]:
         raise error if error.file else ConfigError(error.message, file=file, path=error.path or path) from None
 
 
-def expect(given: object, kind: type, what: str) -> None:
-    """Refuse an argument of the wrong type; ``what`` names the type that the function takes.
+def expect(value: object, kind: type, expectation: str) -> None:
+    """Refuse an argument of the wrong type; ``expectation`` names the type that the function takes.
 
     >>> expect("ring", int, "schedule takes a number of ranks")
     Traceback (most recent call last):
     simcoll.errors.ConfigError: schedule takes a number of ranks; got 'ring'
     """
-    if not isinstance(given, kind):
-        raise ConfigError(f"{what}; got {given!r:.60}")
+    if not isinstance(value, kind):
+        raise ConfigError(f"{expectation}; got {value!r:.60}")
 
 
-def listed(words: Iterable[object], most: int = 8) -> str:
-    """A comma-separated list, cut after ``most`` entries.
+def listed(words: Iterable[object], limit: int = 8) -> str:
+    """A comma-separated list, cut after ``limit`` entries.
 
     >>> listed("abcd", 2)
     'a, b and 2 more'
     """
-    told = list(map(str, words))
-    return ", ".join(told[:most]) + (f" and {len(told) - most} more" if len(told) > most else "")
+    texts = list(map(str, words))
+    return ", ".join(texts[:limit]) + (f" and {len(texts) - limit} more" if len(texts) > limit else "")
 
 
 def ranks_listed(ranks: Sequence[int]) -> str:
@@ -167,7 +167,7 @@ def ranks_listed(ranks: Sequence[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {listed(ranks)}"
 
 
-def nearest(given: str, valid: Iterable[str]) -> str:
+def nearest(text: str, valid: Iterable[str]) -> str:
     """List the valid choices for an error message, the nearest first.
 
     >>> nearest("rnig", ["tree", "ring"])
@@ -176,9 +176,9 @@ def nearest(given: str, valid: Iterable[str]) -> str:
     'valid: ring, tree'
     """
     choices = sorted(set(valid))
-    given = given[:MOST_PLACE]
+    text = text[:MOST_PLACE]
     listed = f"valid: {', '.join(choices)}" if choices else "there are none"
     folded = {choice.lower(): choice for choice in reversed(choices)}
-    same = folded.get(given.lower())
-    close = [same] if same else get_close_matches(given, choices, n=1, cutoff=0.5)
+    exact = folded.get(text.lower())
+    close = [exact] if exact else get_close_matches(text, choices, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}? ({listed})" if close else listed

@@ -33,8 +33,8 @@ def lazy_attributes(
         module = sys.modules[home]
         return getattr(module, name) if modules[name] else module
 
-    def listed() -> list[str]:
+    def dir_names() -> list[str]:
         module = sys.modules[package]
         return sorted([*module.__all__, *(name for name in vars(module) if name.startswith("__"))])
 
-    return find, listed
+    return find, dir_names

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from simcoll.algorithms import ALGORITHMS, find_algorithm
 from simcoll.algorithms import schedule as schedule_named
 from simcoll.algorithms.imported import split_choice
-from simcoll.algorithms.registry import checked_params, meant_by, unserved
+from simcoll.algorithms.registry import checked_params, meant_by, refusal
 from simcoll.core.collective import Collective
+from simcoll.core.facts import FactStore
 from simcoll.core.protocol import GENERATIONS, PROTOCOL_NAMES, Protocol, protocol
 from simcoll.core.schedule import SWITCH_REDUCE, Schedule
 from simcoll.errors import ConfigError, nearest
@@ -84,8 +85,8 @@ class Choice:
     params: tuple[tuple[str, int | tuple[int, ...]], ...] = ()
 
     def __str__(self) -> str:
-        shown = [(name, value if isinstance(value, tuple) else (value,)) for name, value in self.params]
-        return ":".join([self.algorithm, *(f"{name}={'x'.join(map(str, value))}" for name, value in shown)])
+        texts = [(name, value if isinstance(value, tuple) else (value,)) for name, value in self.params]
+        return ":".join([self.algorithm, *(f"{name}={'x'.join(map(str, value))}" for name, value in texts)])
 
 
 def parse_choice(text: str, folder: Path | None = None) -> Choice:
@@ -105,13 +106,13 @@ def parse_choice(text: str, folder: Path | None = None) -> Choice:
     >>> parse_choice("plans/mine.xml"), parse_choice("mine.algorithms:star:arms=3").algorithm
     (Choice(algorithm='plans/mine.xml', params=()), 'mine.algorithms:star')
     """
-    name, parts = split_choice(text.strip(), {found.name for found in ALGORITHMS})
+    name, parts = split_choice(text.strip(), {algorithm.name for algorithm in ALGORITHMS})
     if re.fullmatch(r"\w+=[0-9x]+", name):
         raise ConfigError(
             f"{name!r} is a parameter; it follows its algorithm after a colon, as in 'ring:channels=4:pieces=2'"
         )
-    if folder is not None and not parts and is_file(beside := str(folder / name)):
-        name = beside
+    if folder is not None and not parts and is_file(path_in_folder := str(folder / name)):
+        name = path_in_folder
     params: list[tuple[str, int | tuple[int, ...]]] = []
     for part in parts:
         key, _, value = part.partition("=")
@@ -121,10 +122,10 @@ def parse_choice(text: str, folder: Path | None = None) -> Choice:
             raise ConfigError(f"cannot read {part!r} in algorithm {text!r}; {example}")
         if max(map(len, numbers)) > 9:
             raise ConfigError(f"{part!r} is out of range in algorithm {text!r}; numbers have at most 9 digits")
-        if any(key == known for known, _ in params):
+        if any(key == name for name, _ in params):
             raise ConfigError(f"parameter {key!r} is given twice in algorithm {text!r}")
-        whole = tuple(int(number) for number in numbers)
-        params.append((key, whole if len(whole) > 1 or key == "dims" else whole[0]))
+        integers = tuple(int(number) for number in numbers)
+        params.append((key, integers if len(integers) > 1 or key == "dims" else integers[0]))
     return Choice(name, tuple(params))
 
 
@@ -141,14 +142,14 @@ def default_algorithm(collective: Collective, params: Iterable[str] = (), total_
     ('rabenseifner', 'hierarchical')
     """
     kind = collective.kind
-    serving = {a.name for a in ALGORITHMS if a.collective == kind and unserved(a, collective, 1) is None}
+    serving = {a.name for a in ALGORITHMS if a.collective == kind and refusal(a, collective, 1) is None}
     for param, name in _ASKED_BY:
         if param in params and name in serving and (name != "packed" or collective.nranks <= GROWN_RANKS):
             return name
     if total_bytes is not None and total_bytes <= SMALL_BYTES and kind in _SMALL:
         return _SMALL[kind]
-    power, other = _DEFAULTS[kind]
-    return other if collective.nranks & (collective.nranks - 1) else power
+    power, any_number = _DEFAULTS[kind]
+    return any_number if collective.nranks & (collective.nranks - 1) else power
 
 
 def first_algorithm(kind: str) -> str:
@@ -157,7 +158,7 @@ def first_algorithm(kind: str) -> str:
     >>> first_algorithm("broadcast")
     'tree'
     """
-    return next((found.name for found in ALGORITHMS if found.collective == kind), "ring")
+    return next((algorithm.name for algorithm in ALGORITHMS if algorithm.collective == kind), "ring")
 
 
 def schedule(
@@ -197,32 +198,32 @@ def schedule(
     """
     if algorithm is not None:
         return schedule_named(collective, algorithm, nranks=nranks, root=root, in_place=in_place, **params)
-    given = {name: value for name, value in params.items() if value is not None}
-    hint = given.get("topology")
+    set_params = {name: value for name, value in params.items() if value is not None}
+    hint = set_params.get("topology")
     if isinstance(collective, str) and nranks is None:
         nranks = getattr(hint, "nranks", None)
-    wanted = meant_by(collective, nranks, root, in_place=in_place)
-    name = default_algorithm(wanted, given)
+    request = meant_by(collective, nranks, root, in_place=in_place)
+    name = default_algorithm(request, set_params)
     if hint is None:
-        return schedule_named(wanted, name, **given)
-    return _hinted(wanted, name, given)
+        return schedule_named(request, name, **set_params)
+    return _schedule_for_hint(request, name, set_params)
 
 
-def _hinted(collective: Collective, name: str, given: dict[str, Any]) -> Schedule:
+def _schedule_for_hint(collective: Collective, name: str, set_params: dict[str, Any]) -> Schedule:
     """The schedule for a hinted topology, or the general one where that cannot be built."""
-    hint = given["topology"]
+    hint = set_params["topology"]
     if not hasattr(hint, "rank_nodes"):
         raise ConfigError(f"topology={hint!r:.60}: expected a Topology, such as load_topology('dgx-h100')")
     if hint.nranks != collective.nranks:
         raise ConfigError(
             f"schedule(): topology {hint.name!r} has {hint.nranks} ranks, {collective.kind} {collective.nranks}"
         )
-    plain = {param: value for param, value in given.items() if param != "topology"}
-    found = find_algorithm(collective.kind, name)
-    if "topology" in found.params:
-        checked = checked_params(found, collective, given)
+    plain = {param: value for param, value in set_params.items() if param != "topology"}
+    registered = find_algorithm(collective.kind, name)
+    if "topology" in registered.params:
+        checked = checked_params(registered, collective, set_params)
         try:
-            return found.build(collective, **checked)
+            return registered.build(collective, **checked)
         except ConfigError:  # for example, the topology has no such trees
             name = default_algorithm(collective, plain)
     return schedule_named(collective, name, **plain)
@@ -249,23 +250,23 @@ def schedule_on(
     ConfigError
         For an algorithm or parameters that do not serve the collective or the topology.
     """
-    found = find_algorithm(collective.kind, algorithm)
-    if found.topologies == "switch" and "switch_reduce" not in topology.traits:
+    registered = find_algorithm(collective.kind, algorithm)
+    if registered.topologies == "switch" and "switch_reduce" not in topology.traits:
         raise ConfigError(f"{algorithm} needs switches that reduce; those of {topology.name} do not")
-    if found.topologies == "sharp" and "sharp" not in topology.traits.get("switch_reduce", "").split():
+    if registered.topologies == "sharp" and "sharp" not in topology.traits.get("switch_reduce", "").split():
         raise ConfigError(
             f"{algorithm} needs a network that reduces (switch_reduce: sharp), not that of {topology.name}"
         )
     filled = dict(params or {})
     box = topology.ranks_per_node
     if box is not None and box > 1:
-        if "box" in found.params and (box < topology.nranks or algorithm == "hierarchical"):
+        if "box" in registered.params and (box < topology.nranks or algorithm == "hierarchical"):
             filled.setdefault("box", box)
-        if "channels" in found.params:
+        if "channels" in registered.params:
             filled.setdefault("channels", min(box, most_channels))
     elif box == 1 and algorithm == "nccl_tree":  # a tree over the nodes; the default would be one chain
         filled.setdefault("box", box)
-    if "topology" in found.params:
+    if "topology" in registered.params:
         filled.setdefault("topology", topology)
     return schedule_named(collective, algorithm, **filled)
 
@@ -279,21 +280,21 @@ def candidates(
     """
     fitting: list[tuple[Choice, Schedule]] = []
     left_out: list[str] = []
-    for found in ALGORITHMS:
-        if found.collective != collective.kind:
+    for algorithm in ALGORITHMS:
+        if algorithm.collective != collective.kind:
             continue
-        if slow := _slow(found.name, collective, topology):
+        if slow := _slow(algorithm.name, collective, topology):
             left_out.append(
-                f"{found.name}: {slow} takes long for {topology.nranks} ranks; request it with -a {found.name}"
+                f"{algorithm.name}: {slow} takes long for {topology.nranks} ranks; request it with -a {algorithm.name}"
             )
             continue
         try:
-            made = schedule_on(collective, found.name, topology)
-            if not any(carries(name, made) for name in protocols):
-                costs(protocols[0], topology, made)  # raises the error that states the reason
-            fitting.append((Choice(found.name), made))
+            candidate = schedule_on(collective, algorithm.name, topology)
+            if not any(carries(name, candidate) for name in protocols):
+                costs(protocols[0], topology, candidate)  # raises the error that states the reason
+            fitting.append((Choice(algorithm.name), candidate))
         except ConfigError as error:
-            left_out.append(f"{found.name}: {error}")
+            left_out.append(f"{algorithm.name}: {error}")
     return fitting, left_out
 
 
@@ -321,11 +322,11 @@ def default_protocols(topology: Topology) -> tuple[tuple[str, ...], str]:
 
 def _gpus(topology: Topology) -> str:
     generation = topology.traits.get("generation")
-    which = f"whose GPUs are of generation {generation!r}" if generation else "which names no GPU generation"
-    return f"topology {topology.name!r}, {which}"
+    description = f"whose GPUs are of generation {generation!r}" if generation else "which names no GPU generation"
+    return f"topology {topology.name!r}, {description}"
 
 
-def costs(given: str | Protocol, topology: Topology, schedule: Schedule | None = None) -> Protocol:
+def costs(name_or_costs: str | Protocol, topology: Topology, schedule: Schedule | None = None) -> Protocol:
     """The constants of a protocol for the GPUs of a topology, for a schedule or for single messages.
 
     Raises
@@ -334,29 +335,29 @@ def costs(given: str | Protocol, topology: Topology, schedule: Schedule | None =
         For an unknown protocol, an NCCL protocol on GPUs for which NCCL has no constants, and one with flags for a schedule that
         reduces in switches.
     """
-    if isinstance(given, Protocol):
-        return given
-    if given not in PROTOCOL_NAMES:
-        raise ConfigError(f"unknown protocol {given!r}; {nearest(str(given), PROTOCOL_NAMES)}")
-    if given == "ideal":
-        return protocol(given)
+    if isinstance(name_or_costs, Protocol):
+        return name_or_costs
+    if name_or_costs not in PROTOCOL_NAMES:
+        raise ConfigError(f"unknown protocol {name_or_costs!r}; {nearest(str(name_or_costs), PROTOCOL_NAMES)}")
+    if name_or_costs == "ideal":
+        return protocol(name_or_costs)
     generation = topology.traits.get("generation")
     if generation not in GENERATIONS:
         raise ConfigError(
-            f"protocol {given!r} is NCCL's, which has constants for {', '.join(GENERATIONS)}, not for {_gpus(topology)}; "
+            f"protocol {name_or_costs!r} is NCCL's, which has constants for {', '.join(GENERATIONS)}, not for {_gpus(topology)}; "
             "use protocol 'ideal', or name the generation in the topology file under [traits]"
         )
     if schedule is None:
-        return protocol(given, generation=generation)
-    if not carries(given, schedule):
+        return protocol(name_or_costs, generation=generation)
+    if not carries(name_or_costs, schedule):
         raise ConfigError(
-            f"protocol {given!r} mixes flags with the data, which a switch would add up: {schedule.name} runs under Simple or ideal"
+            f"protocol {name_or_costs!r} mixes flags with the data, which a switch would add up: {schedule.name} runs under Simple or ideal"
         )
-    found = _registered(schedule)
-    return protocol(given, pattern=found.pattern if found else "ring", generation=generation)
+    algorithm = _algorithm_of(schedule)
+    return protocol(name_or_costs, pattern=algorithm.pattern if algorithm else "ring", generation=generation)
 
 
-def carries(given: str, schedule: Schedule) -> bool:
+def carries(protocol_name: str, schedule: Schedule) -> bool:
     """Whether a schedule can run under a protocol.
 
     A switch that reduces cannot take a protocol with flags; NCCL uses only Simple there.
@@ -364,16 +365,20 @@ def carries(given: str, schedule: Schedule) -> bool:
     >>> carries("LL", schedule("all_reduce", "switch", nranks=4)), carries("LL", schedule("broadcast", "switch", nranks=4, root=0))
     (False, True)
     """
-    if given not in _FLAGGED:
+    if protocol_name not in _FLAGGED:
         return True
-    known = schedule.known
-    if known.switched is None:
-        found = _registered(schedule)
-        plain = found is not None and found.topologies not in {"switch", "sharp"}
-        known.switched = not plain and any((step.op == SWITCH_REDUCE).any() for step in schedule.steps())
-    return not known.switched
+    return not _reduces_in_switches(schedule)
 
 
-def _registered(schedule: Schedule) -> Algorithm | None:
+def _has_switch_reduction(schedule: Schedule) -> bool:
+    algorithm = _algorithm_of(schedule)
+    plain = algorithm is not None and algorithm.topologies not in {"switch", "sharp"}
+    return not plain and any((step.op == SWITCH_REDUCE).any() for step in schedule.steps())
+
+
+_reduces_in_switches: FactStore[Schedule, bool] = FactStore(_has_switch_reduction)
+
+
+def _algorithm_of(schedule: Schedule) -> Algorithm | None:
     key = (schedule.collective.kind, schedule.name)
-    return next((found for found in ALGORITHMS if (found.collective, found.name) == key), None)
+    return next((algorithm for algorithm in ALGORITHMS if (algorithm.collective, algorithm.name) == key), None)

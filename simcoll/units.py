@@ -79,31 +79,37 @@ _TIME_UNITS: dict[str, int] = {
     "fs": 1,
 }
 _SPAN_UNITS: dict[str, int] = {
-    "us": 1, "ms": 10**3, "s": 10**6, "min": 60 * 10**6, "h": 3600 * 10**6, "hours": 3600 * 10**6, "day": 86400 * 10**6,
+    "us": 1,
+    "ms": 10**3,
+    "s": 10**6,
+    "min": 60 * 10**6,
+    "h": 3600 * 10**6,
+    "hours": 3600 * 10**6,
+    "day": 86400 * 10**6,
     "days": 86400 * 10**6,
-}  # fmt: skip
+}
 MAX_SPAN_US = 100 * 366 * 86400 * 10**6
 """A hundred years."""
 
 
-def _read(
-    text: object, what: str, example: str, units: Mapping[str, int | Fraction], where: dict[str, str | None]
+def _quantity(
+    text: object, subject: str, example: str, units: Mapping[str, int | Fraction], place: dict[str, str | None]
 ) -> tuple[Fraction, str]:
     """A quantity in the smallest unit, and its given unit."""
     if not isinstance(text, str):
-        raise ConfigError(f"{what}: expected text with a unit such as {example!r}, got {shown(text)}", **where)
+        raise ConfigError(f"{subject}: expected text with a unit such as {example!r}, got {shown(text)}", **place)
     match = _QUANTITY.fullmatch(text)
     if match is None:
-        wanted = f"expected a number and a unit such as {example!r}"
-        raise ConfigError(f"{what}: cannot read {shown(text)}; {wanted}", **where)
+        expected = f"expected a number and a unit such as {example!r}"
+        raise ConfigError(f"{subject}: cannot read {shown(text)}; {expected}", **place)
     number, unit = match.groups()
     value = _exact(number)
     if value is None:
-        raise ConfigError(f"{what}: {shown(text)} is out of range", **where)
+        raise ConfigError(f"{subject}: {shown(text)} is out of range", **place)
     if value < 0:
-        raise ConfigError(f"{what}: {shown(text)} is negative; expected a value such as {example!r}", **where)
+        raise ConfigError(f"{subject}: {shown(text)} is negative; expected a value such as {example!r}", **place)
     if unit and unit not in units:
-        raise ConfigError(f"{what}: unknown unit {shown(unit)} in {shown(text)}; {nearest(unit, units)}", **where)
+        raise ConfigError(f"{subject}: unknown unit {shown(unit)} in {shown(text)}; {nearest(unit, units)}", **place)
     return value * units.get(unit, 1), unit
 
 
@@ -130,10 +136,10 @@ def parse_ratio(text: str) -> Fraction | None:
     return above / below if above is not None and below else None
 
 
-def _whole(exact: Fraction, what: str, text: object, limit: int, where: dict[str, str | None]) -> int:
+def _whole(exact: Fraction, subject: str, text: object, limit: int, place: dict[str, str | None]) -> int:
     result = int(exact + Fraction(1, 2))
     if result > limit:
-        raise ConfigError(f"{what}: {shown(text)} is too large for the model (limit {limit})", **where)
+        raise ConfigError(f"{subject}: {shown(text)} is too large for the model (limit {limit})", **place)
     return result
 
 
@@ -153,13 +159,13 @@ def parse_size(text: str | int, *, what: str = "size", file: str | None = None, 
     >>> parse_size("64M"), parse_size("8"), parse_size("1.5 GiB"), parse_size("10 MB")
     (67108864, 8, 1610612736, 10000000)
     """
-    where = {"file": file, "path": path}
+    place = {"file": file, "path": path}
     plain = isinstance(text, int) and not isinstance(text, bool) and text.bit_length() <= 128
-    given = str(text) if plain else text
-    exact, _ = _read(given, what, "64M", _SIZE_UNITS, where)
+    quantity_text = str(text) if plain else text
+    exact, _ = _quantity(quantity_text, what, "64M", _SIZE_UNITS, place)
     if exact.denominator != 1:
-        raise ConfigError(f"{what}: {shown(text)} is not a whole number of bytes", **where)
-    return _whole(exact, what, text, MAX_INT64, where)
+        raise ConfigError(f"{what}: {shown(text)} is not a whole number of bytes", **place)
+    return _whole(exact, what, text, MAX_INT64, place)
 
 
 def parse_rate(text: str, *, what: str = "bandwidth", file: str | None = None, path: str | None = None) -> int:
@@ -175,14 +181,14 @@ def parse_rate(text: str, *, what: str = "bandwidth", file: str | None = None, p
     >>> parse_rate("400 Gbps") == parse_rate("50 GB/s") == 50 * 10**9 * 10**6
     True
     """
-    where = {"file": file, "path": path}
-    exact, unit = _read(text, what, "50 GB/s", _RATE_UNITS, where)
+    place = {"file": file, "path": path}
+    exact, unit = _quantity(text, what, "50 GB/s", _RATE_UNITS, place)
     if not unit:
         raise ConfigError(
             f"{what}: {shown(text)} has no unit; write for example '{text.strip()} GB/s' or '{text.strip()} Gbps'",
-            **where,
+            **place,
         )
-    return _whole(exact * UBPS_PER_BPS, what, text, MAX_RATE_UBPS, where)
+    return _whole(exact * UBPS_PER_BPS, what, text, MAX_RATE_UBPS, place)
 
 
 def parse_time(text: str, *, what: str = "time", file: str | None = None, path: str | None = None) -> int:
@@ -198,11 +204,11 @@ def parse_time(text: str, *, what: str = "time", file: str | None = None, path: 
     >>> parse_time("1.5 us"), parse_time("20 ns"), parse_time("0")
     (1500000000, 20000000, 0)
     """
-    where = {"file": file, "path": path}
-    exact, unit = _read(text, what, "1.5 us", _TIME_UNITS, where)
+    place = {"file": file, "path": path}
+    exact, unit = _quantity(text, what, "1.5 us", _TIME_UNITS, place)
     if not unit and exact:
-        raise ConfigError(f"{what}: {shown(text)} has no unit; write for example '{text.strip()} us'", **where)
-    return _whole(exact, what, text, MAX_TIME_FS, where)
+        raise ConfigError(f"{what}: {shown(text)} has no unit; write for example '{text.strip()} us'", **place)
+    return _whole(exact, what, text, MAX_TIME_FS, place)
 
 
 def parse_span(text: str, *, what: str = "time", file: str | None = None, path: str | None = None) -> int:
@@ -218,11 +224,11 @@ def parse_span(text: str, *, what: str = "time", file: str | None = None, path: 
     >>> parse_span("5 min"), parse_span("54 days") // 10**6 // 86400
     (300000000, 54)
     """
-    where = {"file": file, "path": path}
-    exact, unit = _read(text, what, "5 min", _SPAN_UNITS, where)
+    place = {"file": file, "path": path}
+    exact, unit = _quantity(text, what, "5 min", _SPAN_UNITS, place)
     if not unit and exact:
-        raise ConfigError(f"{what}: {text!r} has no unit; write for example '{text.strip()} min'", **where)
-    return _whole(exact, what, text, MAX_SPAN_US, where)
+        raise ConfigError(f"{what}: {text!r} has no unit; write for example '{text.strip()} min'", **place)
+    return _whole(exact, what, text, MAX_SPAN_US, place)
 
 
 def format_span(span_us: int) -> str:
@@ -307,10 +313,10 @@ def format_rate(rate_uBps: int) -> str:
     return f"{_three_digits(rate)} B/s"
 
 
-def counted(many: int, what: str) -> str:
+def counted(number: int, noun: str) -> str:
     """A count with its noun, in the plural where needed.
 
     >>> counted(1, "rank"), counted(1024, "rank")
     ('1 rank', '1,024 ranks')
     """
-    return f"{many:,} {what}{'s' * (many != 1)}"
+    return f"{number:,} {noun}{'s' * (number != 1)}"

@@ -18,10 +18,15 @@ __all__ = ["page"]
 MOST_ROWS = 15
 HEAD = """# Accuracy
 
-Predicted against measured time of {tables} published tables of nccl-tests ({rows} rows) on {systems} systems. A system is one
-publisher's machine. These are the development tables, none left out; [Validation](validation.md) has 151 later tables, and the errors of
-234 that were predicted blind. For every figure the library file was fitted again **without the tables of its system**. (The shipped
-file is fitted to all tables.) `simcoll accuracy` prints this page, `simcoll accuracy -o FILE` writes it.
+{lead}
+Median errors of {tables} published tables of nccl-tests ({rows} rows) on {systems} systems, each predicted by a library file
+that was fitted **without the tables of its system**. A system is one publisher's machine. Use uncalibrated predictions to compare
+algorithms on one machine and to find bottlenecks; calibrate with two rows of your own (`simcoll calibrate`) before you trust a time.
+
+These are the development tables, none left out; [Validation](validation.md) has 151 later tables, and the errors of 234 that were predicted
+blind. The shipped file is fitted to all tables. `simcoll accuracy` prints this page, `simcoll accuracy -o FILE` writes it.
+
+## All figures
 
 Errors are |predicted / measured - 1| in percent, for small (below 64 KiB), middle and large sizes (from 64 MiB).
 
@@ -35,8 +40,8 @@ therefore chance.
 WORTH = """
 ## The value of each correction
 
-Median over tables of the median error, uncalibrated, without one correction of NCCL's formula. Nothing is fitted again. An error below
-that of the first row: a correction that does not help systems left out, as the steps on Alps, which are guessed where CSCS is left out.
+Median over tables of the median error, uncalibrated, without one correction of NCCL's formula. Nothing is fitted again. Where the error is
+below that of the first row, the correction does not help systems that are left out: the steps on Alps are guessed where CSCS is left out.
 
 | without | small | middle | large |
 |---|---|---|---|
@@ -44,9 +49,8 @@ that of the first row: a correction that does not help systems left out, as the 
 FURTHEST = """
 ## Largest errors
 
-The tables and bands with the largest median error, uncalibrated, and the error that remains without the launch offset of the run
-(the difference at its smallest size), and without the error of the rate of its links as well (at its largest size). The rest is not
-explained.
+The tables and bands with the largest median error, uncalibrated. *Without the offset*: less the difference at the smallest size, the launch
+of the run. *And the rate*: less the error at the largest size as well, the rate of its links. The rest is not explained.
 
 | table | machine | band | error | without the offset | and the rate | main cause |
 |---|---|---|---|---|---|---|
@@ -71,8 +75,7 @@ The emulator timed {events} of {rows} rows, the formula the others (see [Librari
 {missing}.
 
 The corrections were chosen with knowledge of these tables, so the figures of left-out systems are better than those of unseen
-tables. Use uncalibrated predictions to compare algorithms on one machine and to find bottlenecks; calibrate with two of your own
-rows (`simcoll calibrate`) before you trust a time.
+tables.
 """
 
 
@@ -86,7 +89,7 @@ def page(errors: Sequence[Error]) -> str:
     }
     return "".join(
         [
-            HEAD.format(**counts),
+            HEAD.format(lead="".join(_lead(errors)), **counts),
             *_figures(errors),
             FLOOR.format(**_noise(list(tables.values()))),
             "\n## By collective and machine\n\n",
@@ -113,6 +116,16 @@ def _bands(values: dict[str, float]) -> str:
 
 def _rows(errors: Iterable[Error], band: str) -> list[float]:
     return [error.predicted_ns / error.measured_ns for error in errors if error.band == band]
+
+
+def _lead(errors: Sequence[Error]) -> Iterator[str]:
+    """The table at the top: the median errors, and the noise of measurements."""
+    yield "| predictions | small (below 64 KiB) | middle | large (from 64 MiB) |\n|---|---|---|---|\n"
+    for method in METHODS:
+        values = medians([error for error in errors if error.method == method])
+        cells = (f"{_percent(values[band])} %" if band in values else "-" for band in BANDS)
+        yield f"| {method if method == METHODS[0] else f'calibrated with {method}'} | {' | '.join(cells)} |\n"
+    yield "| *two publishers of one kind of system differ by* | 17 % | 8 % | 1 % |\n"
 
 
 def _figures(errors: Sequence[Error]) -> Iterator[str]:

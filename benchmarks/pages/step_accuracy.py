@@ -13,19 +13,25 @@ from step_examples import CONTENTION, DEEPEP, PLACED, contention, exchange_us, p
 from simcoll.planning.measured.step_fitting import fit_steps, predict_seconds
 from simcoll.planning.measured.step_rows import StepTable, published_steps
 from simcoll.training.design import Design
-from simcoll.training.step_calibration import UNCALIBRATED, Calibration, shipped_calibration
-from simcoll.training.steps import Step
+from simcoll.training.step_calibration import UNCALIBRATED, StepCalibration, shipped_calibration
+from simcoll.training.steps import TrainingStep
 
 __all__ = ["megatron_a100", "step_page"]
 
 SINGLE_EVERY = 6
 FITTED = ("rate", "hbm", "host_layer_us", "host_tp_us", "step_ms")
-HEAD = """# Accuracy of training steps
+LEAD = """# Accuracy of training steps
 
-Predicted (tier 1) against measured times of published training steps, by source. `simcoll accuracy --steps` prints this page; the rows
-are in `measurements/steps`, with their sources.
+| measured by | rows | constants from | mean error |
+|---|---:|---|---:|
+"""
+UNDER = """
+Predicted (tier 1) against measured times of published training steps. *None*: predicted from a design file alone;
+the share of its rate that a GPU sustains is from some of these rows ([below](#nemo-megatron-bridge-dgx-cloud-and-llama-3-no-calibration)).
+`simcoll accuracy --steps` prints this page; the rows are in `measurements/steps`, with their sources.
 
-## vTrain: Megatron-DeepSpeed on A100
+"""
+HEAD = """## vTrain: Megatron-DeepSpeed on A100
 
 Five constants, {constants}, each for all rows: {calibration}. Fitted to the rows of several nodes and to every sixth
 of one node, half of the weight each. *Left out*: every fold (rows of one model width on one number of GPUs), with constants fitted
@@ -37,7 +43,7 @@ to the other folds. The peak is the vendor's, its ceiling a measured matrix prod
 """
 PUBLISHED = """
 vTrain itself, which measures kernels on a GPU and fits nothing, reports 14.7 % for several nodes and 8.4 % for one (arXiv 2312.12391,
-on all of its rows, of which these are a part).
+on all of its rows, more than these).
 
 The rows with the largest errors have tp 2 with pp 8 or 16 and a model of 39.1B; all took longer than predicted, with memory nearly
 full.
@@ -110,7 +116,7 @@ FSDP = """
 
 Models of 125 million to 70 billion parameters, sequences of 512 to 65,536, 8 to 512 GPUs. *Blind*: no constant. *Seen* and *other
 models*: {constants}, three for each GPU, fitted to the models of {fitted} alone; computation is {slower} % slower beside collectives, as
-above. The rows of A100 with 40 GB and those of 8-bit products were not fitted at all.
+above. Nothing is fitted to the rows of A100 with 40 GB and of 8-bit products.
 
 | table | rows | blind: mean | bias | seen: mean | other models: rows | mean | median | p90 |
 |---|---|---|---|---|---|---|---|---|
@@ -127,7 +133,7 @@ STACK_FITTED = ("1b", "7b", "30b")
 TITAN = """
 ## torchtitan: PyTorch FSDP2
 
-Found on 24 November 2026; nothing is fitted to these rows. *Blind*: no constant. *FSDP*: `fsdp-h100` and `fsdp-a100`, from MPT's rows of
+Nothing is fitted to these rows. *Blind*: no constant. *FSDP*: `fsdp-h100` and `fsdp-a100`, from MPT's rows of
 eager PyTorch. The H100 ran at 500 W and have 2.4 TB/s of memory; predictions are for 700 W and 3.35 TB/s. Compiled kernels on H200 at
 700 W are between the two. Asynchronous tensor parallelism gained 5 to 16 % there, 23 to 35 % here: slower kernels for parts of a product
 are not modelled. Pipelines whose micro-batches are not published are left out.
@@ -140,11 +146,11 @@ BLIND = """
 
 Predictions from a design file alone. The sustained share of single kernels' rates of H100 is from MPT's rows and those of NeMo 24.07,
 that of B200 and GB200 from the dense rows of Megatron Bridge 25.11, and that of GB300 from those of Megatron Bridge 26; all other rows
-were predicted with these shares fixed. The recipes of the containers determine which rows overlap exchanges of tokens, on how many
+are predicted with these shares. The recipes of the containers determine which rows overlap exchanges of tokens, on how many
 multiprocessors, and which kernels CUDA graphs launch. Megatron Bridge 26 means containers 26.02 to 26.08, each configuration in its
 newest container; two are printed there without chunks or sharding, which they may have had: 70B on GB300 at +28 % and -20 %. The
-Llama 3 paper does not give the chunks of a stage; 8 are assumed. The 63 rows of NeMo 24.12, from recipes of DGX Cloud, were found on
-24 November 2026 and predicted as they are.
+Llama 3 paper does not give the chunks of a stage; 8 are assumed. Nothing is fitted to the 63
+rows of NeMo 24.12, from recipes of DGX Cloud.
 
 | software | model | GPUs | type | measured s | predicted s | error |
 |---|---|---|---|---|---|---|
@@ -193,18 +199,26 @@ the next layers. Milliseconds, without measurements: the error of simple formula
 """
 
 
-def megatron_a100() -> Calibration:
+def megatron_a100() -> StepCalibration:
     """The constants of Megatron on A100, from vTrain's rows."""
     return shipped_calibration("megatron-a100")
 
 
 def step_page() -> str:
     """The page, in Markdown; made from scratch it takes some ten minutes."""
-    parts = (_vtrain, _korthikanti, _mlperf, _gpt3, _megatron, _fsdp, _titan, _blind, _exchange, _contention_rows)
-    return "".join(line for part in parts for line in part())
+    parts = (_vtrain, _korthikanti, _mlperf, _gpt3, _megatron, _fsdp, _titan, _blind, _exchange)
+    lead: list[str] = []
+    body = [line for part in parts for line in part(lead)]
+    return "".join([LEAD, *lead, UNDER, *body, *_contention_rows()])
 
 
-def _vtrain() -> Iterator[str]:
+def _lead_line(source: str, constants: str, errors: ArrayLike) -> str:
+    """A line of the table at the top."""
+    size = np.abs(np.asarray(errors))
+    return f"| {source} | {len(size)} | {constants} | {100 * size.mean():.1f} % |\n"
+
+
+def _vtrain(lead: list[str]) -> Iterator[str]:
     several, single = published_steps("vtrain-multi").rows, published_steps("vtrain-single").rows
     some = single[::SINGLE_EVERY]
     rows, weights = [*several, *some], [1 / len(several)] * len(several) + [1 / len(some)] * len(some)
@@ -218,6 +232,7 @@ def _vtrain() -> Iterator[str]:
     for name, part in (("several nodes", slice(count)), ("one node", slice(count, None))):
         for how, errors in (("left out", fit.unseen_errors[part]), ("all", fit.errors[part])):
             yield f"| {name} | {how} | {len(errors)} | {_summary(errors)} |\n"
+        lead.append(_lead_line(f"vTrain: Megatron-DeepSpeed on A100, {name}", "other folds", fit.unseen_errors[part]))
     blind = predict_seconds(several, UNCALIBRATED) / np.array([row.seconds for row in several]) - 1
     yield f"| several nodes | no constant | {count} | {_summary(blind)} |\n"
     yield PUBLISHED
@@ -229,25 +244,27 @@ def _summary(errors: NDArray[np.float64]) -> str:
     return " | ".join([*(f"{100 * value:.1f} %" for value in values), f"{100 * errors.mean():+.1f} %"])
 
 
-def _errors(table: StepTable, calibration: Calibration) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _errors(table: StepTable, calibration: StepCalibration) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     times = predict_seconds(table.rows, calibration)
     return times, times / np.array([row.seconds for row in table.rows]) - 1
 
 
-def _korthikanti() -> Iterator[str]:
+def _korthikanti(lead: list[str]) -> Iterator[str]:
     table = published_steps("korthikanti")
     times, errors = _errors(table, megatron_a100())
     yield KORTHIKANTI
     for row, time, error in zip(table.rows, times, errors, strict=True):
         yield f"| {row.fold} | {row.design.parallel.recompute} | {row.seconds:.2f} | {time:.2f} | {100 * error:+.1f} % |\n"
     yield f"\nMean {100 * np.abs(errors).mean():.1f} %, at most {100 * np.abs(errors).max():.1f} %.\n"
+    lead.append(_lead_line("Korthikanti et al.: Megatron-LM on A100", "vTrain's rows", errors))
 
 
-def _mlperf() -> Iterator[str]:
+def _mlperf(lead: list[str]) -> Iterator[str]:
     table = published_steps("mlperf-405b-h100")
-    fit = fit_steps(table.rows[:1], ("rate",), start=Calibration(overlap=SLOWER))
+    fit = fit_steps(table.rows[:1], ("rate",), start=StepCalibration(overlap=SLOWER))
     _, blind = _errors(table, UNCALIBRATED)
     errors = _errors(table, fit.calibration)[1]
+    lead.append(_lead_line("MLPerf v5.0: Llama 3.1 405B on H100", "none", blind))
     yield MLPERF.format(rate=f"{fit.calibration.rate:.3f} of what the GPU sustains", slower=round(100 * SLOWER))
     for row, blind_error, fitted_error in zip(table.rows, blind, errors, strict=True):
         design = row.design
@@ -257,7 +274,9 @@ def _mlperf() -> Iterator[str]:
     passes = [row.design.micro_batches + (parallel.pp - 1) / parallel.virtual for row in table.rows]
     measured = np.array([row.seconds for row in table.rows])
     intercept, weighed = _intercept(passes, measured), _intercept(passes, measured, 1 / measured)
-    played = [Step(replace(row.design, calibration=fit.calibration)).time_fs(tier=2) / 1e15 for row in table.rows]
+    played = [
+        TrainingStep(replace(row.design, calibration=fit.calibration)).time_fs(tier=2) / 1e15 for row in table.rows
+    ]
     lines = (_intercept(passes, played), intercept), (_intercept(passes, played, 1 / measured), weighed)
     together = " and ".join(
         f"{simulated:.3f} s ({100 * (simulated / reference - 1):+.0f} %)" for simulated, reference in lines
@@ -282,25 +301,27 @@ def _intercept(passes: Sequence[float], seconds: ArrayLike, weights: NDArray[np.
     return float(np.polyfit(passes, np.asarray(seconds), 1, w=weights)[1])
 
 
-def _gpt3() -> Iterator[str]:
+def _gpt3(lead: list[str]) -> Iterator[str]:
     table = published_steps("mlperf-gpt3-h100")
     yield GPT3.format(slower=round(100 * SLOWER))
-    blind, slowed = (_errors(table, calibration)[1] for calibration in (UNCALIBRATED, Calibration(overlap=SLOWER)))
+    blind, slowed = (_errors(table, calibration)[1] for calibration in (UNCALIBRATED, StepCalibration(overlap=SLOWER)))
+    lead.append(_lead_line("MLPerf v4.1: GPT-3 175B on H100", "none", blind))
     for row, blind_error, slowed_error in zip(table.rows, blind, slowed, strict=True):
         design = row.design
         shape = f"{design.mesh.nranks} | {design.micro_batches} | {row.seconds:.3f}"
         yield f"| {shape} | {100 * blind_error:+.1f} % | {100 * slowed_error:+.1f} % |\n"
 
 
-def _megatron() -> Iterator[str]:
+def _megatron(lead: list[str]) -> Iterator[str]:
     table = published_steps("megatron-table1")
     times, errors = _errors(table, megatron_a100())
+    lead.append(_lead_line("Narayanan et al.: Megatron-LM on A100", "vTrain's rows", errors))
     yield MEGATRON
     for row, time, error in zip(table.rows, times, errors, strict=True):
         yield f"| {row.fold} | {row.design.mesh.nranks} | {row.seconds:.2f} | {time:.2f} | {100 * error:+.1f} % |\n"
 
 
-def _fsdp() -> Iterator[str]:
+def _fsdp(lead: list[str]) -> Iterator[str]:
     names = " and ".join(f"`{name}`" for name in dict.fromkeys(name for _, name in STACKS))
     yield FSDP.format(constants=names, fitted=", ".join(STACK_FITTED), slower=round(100 * SLOWER))
     for name, constants in STACKS:
@@ -312,6 +333,7 @@ def _fsdp() -> Iterator[str]:
         size = np.abs(errors)
         fitted_text = f"{100 * size[fitted].mean():.1f} %" if fitted.any() else "-"
         unseen = size[~fitted]
+        lead.append(_lead_line(table.title, "three of MPT's models", unseen))
         values = (f"{100 * value:.1f} %" for value in (unseen.mean(), np.median(unseen), np.quantile(unseen, 0.9)))
         yield (
             f"| {table.title.removeprefix('MPT with PyTorch FSDP on ')} | {len(table.rows)} | {100 * np.abs(blind).mean():.0f} % "
@@ -319,7 +341,7 @@ def _fsdp() -> Iterator[str]:
         )
 
 
-def _titan() -> Iterator[str]:
+def _titan(lead: list[str]) -> Iterator[str]:
     table = published_steps("torchtitan")
     yield TITAN
     blind = _errors(table, UNCALIBRATED)[1]
@@ -334,10 +356,11 @@ def _titan() -> Iterator[str]:
             f"| {row.fold} | {row.design.mesh.nranks} {gpu.upper()} | {row.design.dtype} | {row.seconds:.2f} "
             f"| {100 * blind[place]:+.1f} % | {100 * error:+.1f} % |\n"
         )
+    lead += [_lead_line(f"torchtitan, FSDP2: {kind}", "MPT's rows", off) for kind, off in groups.items()]
     yield f"\nMean error, FSDP: {_means(groups)}; blind: {100 * np.abs(blind).mean():.1f} %.\n"
 
 
-def _blind() -> Iterator[str]:
+def _blind(lead: list[str]) -> Iterator[str]:
     yield BLIND
     groups: dict[str, list[float]] = {}
     for name, software in BLIND_TABLES.items():
@@ -352,6 +375,12 @@ def _blind() -> Iterator[str]:
                 f"| {100 * error:+.1f} % |\n"
             )
     yield f"\nMean error: {_means(groups)}.\n"
+    dense, mixtures = (
+        [off for kind, group in groups.items() if (" on " in kind) == is_dense for off in group]
+        for is_dense in (True, False)
+    )
+    lead.append(_lead_line("NeMo, Megatron Bridge, DGX Cloud, Llama 3: dense models", "none", dense))
+    lead.append(_lead_line("the same: mixtures of experts", "none", mixtures))
     host = shipped_calibration("megatron-experts")
     launched: dict[str, list[float]] = {}
     for name in BLIND_TABLES:
@@ -365,7 +394,7 @@ def _means(groups: dict[str, list[float]]) -> str:
     return ", ".join(f"{kind} {100 * np.mean(errors):.1f} %" for kind, errors in groups.items())
 
 
-def _exchange() -> Iterator[str]:
+def _exchange(lead: list[str]) -> Iterator[str]:
     yield EXCHANGE
     errors = []
     for gpus, measured in DEEPEP.items():
@@ -375,6 +404,7 @@ def _exchange() -> Iterator[str]:
             off = f"{100 * errors[-1]:+.1f} % | {100 * (even / measured[phase] - 1):+.1f} %"
             yield f"| {gpus} | {kernel} | {measured[phase]} | {time:.0f} | {off} |\n"
     yield f"\nMean {100 * float(np.abs(errors).mean()):.1f} %.\n"
+    lead.append(_lead_line("DeepEP: exchanges of tokens on H800", "none", errors))
 
 
 def _contention_rows() -> Iterator[str]:

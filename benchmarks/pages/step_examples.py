@@ -13,7 +13,7 @@ from simcoll.binding import bind
 from simcoll.core.protocol import nccl
 from simcoll.emulator.programs import Call, Compute, Operation, Program, Send, emulate_program
 from simcoll.topology import load_topology
-from simcoll.training.pipeline import Turn, stage_order
+from simcoll.training.pipeline import PipelineTurn, stage_order
 from simcoll.workload.mesh import Mesh
 
 Tokens = Ints
@@ -169,11 +169,11 @@ class _PlacedJob:
                     places[stage] += 1
         return self.made
 
-    def ready(self, stage: int, turn: Turn) -> bool:
+    def ready(self, stage: int, turn: PipelineTurn) -> bool:
         begins = stage == (0 if turn.kind == "F" else STAGES - 1)
         return begins or (turn.kind, turn.micro, stage) in self.arrived
 
-    def turn(self, stage: int, turn: Turn) -> None:
+    def turn(self, stage: int, turn: PipelineTurn) -> None:
         came = self.arrived.get((turn.kind, turn.micro, stage))
         dependencies = () if came is None else (came,)
         last = turn.kind == "B" and turn.micro == MICRO_BATCHES - 1

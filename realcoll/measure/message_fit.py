@@ -16,7 +16,7 @@ from simcoll.binding import bind
 from simcoll.core.collective import Collective
 from simcoll.core.schedule import Layout, Schedule, Step, transfers
 from simcoll.errors import ConfigError
-from simcoll.formats.logs.measured import Measured
+from simcoll.formats.logs.measured import MeasuredRow
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.fitting import Series, formula
 from simcoll.libraries.library import load_library
@@ -126,7 +126,7 @@ def calibration(
         When the topology has fewer ranks, or the library no numbers for it.
     """
     machine = topology_of_job(topology, nranks)
-    rows = [Measured(size, size, "uint8", "", -1, round(s * 1e15)) for size, s in zip(sizes, times_s, strict=True)]
+    rows = [MeasuredRow(size, size, "uint8", "", -1, round(s * 1e15)) for size, s in zip(sizes, times_s, strict=True)]
     series = Series.of("send_recv", nranks, rows, formula("send_recv", machine))
     source = f"realcoll calibrate: send_recv on {nranks} ranks with {transport}, {len(series.rows)} rows"
     measurements = Gathered((series,), (), ("; set aside: ".join([source, *series.aside]),), (str(load_library()),), ())

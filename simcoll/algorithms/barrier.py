@@ -49,14 +49,14 @@ def tree(collective: Collective) -> Schedule:
     n = collective.nranks
     levels = range((n - 1).bit_length())
 
-    def children(level: int) -> np.ndarray:
+    def senders(level: int) -> np.ndarray:
         return np.arange(1 << level, n, 2 << level, dtype=np.int64)
 
     def steps() -> Iterator[Step]:
         for level in levels:
-            yield transfers(children(level), 0, children(level) - (1 << level), 0, op=SYNC)
+            yield transfers(senders(level), 0, senders(level) - (1 << level), 0, op=SYNC)
         for level in reversed(levels):
-            yield transfers(children(level) - (1 << level), 0, children(level), 0, op=SYNC)
+            yield transfers(senders(level) - (1 << level), 0, senders(level), 0, op=SYNC)
 
     return Schedule("tree", Layout(collective), steps)
 

@@ -73,26 +73,26 @@ def _shares(
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import maximum_flow
 
-    fastest, first = max(capacity), len(allowed)
-    times = sorted({Fraction(load * fastest, each) for each in capacity for load in range(1, first * parts + 1)})
+    fastest, nblocks = max(capacity), len(allowed)
+    times = sorted({Fraction(load * fastest, rate) for rate in capacity for load in range(1, nblocks * parts + 1)})
     low, high = 0, len(times) - 1
     best: list[list[int]] = []
-    sink = first + len(capacity) + 1
-    ends = [(0, 1 + i, parts) for i in range(first)]
-    ends += [(1 + i, 1 + first + j, parts) for i, links in enumerate(allowed) for j in links]
+    sink = nblocks + len(capacity) + 1
+    ends = [(0, 1 + i, parts) for i in range(nblocks)]
+    ends += [(1 + i, 1 + nblocks + j, parts) for i, links in enumerate(allowed) for j in links]
     while low <= high:
         middle = (low + high) // 2
         # No link carries more than everything, however slow the slowest one is.
-        most = (min(int(times[middle] * each / fastest), first * parts) for each in capacity)
-        limits = [(1 + first + j, sink, limit) for j, limit in enumerate(most)]
+        maxima = (min(int(times[middle] * rate / fastest), nblocks * parts) for rate in capacity)
+        limits = [(1 + nblocks + j, sink, limit) for j, limit in enumerate(maxima)]
         src, dst, limit = np.array([*ends, *limits]).T
         graph = csr_array((limit.astype(np.int32), (src, dst)), shape=(sink + 1, sink + 1))
-        found = maximum_flow(graph, 0, sink)
-        if found.flow_value == first * parts:
-            flow = found.flow.toarray()
+        solution = maximum_flow(graph, 0, sink)
+        if solution.flow_value == nblocks * parts:
+            flow = solution.flow.toarray()
             best = [
-                [j for j in range(len(capacity)) for _ in range(max(int(flow[1 + i, 1 + first + j]), 0))]
-                for i in range(first)
+                [j for j in range(len(capacity)) for _ in range(max(int(flow[1 + i, 1 + nblocks + j]), 0))]
+                for i in range(nblocks)
             ]
             high = middle - 1
         else:
@@ -115,29 +115,29 @@ def _broadcasts(topology: Topology, *directions: bool) -> list[Forest]:
     return [Forest.of(_rows(into, hops, parts), (parts,) * n) for into, hops in graphs]
 
 
-def _step(into: dict[int, int], distance: Ints, at: int, t: int) -> tuple[list[int], tuple[tuple[int, ...], ...]]:
+def _step(into: dict[int, int], distance: Ints, rank: int, t: int) -> tuple[list[int], tuple[tuple[int, ...], ...]]:
     """The ranks at distance t from a rank, and the links into it over which each of their blocks may arrive."""
-    near = list(into)
-    far = np.flatnonzero(distance[:, at] == t).tolist()
-    ways = [(tuple(j for j, w in enumerate(near) if distance[block, w] == t - 1), block) for block in far]
+    sources = list(into)
+    far = np.flatnonzero(distance[:, rank] == t).tolist()
+    ways = [(tuple(j for j, w in enumerate(sources) if distance[block, w] == t - 1), block) for block in far]
     ways.sort()
     return [block for _, block in ways], tuple(links for links, _ in ways)
 
 
 def _rows(into: list[dict[int, int]], distance: Ints, parts: int) -> Shorts:
     """Source, destination, root, part and level of every transfer: ``[transfers, 5]``."""
-    found = [np.zeros((0, 5), np.int32)]
-    for at, sources in enumerate(into):
-        near, rows = list(sources), []
+    tables = [np.zeros((0, 5), np.int32)]
+    for rank, sources in enumerate(into):
+        links_in, rows = list(sources), []
         for t in range(1, int(distance.max()) + 1):
-            far, allowed = _step(sources, distance, at, t)
+            far, allowed = _step(sources, distance, rank, t)
             if not far:
                 continue
             _, chosen = _shares(allowed, tuple(sources.values()), parts)
             for block, links in zip(far, chosen, strict=True):
-                rows += [(near[j], at, block, part, t - 1) for part, j in enumerate(links)]
-        found.append(np.array(rows, np.int32).reshape(-1, 5))
-    return np.concatenate(found)
+                rows += [(links_in[j], rank, block, part, t - 1) for part, j in enumerate(links)]
+        tables.append(np.array(rows, np.int32).reshape(-1, 5))
+    return np.concatenate(tables)
 
 
 @algorithm(
@@ -170,7 +170,7 @@ def reduce_scatter(collective: Collective, *, topology: Topology | None = None, 
     """The reversed all-gather: sums advance by one link in every step."""
     machine = topology_of(collective, topology, "bfb")
     (trees,) = _broadcasts(machine, True)
-    return forest.reduce_scatter(collective, "bfb", machine, trees.turned(), pieces)
+    return forest.reduce_scatter(collective, "bfb", machine, trees.reversal(), pieces)
 
 
 @algorithm(
@@ -187,4 +187,4 @@ def all_reduce(collective: Collective, *, topology: Topology | None = None, piec
     """Reduce-scatter, then all-gather."""
     machine = topology_of(collective, topology, "bfb")
     inward, outward = _broadcasts(machine, True, False)
-    return forest.all_reduce(collective, "bfb", machine, inward.turned(), outward, pieces)
+    return forest.all_reduce(collective, "bfb", machine, inward.reversal(), outward, pieces)

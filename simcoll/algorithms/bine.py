@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from simcoll.algorithms import butterfly
-from simcoll.algorithms.butterfly import Blocks, fold, rooted_fold
+from simcoll.algorithms.butterfly import BlockPlacement, fold, rooted_fold
 from simcoll.algorithms.compose import in_channels
 from simcoll.algorithms.registered import algorithm
 from simcoll.arrays import Ints
@@ -80,11 +80,11 @@ def reduce(collective: Collective) -> Schedule:
     return Schedule("bine", layout, steps)
 
 
-def _edges(at: Blocks) -> list[tuple[Ints, Ints, Ints, Ints]]:
+def _edges(blocks: BlockPlacement) -> list[tuple[Ints, Ints, Ints, Ints]]:
     """Parent, child, and range of the child's subtree (first place, count), step by step from the root."""
     return [
-        (at.rank_of[parent], at.rank_of[child], *at.reached(at.number[child], step))
-        for step, (parent, child) in enumerate(_tree(at.peers))
+        (blocks.rank_of[parent], blocks.rank_of[child], *blocks.range_after(blocks.number[child], step))
+        for step, (parent, child) in enumerate(_tree(blocks.peers))
     ]
 
 
@@ -98,16 +98,16 @@ def _edges(at: Blocks) -> list[tuple[Ints, Ints, Ints, Ints]]:
 def gather(collective: Collective) -> Schedule:
     """Every child sends the blocks of its subtree, the largest distance and least data first."""
     n, root = collective.nranks, collective.root or 0
-    at = Blocks(collective, butterfly.swing_peers(fold(n)[0]))
-    layout, rank, slot = at.layout, np.arange(n), np.arange(n)
+    blocks = BlockPlacement(collective, butterfly.swing_peers(fold(n)[0]))
+    layout, rank, slot = blocks.layout, np.arange(n), np.arange(n)
 
     def steps() -> Iterator[Step]:
-        yield transfers(rank, layout.input(), rank, layout.scratch_at(at.place))
-        folded = layout.scratch_at(at.place[at.even])
-        yield transfers(at.even, folded, at.odd, folded)
-        for parent, child, low, count in reversed(_edges(at)):
+        yield transfers(rank, layout.input(), rank, layout.scratch_at(blocks.place))
+        folded = layout.scratch_at(blocks.place[blocks.even])
+        yield transfers(blocks.even, folded, blocks.odd, folded)
+        for parent, child, low, count in reversed(_edges(blocks)):
             yield transfers(child, layout.scratch_at(low), parent, layout.scratch_at(low), count=count)
-        yield transfers(root, layout.scratch_at(slot), root, layout.output(at.order))
+        yield transfers(root, layout.scratch_at(slot), root, layout.output(blocks.order))
 
     return Schedule("bine", layout, steps)
 
@@ -122,15 +122,17 @@ def gather(collective: Collective) -> Schedule:
 def scatter(collective: Collective) -> Schedule:
     """The reversed gather: most data and the smallest distance first."""
     n, root = collective.nranks, collective.root or 0
-    at = Blocks(collective, butterfly.swing_peers(fold(n)[0]))
-    layout, slot = at.layout, np.arange(n)
+    blocks = BlockPlacement(collective, butterfly.swing_peers(fold(n)[0]))
+    layout, slot = blocks.layout, np.arange(n)
 
     def steps() -> Iterator[Step]:
-        yield transfers(root, layout.input(at.order), root, layout.scratch_at(slot))
-        for parent, child, low, count in _edges(at):
+        yield transfers(root, layout.input(blocks.order), root, layout.scratch_at(slot))
+        for parent, child, low, count in _edges(blocks):
             yield transfers(parent, layout.scratch_at(low), child, layout.scratch_at(low), count=count)
-        yield transfers(at.rank_of, layout.scratch_at(at.place[at.rank_of]), at.rank_of, layout.output())
-        yield transfers(at.odd, layout.scratch_at(at.place[at.even]), at.even, layout.output())
+        yield transfers(
+            blocks.rank_of, layout.scratch_at(blocks.place[blocks.rank_of]), blocks.rank_of, layout.output()
+        )
+        yield transfers(blocks.odd, layout.scratch_at(blocks.place[blocks.even]), blocks.even, layout.output())
 
     return Schedule("bine", layout, steps)
 

@@ -44,12 +44,12 @@ def all_gather(collective: Collective) -> Schedule:
         yield transfers(rank, layout.input(), rank, layout.output(rank))
         for distance in _distances(n):
             count = min(distance, n - distance)
-            first = np.minimum(count, n - rank)
-            over = np.flatnonzero(first < count)
-            yield joined([
-                transfers(rank, layout.output(rank), (rank - distance) % n, layout.output(rank), count=first),
-                transfers(over, layout.output(), (over - distance) % n, layout.output(), count=count - first[over]),
-            ])  # fmt: skip
+            head = np.minimum(count, n - rank)
+            wraps = np.flatnonzero(head < count)
+            to_end = transfers(rank, layout.output(rank), (rank - distance) % n, layout.output(rank), count=head)
+            tail = count - head[wraps]
+            from_start = transfers(wraps, layout.output(), (wraps - distance) % n, layout.output(), count=tail)
+            yield joined([to_end, from_start])
 
     return Schedule("bruck", layout, steps)
 
@@ -120,9 +120,11 @@ def pat_all_gather(collective: Collective) -> Schedule:
         yield transfers(rank, layout.input(), rank, layout.scratch_at())
         for distance, runs in rounds:
             peer = (rank + distance) % n
-            yield joined([
-                transfers(rank, layout.scratch_at(held), peer, layout.scratch_at(new), count=count) for held, new, count in runs
-            ])  # fmt: skip
+            parts = [
+                transfers(rank, layout.scratch_at(old), peer, layout.scratch_at(new), count=count)
+                for old, new, count in runs
+            ]
+            yield joined(parts)
         yield transfers(rank, layout.scratch_at(place), rank, layout.output(block))
 
     return Schedule("pat", layout, steps)
@@ -146,10 +148,11 @@ def pat_reduce_scatter(collective: Collective) -> Schedule:
         yield transfers(rank, layout.input(block), rank, layout.scratch_at(place))
         for distance, runs in reversed(rounds):
             peer = (rank - distance) % n
-            yield joined([
-                transfers(rank, layout.scratch_at(new), peer, layout.scratch_at(held), count=count, op=REDUCE)
-                for held, new, count in runs
-            ])  # fmt: skip
+            parts = [
+                transfers(rank, layout.scratch_at(new), peer, layout.scratch_at(old), count=count, op=REDUCE)
+                for old, new, count in runs
+            ]
+            yield joined(parts)
         yield transfers(rank, layout.scratch_at(), rank, layout.output())
 
     return Schedule("pat", layout, steps)

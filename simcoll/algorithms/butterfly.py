@@ -14,7 +14,7 @@ from simcoll.arrays import Ints
 from simcoll.core.collective import Collective
 from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, transfers
 
-__all__ = ["Blocks", "all_gather", "all_reduce", "fold", "reduce_scatter", "rooted_fold", "swing_peers"]
+__all__ = ["BlockPlacement", "all_gather", "all_reduce", "fold", "reduce_scatter", "rooted_fold", "swing_peers"]
 
 
 def fold(nranks: int, members: int | None = None) -> tuple[int, Ints, Ints, Ints]:
@@ -26,7 +26,8 @@ def fold(nranks: int, members: int | None = None) -> tuple[int, Ints, Ints, Ints
     extra = nranks - members
     member = np.arange(members, dtype=np.int64)
     even = np.arange(0, 2 * extra, 2, dtype=np.int64)
-    return members, np.where(member < extra, 2 * member + 1, member + extra), even, even + 1
+    rank_of = np.where(member < extra, 2 * member + 1, member + extra)
+    return members, rank_of, even, even + 1
 
 
 def rooted_fold(nranks: int, root: int) -> tuple[int, Ints, Ints, Ints]:
@@ -36,8 +37,9 @@ def rooted_fold(nranks: int, root: int) -> tuple[int, Ints, Ints, Ints]:
     [[2, 1, 0, 4], [3], [4]]
     """
     members, rank_of, even, odd = fold(nranks)
-    moved = root + 1
-    return members, (rank_of[::-1] + moved) % nranks, (even + moved) % nranks, (odd + moved) % nranks
+    shift = root + 1
+    rank_of = (rank_of[::-1] + shift) % nranks
+    return members, rank_of, (even + shift) % nranks, (odd + shift) % nranks
 
 
 def swing_peers(members: int, *, mirrored: bool = False) -> Ints:
@@ -49,27 +51,31 @@ def swing_peers(members: int, *, mirrored: bool = False) -> Ints:
     [[1, 0, 3, 2, 5, 4, 7, 6], [7, 2, 1, 4, 3, 6, 5, 0], [3, 6, 5, 0, 7, 2, 1, 4]]
     """
     member = np.arange(members, dtype=np.int64)
-    side = np.where(member % 2 == 0, 1, -1) * (-1 if mirrored else 1)
-    distances = [(1 - (-2) ** (step + 1)) // 3 for step in range(members.bit_length() - 1)]
-    return np.array([(member + side * distance) % members for distance in distances], np.int64).reshape(-1, members)
+    side = np.where(member % 2 == 0, 1, -1)
+    if mirrored:
+        side = -side
+    steps = range(members.bit_length() - 1)
+    distances = [(1 - (-2) ** (step + 1)) // 3 for step in steps]
+    peers = [(member + side * distance) % members for distance in distances]
+    return np.array(peers, np.int64).reshape(-1, members)
 
 
-def numbered(peers: Ints) -> Ints:
+def member_numbers(peers: Ints) -> Ints:
     """Number the members so that those reachable in the last k steps differ only in the last k bits.
 
-    >>> numbered(np.array([[1, 0, 3, 2], [2, 3, 0, 1]])).tolist()
+    >>> member_numbers(np.array([[1, 0, 3, 2], [2, 3, 0, 1]])).tolist()
     [0, 2, 1, 3]
     """
     number = np.zeros(peers.shape[1], np.int64)
-    least = np.arange(peers.shape[1], dtype=np.int64)  # of those reachable
+    smallest = np.arange(peers.shape[1], dtype=np.int64)  # of those reachable
     for later, partner in enumerate(peers[::-1]):
-        lower = np.minimum(least, least[partner])
-        number += (least != lower).astype(np.int64) << later
-        least = lower
+        lower = np.minimum(smallest, smallest[partner])
+        number += (smallest != lower).astype(np.int64) << later
+        smallest = lower
     return number
 
 
-class Blocks:
+class BlockPlacement:
     """A placement of the blocks in which the blocks that a member is still responsible for after a step form one range.
 
     Blocks are in the order of their members' numbers, from the root on if there is one; a folded rank's block accompanies its partner's.
@@ -77,21 +83,25 @@ class Blocks:
 
     def __init__(self, collective: Collective, peers: Ints) -> None:
         n, root = collective.nranks, collective.root
-        _, self.rank_of, self.even, self.odd = fold(n) if root is None else rooted_fold(n, root)
-        self.peers, self.number = peers, numbered(peers)
+        folding = fold(n) if root is None else rooted_fold(n, root)
+        _, self.rank_of, self.even, self.odd = folding
+        self.peers = peers
+        self.number = member_numbers(peers)
         by_number = self.rank_of[np.argsort(self.number)]
         folded = np.full(n, -1, np.int64)
         folded[self.odd] = self.even
         pairs = np.stack([folded[by_number], by_number], axis=1)
-        self._first = np.concatenate([[0], np.cumsum((pairs >= 0).sum(axis=1))])
+        blocks_per_member = (pairs >= 0).sum(axis=1)
+        self._first = np.concatenate([[0], np.cumsum(blocks_per_member)])
         self.order: Ints = pairs[pairs >= 0]
         self.place = np.argsort(self.order)
         self.layout = Layout(collective, 1, self.order)
 
-    def reached(self, number: Ints, step: int) -> tuple[Ints, Ints]:
+    def range_after(self, number: Ints, step: int) -> tuple[Ints, Ints]:
         """First place and number of the blocks of the members that each number can still reach after a step."""
         low, size = _halves(number, step, len(self.peers))
-        return self._first[low], self._first[low + size] - self._first[low]
+        start, end = self._first[low], self._first[low + size]
+        return start, end - start
 
 
 def _halves(number: Ints, step: int, steps: int) -> tuple[Ints, int]:
@@ -103,18 +113,23 @@ def _halves(number: Ints, step: int, steps: int) -> tuple[Ints, int]:
 def all_reduce(name: str, collective: Collective, peers: Ints) -> Schedule:
     """Reduce-scatter by halving along the pairings, then all-gather by doubling along the reversed pairings."""
     members, rank_of, even, odd = fold(collective.nranks)
-    layout, rank = Layout(collective, members), np.arange(collective.nranks)
-    number, vector, count = numbered(peers), layout.output(), len(peers)
+    layout = Layout(collective, members)
+    rank = np.arange(collective.nranks)
+    number, vector = member_numbers(peers), layout.output()
+    count = len(peers)
 
     def steps() -> Iterator[Step]:
         yield transfers(rank, layout.input(), rank, vector, count=members)
         yield transfers(even, vector, odd, vector, count=members, op=REDUCE)
         for step, peer in enumerate(peers):
             theirs, size = _halves(number[peer], step, count)
-            yield transfers(rank_of, vector + theirs, rank_of[peer], vector + theirs, count=size, op=REDUCE)
+            half = vector + theirs
+            yield transfers(rank_of, half, rank_of[peer], half, count=size, op=REDUCE)
         for step in reversed(range(count)):
             mine, size = _halves(number, step, count)
-            yield transfers(rank_of, vector + mine, rank_of[peers[step]], vector + mine, count=size)
+            half = vector + mine
+            receiver = rank_of[peers[step]]
+            yield transfers(rank_of, half, receiver, half, count=size)
         yield transfers(odd, vector, even, vector, count=members)
 
     return Schedule(name, layout, steps)
@@ -122,36 +137,49 @@ def all_reduce(name: str, collective: Collective, peers: Ints) -> Schedule:
 
 def all_gather(name: str, collective: Collective, peers: Ints) -> Schedule:
     """All-gather by doubling along the reversed pairings."""
-    n, at = collective.nranks, Blocks(collective, peers)
-    layout, rank, slot = at.layout, np.arange(n), np.arange(n)[:, None]
+    n, blocks = collective.nranks, BlockPlacement(collective, peers)
+    layout, place = blocks.layout, blocks.place
+    rank_of, even, odd = blocks.rank_of, blocks.even, blocks.odd
+    rank = np.arange(n)
+    slot = rank[:, None]
 
     def steps() -> Iterator[Step]:
-        yield transfers(rank, layout.input(), rank, layout.scratch_at(at.place))
-        folded = layout.scratch_at(at.place[at.even])
-        yield transfers(at.even, folded, at.odd, folded)
+        yield transfers(rank, layout.input(), rank, layout.scratch_at(place))
+        folded = layout.scratch_at(place[even])
+        yield transfers(even, folded, odd, folded)
         for step in reversed(range(len(peers))):
-            mine, count = at.reached(at.number, step)
-            held = layout.scratch_at(mine)
-            yield transfers(at.rank_of, held, at.rank_of[peers[step]], held, count=count)
-        yield transfers(at.odd, layout.scratch_at(), at.even, layout.scratch_at(), count=n)
-        yield transfers(rank, layout.scratch_at(slot), rank, layout.output(at.order[slot]))
+            mine, count = blocks.range_after(blocks.number, step)
+            address = layout.scratch_at(mine)
+            receiver = rank_of[peers[step]]
+            yield transfers(rank_of, address, receiver, address, count=count)
+        start = layout.scratch_at()
+        yield transfers(odd, start, even, start, count=n)
+        blocks_in_order = layout.output(blocks.order[slot])
+        yield transfers(rank, layout.scratch_at(slot), rank, blocks_in_order)
 
     return Schedule(name, layout, steps)
 
 
 def reduce_scatter(name: str, collective: Collective, peers: Ints) -> Schedule:
     """Reduce-scatter by halving along the pairings."""
-    n, at = collective.nranks, Blocks(collective, peers)
-    layout, rank, slot = at.layout, np.arange(n), np.arange(n)[:, None]
+    n, blocks = collective.nranks, BlockPlacement(collective, peers)
+    layout, place = blocks.layout, blocks.place
+    rank_of, even, odd = blocks.rank_of, blocks.even, blocks.odd
+    rank = np.arange(n)
+    slot = rank[:, None]
 
     def steps() -> Iterator[Step]:
-        yield transfers(rank, layout.input(at.order[slot]), rank, layout.scratch_at(slot))
-        yield transfers(at.even, layout.scratch_at(), at.odd, layout.scratch_at(), count=n, op=REDUCE)
+        blocks_in_order = layout.input(blocks.order[slot])
+        yield transfers(rank, blocks_in_order, rank, layout.scratch_at(slot))
+        start = layout.scratch_at()
+        yield transfers(even, start, odd, start, count=n, op=REDUCE)
         for step, peer in enumerate(peers):
-            theirs, count = at.reached(at.number[peer], step)
-            given = layout.scratch_at(theirs)
-            yield transfers(at.rank_of, given, at.rank_of[peer], given, count=count, op=REDUCE)
-        yield transfers(at.rank_of, layout.scratch_at(at.place[at.rank_of]), at.rank_of, layout.output())
-        yield transfers(at.odd, layout.scratch_at(at.place[at.even]), at.even, layout.output())
+            theirs, count = blocks.range_after(blocks.number[peer], step)
+            address = layout.scratch_at(theirs)
+            receiver = rank_of[peer]
+            yield transfers(rank_of, address, receiver, address, count=count, op=REDUCE)
+        total = layout.output()
+        yield transfers(rank_of, layout.scratch_at(place[rank_of]), rank_of, total)
+        yield transfers(odd, layout.scratch_at(place[even]), even, total)
 
     return Schedule(name, layout, steps)

@@ -39,21 +39,21 @@ def first_of(schedules: Sequence[Schedule], function: str) -> Schedule:
         expect(schedule, Schedule, f"{function} takes schedules")
     if not schedules:
         raise ConfigError(f"{function} takes at least one schedule; got none")
-    first = schedules[0]
-    for other in schedules[1:]:
-        if other.layout is not first.layout and not _same(first.layout, other.layout):
-            raise ConfigError(f"{first.title} and {other.title} have no layout in common")
-    return first
+    reference = schedules[0]
+    for candidate in schedules[1:]:
+        if candidate.layout is not reference.layout and not _have_same_layout(reference.layout, candidate.layout):
+            raise ConfigError(f"{reference.title} and {candidate.title} have no layout in common")
+    return reference
 
 
-def _same(one: Layout, other: Layout) -> bool:
-    if (one.collective, one.chunks) != (other.collective, other.chunks) or not np.array_equal(
-        one.scratch, other.scratch
+def _have_same_layout(layout: Layout, reference: Layout) -> bool:
+    if (layout.collective, layout.chunks) != (reference.collective, reference.chunks) or not np.array_equal(
+        layout.scratch, reference.scratch
     ):
         return False
-    if one.scratch_pieces is None or other.scratch_pieces is None:
-        return one.scratch_pieces is other.scratch_pieces
-    return np.array_equal(one.scratch_pieces, other.scratch_pieces)
+    if layout.scratch_pieces is None or reference.scratch_pieces is None:
+        return layout.scratch_pieces is reference.scratch_pieces
+    return np.array_equal(layout.scratch_pieces, reference.scratch_pieces)
 
 
 def abreast(schedules: Sequence[Schedule], sources: Iterable[Iterable[Block]]) -> Iterator[tuple[Block, ...]]:

@@ -62,19 +62,24 @@ def _map(block: Step | Repeat, change: Callable[[Step], list[Step]]) -> list[Ste
 def _whole(step: Step, count: int) -> Step:
     """The step on chunks that are cut into pieces, moving all of them."""
     return Step(
-        step.src_rank, step.src_chunk * count, step.dst_rank, step.dst_chunk * count,
-        step.count * count, step.op, step.channel,
-    )  # fmt: skip
+        step.src_rank,
+        step.src_chunk * count,
+        step.dst_rank,
+        step.dst_chunk * count,
+        step.count * count,
+        step.op,
+        step.channel,
+    )
 
 
-def _cut(steps: Sequence[Step], count: int, numbers: Sequence[int]) -> Step:
+def _piece_step(steps: Sequence[Step], count: int, numbers: Sequence[int]) -> Step:
     """Concurrent steps, each on one of the pieces of every chunk that it moves."""
-    one = joined(steps)
-    if (one.count != 1).any():
+    concurrent = joined(steps)
+    if (concurrent.count != 1).any():
         raise ConfigError("only transfers of single chunks can be cut into pieces")
     piece = np.repeat(np.array(numbers, np.int64), [len(step) for step in steps])
-    src, dst = (chunk * count + piece for chunk in (one.src_chunk, one.dst_chunk))
-    return Step(one.src_rank, src, one.dst_rank, dst, one.count, one.op, one.channel)
+    src, dst = (chunk * count + piece for chunk in (concurrent.src_chunk, concurrent.dst_chunk))
+    return Step(concurrent.src_rank, src, concurrent.dst_rank, dst, concurrent.count, concurrent.op, concurrent.channel)
 
 
 def _finer(layout: Layout, count: int) -> Layout:
@@ -89,23 +94,33 @@ def pieces(schedule: Schedule, count: int) -> Schedule:
 
     >>> import simcoll
     >>> ring = simcoll.schedule("all_gather", "ring", nranks=3)
-    >>> [len(list(made.steps())) for made in (ring, pieces(ring, 4))]
+    >>> [len(list(schedule.steps())) for schedule in (ring, pieces(ring, 4))]
     [3, 9]
     """
     expect(schedule, Schedule, "pieces takes a schedule")
     if checked_cuts("pieces", count) == 1:
         return schedule
 
-    def cut(step: Step) -> list[Step]:
-        return [_whole(step, count)] if _local(step) else [_cut([step], count, [piece]) for piece in range(count)]
+    def split_step(step: Step) -> list[Step]:
+        if _local(step):
+            return [_whole(step, count)]
+        return [_piece_step([step], count, [piece]) for piece in range(count)]
 
     def steps() -> Iterator[Step | Repeat]:
         for block in _blocks(schedule):
-            new = _map(block, cut)
+            new = _map(block, split_step)
             if isinstance(block, Repeat):
-                order = None if block.order is None else (block.order[:, None] * count + np.arange(count)).reshape(-1)
-                stride, base, modulus = (count * number for number in (block.stride, block.base, block.modulus))
-                yield Repeat(tuple(new), block.count, stride, base, modulus, order)
+                order = block.order
+                if order is not None:
+                    order = (order[:, None] * count + np.arange(count)).reshape(-1)
+                yield replace(
+                    block,
+                    steps=tuple(new),
+                    stride=count * block.stride,
+                    base=count * block.base,
+                    modulus=count * block.modulus,
+                    order=order,
+                )
             else:
                 yield from new
 
@@ -123,8 +138,8 @@ def pipelined(schedule: Schedule, count: int, *, newest_first: bool = False, dra
         return schedule
 
     def steps() -> Iterator[Step | Repeat]:
-        for (local, _), found in groupby(_steps(schedule), lambda step: (_local(step), drained and int(step.op[0]))):
-            rounds = list(found)
+        for (local, _), phase in groupby(_steps(schedule), lambda step: (_local(step), drained and int(step.op[0]))):
+            rounds = list(phase)
             if local:
                 yield from (_whole(step, count) for step in rounds)
                 continue
@@ -132,7 +147,7 @@ def pipelined(schedule: Schedule, count: int, *, newest_first: bool = False, dra
             for time in chain(range(len(rounds)), range(len(rounds) + full - 1, len(rounds) + count - 1)):
                 under_way = range(max(0, time - len(rounds) + 1), min(time + 1, count))
                 ordered = under_way[::-1] if newest_first else under_way
-                step = _cut([rounds[time - piece] for piece in ordered], count, ordered)
+                step = _piece_step([rounds[time - piece] for piece in ordered], count, ordered)
                 again = time == len(rounds) - 1 and full > 1
                 yield Repeat((step,), full, 1, 0, count) if again else step
 
@@ -147,24 +162,24 @@ def _within_slots(step: Step, layout: Layout) -> Step:
     if (step.count == 1).all():
         return step
     widths, bases = np.array([layout.chunks, layout.chunks, layout.scratch_chunks]), layout.bases()
-    over = np.zeros(len(step), np.bool_)
+    crosses = np.zeros(len(step), np.bool_)
     for chunk in (step.src_chunk, step.dst_chunk):
         region = layout.region(chunk)
-        over |= (chunk - bases[region]) % widths[region] + step.count > widths[region]
-    if not over.any():
+        crosses |= (chunk - bases[region]) % widths[region] + step.count > widths[region]
+    if not crosses.any():
         return step
     width = layout.chunks if layout.scratch_pieces is None else 1
-    if ((step.count[over] % width) != 0).any():
+    if ((step.count[crosses] % width) != 0).any():
         width = 1
-    row, number = spread(np.where(over, step.count // width, 1))
+    row, number = spread(np.where(crosses, step.count // width, 1))
     order = np.argsort(number, kind="stable")
     row, offset = row[order], number[order] * width
     new = step.rows(row)
-    count = np.where(over[row], width, new.count)
+    count = np.where(crosses[row], width, new.count)
     return replace(new, src_chunk=new.src_chunk + offset, dst_chunk=new.dst_chunk + offset, count=count)
 
 
-def _shared(layout: Layout, copies: int) -> Layout:
+def _shared_layout(layout: Layout, copies: int) -> Layout:
     """The layout in which every slot has a share for each copy."""
     if not layout.size:
         raise ConfigError(f"{layout.collective} moves no data, of which {copies} copies could have shares")
@@ -184,14 +199,14 @@ def _homes(old: Layout, new: Layout) -> tuple[Ints, Ints]:
     return new.bases()[region] + slot * copies * width + place, width
 
 
-def _placed(step: Step, share: Ints | int, homes: tuple[Ints, Ints], lanes: int = 0) -> Step:
+def _in_share(step: Step, share: Ints | int, homes: tuple[Ints, Ints], lanes: int = 0) -> Step:
     """A step on a share of every slot, with ``lanes`` channels for each share."""
     home, width = homes
     src, dst = (home[chunk] + share * width[chunk] for chunk in (step.src_chunk, step.dst_chunk))
     return Step(step.src_rank, src, step.dst_rank, dst, step.count, step.op, step.channel + share * lanes)
 
 
-def _beside(
+def _side_by_side(
     schedules: Sequence[Schedule],
     change: Callable[[Step, Ints, Ints], Step],
     run: int | None,
@@ -205,20 +220,20 @@ def _beside(
 
     In a step the transfers are ordered schedule by schedule, or alternating with ``run`` of each; a rank's copies to itself slot by slot.
     """
-    first, copies = schedules[0], len(schedules)
-    old, n = first.layout, first.nranks
-    layout = _shared(old, copies)
+    model, copies = schedules[0], len(schedules)
+    old, n = model.layout, model.nranks
+    layout = _shared_layout(old, copies)
     bases, homes = layout.bases(), _homes(old, layout)
-    alike = all(made is first for made in schedules)
-    lanes = max(made.nchannels for made in schedules)
+    copied = all(schedule is model for schedule in schedules)
+    lanes = max(schedule.nchannels for schedule in schedules)
 
-    def placed(steps: Sequence[Step]) -> Step:
-        inside = [_within_slots(step, old) for step in (steps[:1] if alike else steps)]
-        lengths = np.array([len(step) for step in inside])
-        copy, row = spread(lengths.repeat(copies) if alike else lengths)
-        new = change(joined(inside).rows(row) if alike else joined(inside), copy, row)
+    def change_steps(steps: Sequence[Step]) -> Step:
+        within = [_within_slots(step, old) for step in (steps[:1] if copied else steps)]
+        lengths = np.array([len(step) for step in within])
+        copy, row = spread(lengths.repeat(copies) if copied else lengths)
+        new = change(joined(within).rows(row) if copied else joined(within), copy, row)
         every = n if run is None and _local(new) else run
-        new = _placed(new, copy, homes, lanes)
+        new = _in_share(new, copy, homes, lanes)
         if every is None or int(row.max(initial=0)) < every:
             return new
         return new.rows(np.lexsort((copy, row // every)))
@@ -233,24 +248,24 @@ def _beside(
         in_share = one_slot and all(turn.order is None for turn in turns)
         if in_share and old.chunks % turn.modulus == 0 and turn.base in starts:
             base = int(bases[starts.index(turn.base)])
-        elif alike and not any((step.count != 1).any() or _local(step) for step in turn.steps):
-            order = listed(turn)
+        elif copied and not any((step.count != 1).any() or _local(step) for step in turn.steps):
+            order = window_chunks(turn)
         else:
             return None
-        steps = tuple(map(placed, zip(*(turn.steps for turn in turns), strict=True)))
+        steps = tuple(map(change_steps, zip(*(turn.steps for turn in turns), strict=True)))
         return replace(turn, steps=steps, base=base, order=order)
 
-    def listed(turn: Repeat) -> Ints:
+    def window_chunks(turn: Repeat) -> Ints:
         """The chunks of all windows of a repeat, in each share."""
-        first = turn.base % turn.modulus
-        chunk = np.arange(first, old.size - (old.size - first) % turn.modulus) if turn.order is None else turn.order
-        each = np.tile(chunk, (copies, 1)) if moved is None else moved[:, chunk]
+        start = turn.base % turn.modulus
+        chunk = np.arange(start, old.size - (old.size - start) % turn.modulus) if turn.order is None else turn.order
+        addresses = np.tile(chunk, (copies, 1)) if moved is None else moved[:, chunk]
         home, width = homes
-        return (home[each] + np.arange(copies)[:, None] * width[each]).reshape(-1)
+        return (home[addresses] + np.arange(copies)[:, None] * width[addresses]).reshape(-1)
 
     def steps() -> Iterator[Step | Repeat]:
         every = (
-            ((block,) * copies for block in _blocks(first)) if alike else abreast(schedules, map(_blocks, schedules))
+            ((block,) * copies for block in _blocks(model)) if copied else abreast(schedules, map(_blocks, schedules))
         )
         for blocks in every:
             turn = repeat(blocks)
@@ -258,9 +273,9 @@ def _beside(
                 yield turn
             else:
                 unrolled = (block.unrolled() if isinstance(block, Repeat) else (block,) for block in blocks)
-                yield from map(placed, abreast(schedules, unrolled))
+                yield from map(change_steps, abreast(schedules, unrolled))
 
-    return replace(first, layout=layout, source=steps, nchannels=copies * lanes)
+    return replace(model, layout=layout, source=steps, nchannels=copies * lanes)
 
 
 def _one_slot(layout: Layout) -> bool:
@@ -273,12 +288,12 @@ def in_shares(schedules: Sequence[Schedule], *, run: int | None = None) -> Sched
     They must have one layout and the same number of steps. Within a step the transfers are ordered schedule by schedule, or alternating
     with ``run`` of each; a rank's copies to itself are ordered slot by slot.
     """
-    first = first_of(schedules, "in_shares")
+    model = first_of(schedules, "in_shares")
     checked_cuts("schedules", len(schedules))
     run = None if run is None else whole_number("run", run, 1)
     if len(schedules) == 1:
-        return first
-    return _beside(schedules, lambda step, *_: step, run, one_slot=_one_slot(first.layout))
+        return model
+    return _side_by_side(schedules, lambda step, *_: step, run, one_slot=_one_slot(model.layout))
 
 
 def channels(schedule: Schedule, orders: Sequence[ArrayLike] | Ints, *, by_rank: bool = False) -> Schedule:
@@ -297,8 +312,10 @@ def channels(schedule: Schedule, orders: Sequence[ArrayLike] | Ints, *, by_rank:
     natural = (ranks == np.arange(schedule.nranks)).all(axis=1)
     if natural.all():
         return in_shares([schedule] * len(ranks))
-    moved = np.array([np.arange(schedule.layout.size) if same else addresses(schedule, order)
-                      for same, order in zip(natural, ranks, strict=True)])  # fmt: skip
+    chunks = np.arange(schedule.layout.size)
+    moved = np.array(
+        [chunks if is_natural else addresses(schedule, order) for is_natural, order in zip(natural, ranks, strict=True)]
+    )
 
     def change(step: Step, copy: Ints, row: Ints) -> Step:
         src, dst = (ranks[copy, rank] for rank in (step.src_rank, step.dst_rank))
@@ -308,7 +325,7 @@ def channels(schedule: Schedule, orders: Sequence[ArrayLike] | Ints, *, by_rank:
             return new
         return new.rows(np.lexsort((np.where(natural[copy], row, src if by_rank else src_chunk), copy)))
 
-    return _beside([schedule] * len(ranks), change, None, one_slot=_one_slot(schedule.layout), moved=moved)
+    return _side_by_side([schedule] * len(ranks), change, None, one_slot=_one_slot(schedule.layout), moved=moved)
 
 
 def relabelled(schedule: Schedule, order: ArrayLike, *, by_rank: bool = False) -> Schedule:
@@ -331,15 +348,15 @@ def in_pieces(schedule: Schedule, *, channels: int = 1, pieces: int = 1) -> Sche
 
 def together(first: Schedule, *others: Schedule) -> Schedule:
     """Concurrent schedules of one layout, step by step; the transfers of the first come first."""
-    made = (first, *others)
-    first_of(made, "together")
+    schedules = (first, *others)
+    first_of(schedules, "together")
 
     def steps() -> Iterator[Step]:
-        sources = [_steps(one) for one in made]
-        while now := [step for source in sources if (step := next(source, None)) is not None]:
-            yield joined(now)
+        sources = [_steps(schedule) for schedule in schedules]
+        while concurrent := [step for source in sources if (step := next(source, None)) is not None]:
+            yield joined(concurrent)
 
-    return replace(first, source=steps, nchannels=max(one.nchannels for one in made))
+    return replace(first, source=steps, nchannels=max(schedule.nchannels for schedule in schedules))
 
 
 def staggered(stages: Sequence[Schedule], count: int, lanes: Sequence[int] | None = None) -> Schedule:
@@ -348,21 +365,27 @@ def staggered(stages: Sequence[Schedule], count: int, lanes: Sequence[int] | Non
     The data is cut into pieces; each performs a stage while its predecessor performs the next, on a channel per stage, or those in
     ``lanes``.
     """
-    first = first_of(stages, "staggered")
-    lane = [0] * len(stages) if checked_cuts("pieces", count) == 1 else checked_lanes(lanes, len(stages))
-    layout = _shared(first.layout, count) if count > 1 else first.layout
-    homes = _homes(first.layout, layout)
+    model = first_of(stages, "staggered")
+    if checked_cuts("pieces", count) == 1:
+        lane, layout = [0] * len(stages), model.layout
+    else:
+        lane, layout = checked_lanes(lanes, len(stages)), _shared_layout(model.layout, count)
+    homes = _homes(model.layout, layout)
 
     def steps() -> Iterator[Step]:
         for time in range(count + len(stages) - 1):
             for number, stage in enumerate(stages):
                 if 0 <= time - number < count:
                     for step in _steps(stage):
-                        new = _placed(_within_slots(step, first.layout), time - number, homes) if count > 1 else step
-                        yield replace(new, channel=new.channel + lane[number]) if lane[number] else new
+                        new = step
+                        if count > 1:
+                            new = _in_share(_within_slots(step, model.layout), time - number, homes)
+                        if lane[number]:
+                            new = replace(new, channel=new.channel + lane[number])
+                        yield new
 
     nchannels = max(number + stage.nchannels for number, stage in zip(lane, stages, strict=True))
-    return replace(first, layout=layout, source=steps, nchannels=nchannels)
+    return replace(model, layout=layout, source=steps, nchannels=nchannels)
 
 
 def in_stages(

@@ -18,7 +18,7 @@ from typing import Any
 
 from simcoll.errors import ConfigError, nearest
 
-__all__ = ["CONDITIONS", "SYMBOLS", "Cost", "Formula", "parse_cost"]
+__all__ = ["CONDITIONS", "SYMBOLS", "AlgorithmCost", "Formula", "parse_cost"]
 
 SYMBOLS: Mapping[str, str] = MappingProxyType({
     "a": "latency of a message",
@@ -58,18 +58,18 @@ CONDITIONS: Mapping[str, Callable[[Mapping[str, int]], bool]] = MappingProxyType
 
 
 def _lg(number: Any) -> Any:
-    whole = number == int(number) and _is_power(int(number), 2)
-    return int(number).bit_length() - 1 if whole else Fraction(math.log2(number))
+    is_power = number == int(number) and _is_power(int(number), 2)
+    return int(number).bit_length() - 1 if is_power else Fraction(math.log2(number))
 
 
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType({
     "ceil": math.ceil, "floor": math.floor, "lg": _lg, "max": max, "min": min, "sum": sum,
 })  # fmt: skip
 _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = MappingProxyType({
-    ast.Add: lambda left, right: left + right,
-    ast.Sub: lambda left, right: left - right,
-    ast.Mult: lambda left, right: left * right,
-    ast.Div: lambda left, right: Fraction(left) / right,
+    ast.Add: lambda x, y: x + y,
+    ast.Sub: lambda x, y: x - y,
+    ast.Mult: lambda x, y: x * y,
+    ast.Div: lambda x, y: Fraction(x) / y,
 })  # fmt: skip
 _TOKEN = re.compile(r"\s*(\d+|[^\W\d]\w*|[-+*/(),])")
 _SIGNS = frozenset("-+*/(),")
@@ -102,7 +102,7 @@ class Formula:
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class AlgorithmCost:
     """The time that an algorithm takes.
 
     Attributes
@@ -128,7 +128,7 @@ class Cost:
 
 
 @cache
-def parse_cost(text: str) -> Cost:
+def parse_cost(text: str) -> AlgorithmCost:
     """Parse ``at most FORMULA, CONDITION; many pieces: LIMIT``, of which a formula is enough.
 
     >>> cost = parse_cost("2 lg n a + 2(n-1)/n s b, n = 2^k")
@@ -140,12 +140,12 @@ def parse_cost(text: str) -> Cost:
     ConfigError
         For anything else; says what is wrong, and names the nearest symbol.
     """
-    before, in_limit, limit = text.removeprefix(_AT_MOST).partition(_LIMIT)
-    formula, *conditions = re.split(r", (?=\w+ = )", before.removesuffix("; "))
+    exact, in_limit, limit = text.removeprefix(_AT_MOST).partition(_LIMIT)
+    formula, *conditions = re.split(r", (?=\w+ = )", exact.removesuffix("; "))
     for condition in conditions:
         if condition not in CONDITIONS:
             raise ConfigError(f"cost {text!r}: unknown condition {condition!r}; {nearest(condition, CONDITIONS)}")
-    return Cost(
+    return AlgorithmCost(
         None if in_limit and not formula else _formula(formula, text),
         tuple(conditions),
         _formula(limit, text) if in_limit else None,
@@ -180,23 +180,23 @@ def _is_formula(node: ast.expr) -> bool:
 def _expression(formula: str, cost: str) -> str:
     """The formula as a Python expression: with signs between factors, and parentheses around arguments."""
     parts: list[str] = []
-    at, before = 0, ""
-    while at < len(formula):
-        token = _TOKEN.match(formula, at)
+    position, previous = 0, ""
+    while position < len(formula):
+        token = _TOKEN.match(formula, position)
         if token is None:
-            raise ConfigError(f"cost {cost!r}: unexpected {formula[at:].lstrip()[:1]!r} in {formula!r}")
-        at, word = token.end(), token[1]
+            raise ConfigError(f"cost {cost!r}: unexpected {formula[position:].lstrip()[:1]!r} in {formula!r}")
+        position, word = token.end(), token[1]
         is_sign = word in _SIGNS
         if not (is_sign or word.isdecimal() or word in SYMBOLS or word in _FUNCTIONS):
             raise ConfigError(f"cost {cost!r}: unknown symbol {word!r}; {nearest(word, [*SYMBOLS, *_FUNCTIONS])}")
-        if before in _FUNCTIONS:
+        if previous in _FUNCTIONS:
             parts.append(word if word == "(" else f"({word})")
-            before = word if word == "(" else ")"
+            previous = word if word == "(" else ")"
             continue
-        if (not is_sign or word == "(") and before and (before not in _SIGNS or before == ")"):
+        if (not is_sign or word == "(") and previous and (previous not in _SIGNS or previous == ")"):
             parts.append("*")
         parts.append(word)
-        before = word
+        previous = word
     return " ".join(parts)
 
 
@@ -207,10 +207,10 @@ def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
         case ast.Name():
             return values[node.id]
         case ast.BinOp():
-            left, right, operator = _value(node.left, values), _value(node.right, values), _OPERATORS[type(node.op)]
-            if isinstance(left, tuple):  # for every dimension
-                return tuple(operator(size, right) for size in left)
-            return operator(left, right)
+            operand, right, operator = _value(node.left, values), _value(node.right, values), _OPERATORS[type(node.op)]
+            if isinstance(operand, tuple):  # for every dimension
+                return tuple(operator(size, right) for size in operand)
+            return operator(operand, right)
         case ast.Call(func=ast.Name() as function):
             return _FUNCTIONS[function.id](*(_value(argument, values) for argument in node.args))
     raise TypeError(ast.dump(node))

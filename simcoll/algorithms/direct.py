@@ -30,7 +30,7 @@ PAIRS = "all pairs at once; the messages of a rank share its port"
 LINE = "one rank after the other"
 
 
-def _added(layout: Layout, total: Any) -> Iterator[Step]:
+def _add_up(layout: Layout, total: Any) -> Iterator[Step]:
     """Every rank adds the contents of its scratch slots, in the order of the slots."""
     rank = np.arange(layout.collective.nranks)
     for source in rank.tolist():
@@ -71,7 +71,7 @@ def reduce_scatter(collective: Collective) -> Schedule:
     def steps() -> Iterator[Step]:
         owner = rank[:, None]
         yield transfers(rank, layout.input(owner), owner, layout.scratch_at(rank))
-        yield from _added(layout, layout.output())
+        yield from _add_up(layout, layout.output())
 
     return Schedule("direct", layout, steps)
 
@@ -91,7 +91,7 @@ def one_shot_all_reduce(collective: Collective) -> Schedule:
 
     def steps() -> Iterator[Step]:
         yield transfers(rank, layout.input(), rank[:, None], layout.scratch_at(rank))
-        yield from _added(layout, layout.output())
+        yield from _add_up(layout, layout.output())
 
     return Schedule("one_shot", layout, steps)
 
@@ -114,7 +114,7 @@ def two_shot_all_reduce(collective: Collective) -> Schedule:
 
     def steps() -> Iterator[Step]:
         yield transfers(rank, layout.input(0, owner), owner, layout.scratch_at(rank))
-        yield from _added(layout, layout.output(0, rank))
+        yield from _add_up(layout, layout.output(0, rank))
         sender, receiver = np.nonzero(owner != rank)
         segment = layout.output(0, sender)
         yield transfers(sender, segment, receiver, segment)

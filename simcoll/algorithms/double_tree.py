@@ -7,6 +7,7 @@ One tree is a binary tree by lowest set bits; the other is its mirror image, or 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -48,12 +49,12 @@ def tree_pair(nranks: int) -> tuple[list[int], list[int]]:
     >>> tree_pair(5)
     ([-1, 2, 4, 2, 0], [1, -1, 3, 0, 3])
     """
-    first = binary_tree(nranks)
+    parents = binary_tree(nranks)
     last = nranks - 1
     if nranks % 2 == 0:
-        return first, [last - up if up >= 0 else -1 for up in reversed(first)]
-    moved = [(up + 1) % nranks if up >= 0 else -1 for up in first]
-    return first, [moved[(rank - 1) % nranks] for rank in range(nranks)]
+        return parents, [last - up if up >= 0 else -1 for up in reversed(parents)]
+    moved = [(up + 1) % nranks if up >= 0 else -1 for up in parents]
+    return parents, [moved[(rank - 1) % nranks] for rank in range(nranks)]
 
 
 def tree_orders(nranks: int, box: int, pairs: int) -> list[Ints]:
@@ -66,11 +67,11 @@ def tree_orders(nranks: int, box: int, pairs: int) -> list[Ints]:
     """
     node, member = np.divmod(np.arange(nranks, dtype=np.int64), box)
     nodes = nranks // box
-    other = (node + 1) % nodes if nodes % 2 else nodes - 1 - node
-    return [home * box + (member + lead) % box for lead in range(pairs) for home in (node, other)]
+    mirror = (node + 1) % nodes if nodes % 2 else nodes - 1 - node
+    return [home * box + (member + lead) % box for lead in range(pairs) for home in (node, mirror)]
 
 
-def _coloured(pair: tuple[list[int], list[int]]) -> tuple[list[int], list[int]]:
+def _colours(pair: tuple[list[int], list[int]]) -> tuple[list[int], list[int]]:
     """Colour 0 or 1 of the edge above every rank in both trees, for even and odd steps.
 
     The two edges below a rank (in one tree, since at most one of its trees gives it two children) have different colours, as have the two
@@ -82,20 +83,20 @@ def _coloured(pair: tuple[list[int], list[int]]) -> tuple[list[int], list[int]]:
     ends: dict[tuple[str, int], tuple[int, int]] = {}
     for tree, rank in edges:
         for end in (("above", rank), ("below", pair[tree][rank])):
-            other = ends.setdefault(end, (tree, rank))
-            if other != (tree, rank):
-                differ[other].append((tree, rank))
-                differ[tree, rank].append(other)
+            neighbour = ends.setdefault(end, (tree, rank))
+            if neighbour != (tree, rank):
+                differ[neighbour].append((tree, rank))
+                differ[tree, rank].append(neighbour)
     colours = ([0] * len(pair[0]), [0] * len(pair[1]))
-    seen: set[tuple[int, int]] = set()
+    coloured_edges: set[tuple[int, int]] = set()
     for start in differ:
         waiting = [(start, start[0])]
         while waiting:
             edge, colour = waiting.pop()
-            if edge not in seen:
-                seen.add(edge)
+            if edge not in coloured_edges:
+                coloured_edges.add(edge)
                 colours[edge[0]][edge[1]] = colour
-                waiting.extend((other, 1 - colour) for other in differ[edge])
+                waiting.extend((neighbour, 1 - colour) for neighbour in differ[edge])
     return colours
 
 
@@ -112,7 +113,8 @@ def _edges(parents: list[int], colours: list[int]) -> tuple[Ints, Ints, Ints, in
     order = [parents.index(-1)]
     for rank in order:
         order.extend(children[rank])
-    time, ready = [0] * len(parents), [0] * len(parents)
+    time = [0] * len(parents)
+    ready = [0] * len(parents)
     for rank in reversed(order):
         for child in children[rank]:
             time[child] = ready[child] + (colours[child] - ready[child]) % period
@@ -126,7 +128,8 @@ def _with_boxes(parents: list[int], colours: list[int], box: int) -> Tree:
 
     The first two members of the chain have a child node each, so that no rank has more than two children.
     """
-    ups, shades = [rank - 1 for rank in range(len(parents) * box)], [1] * (len(parents) * box)
+    ups = [rank - 1 for rank in range(len(parents) * box)]
+    shades = [1] * len(ups)
     boxes_below = [0] * len(parents)
     for home, up in enumerate(parents):
         ups[home * box] = -1
@@ -148,13 +151,28 @@ def _behind(root: int, parents: list[int]) -> list[int]:
     return result
 
 
-def _ways(tree: Tree, *, up: bool, down: bool) -> list[tuple[Ints, Ints, Ints, int, int]]:
-    """Source, destination and time of every edge on the way up, down, or both; the operation; and the steps between pieces."""
+class _Way(NamedTuple):
+    """The edges of a tree in one direction: the step of each edge's first piece, and the steps between two pieces."""
+
+    src: Ints
+    dst: Ints
+    time: Ints
+    op: int
+    period: int
+
+
+def _ways(tree: Tree, *, up: bool, down: bool) -> list[_Way]:
+    """The edges on the way up, down, or both."""
     child, parent, time, period = _edges(*tree)
     top = int(time.max(initial=0))
     top += top % 2  # so that colours denote the same steps in both trees on the way down
-    ways = [(child, parent, time, REDUCE, period)] if up else []
-    return [*ways, (parent, child, top - time + (top + 1 if up else 0), COPY, period)] if down else ways
+    ways = []
+    if up:
+        ways.append(_Way(child, parent, time, REDUCE, period))
+    if down:
+        start = top + 1 if up else 0
+        ways.append(_Way(parent, child, top - time + start, COPY, period))
+    return ways
 
 
 def _schedule(collective: Collective, trees: Iterable[Tree], pieces: int, *, up: bool, down: bool) -> Schedule:
@@ -164,15 +182,15 @@ def _schedule(collective: Collective, trees: Iterable[Tree], pieces: int, *, up:
 
     def steps() -> Iterator[Step]:
         yield transfers(rank, layout.input(), rank, layout.output(), count=2 * pieces)
-        moves = [(half * pieces, *way) for half, tree in enumerate(trees) for way in _ways(tree, up=up, down=down)]
-        last = max(int(when.max(initial=-1)) + (pieces - 1) * period for *_, when, _, period in moves)
-        for now in range(last + 1):
+        ways = [(half * pieces, edges) for half, tree in enumerate(trees) for edges in _ways(tree, up=up, down=down)]
+        last = max(int(edges.time.max(initial=-1)) + (pieces - 1) * edges.period for _, edges in ways)
+        for time in range(last + 1):
             parts = []
-            for first, src, dst, when, op, period in moves:
-                piece, phase = np.divmod(now - when, period)
+            for start, edges in ways:
+                piece, phase = np.divmod(time - edges.time, edges.period)
                 live = (phase == 0) & (piece >= 0) & (piece < pieces)
-                chunk = layout.output(0, first + piece[live])
-                parts.append(transfers(src[live], chunk, dst[live], chunk, op=op))
+                chunk = layout.output(0, start + piece[live])
+                parts.append(transfers(edges.src[live], chunk, edges.dst[live], chunk, op=edges.op))
             yield joined(parts)
 
     return Schedule("double_tree", layout, steps)
@@ -194,17 +212,19 @@ def all_reduce(collective: Collective, *, channels: int = 1, pieces: int = 4, bo
     """
     nodes, size = nodes_of(collective.nranks, box or 1)
     pair = tree_pair(nodes)
-    trees = [_with_boxes(*tree, size) for tree in zip(pair, _coloured(pair), strict=True)]
-    made = _schedule(collective, trees, pieces, up=True, down=True)
-    return compose.channels(made, tree_orders(collective.nranks, size, channels)[::2], by_rank=True)
+    trees = [_with_boxes(*tree, size) for tree in zip(pair, _colours(pair), strict=True)]
+    schedule = _schedule(collective, trees, pieces, up=True, down=True)
+    return compose.channels(schedule, tree_orders(collective.nranks, size, channels)[::2], by_rank=True)
 
 
-def _rooted(collective: Collective, channels: int, pieces: int, *, up: bool) -> Schedule:
+def _half_trees(collective: Collective, channels: int, pieces: int, *, up: bool) -> Schedule:
     """Both trees span the other ranks and are attached below the root, which feeds (or drains) them alternately."""
-    first, second = tree_pair(collective.nranks - 1) if collective.nranks > 1 else ([], [])
-    pair = _behind(collective.root or 0, first), _behind(collective.root or 0, second)
-    made = _schedule(collective, list(zip(pair, _coloured(pair), strict=True)), pieces, up=up, down=not up)
-    return compose.in_channels(made, channels=channels)
+    root, children = collective.root or 0, collective.nranks - 1
+    parents, mirror_parents = tree_pair(children) if children else ([], [])
+    pair = _behind(root, parents), _behind(root, mirror_parents)
+    trees = list(zip(pair, _colours(pair), strict=True))
+    schedule = _schedule(collective, trees, pieces, up=up, down=not up)
+    return compose.in_channels(schedule, channels=channels)
 
 
 @algorithm(
@@ -216,7 +236,7 @@ def _rooted(collective: Collective, channels: int, pieces: int, *, up: bool) -> 
 )
 def broadcast(collective: Collective, *, channels: int = 1, pieces: int = 4) -> Schedule:
     """The root sends half of the vector, in ``pieces``, down each of two trees of the other ranks."""
-    return _rooted(collective, channels, pieces, up=False)
+    return _half_trees(collective, channels, pieces, up=False)
 
 
 @algorithm(
@@ -229,4 +249,4 @@ def broadcast(collective: Collective, *, channels: int = 1, pieces: int = 4) -> 
 )
 def reduce(collective: Collective, *, channels: int = 1, pieces: int = 4) -> Schedule:
     """The reversed broadcast: every rank adds its children's data and passes the sum up."""
-    return _rooted(collective, channels, pieces, up=True)
+    return _half_trees(collective, channels, pieces, up=True)

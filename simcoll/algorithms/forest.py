@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Forest", "all_gather", "all_reduce", "reduce_scatter", "topology_of"]
 
 
-class Passed(NamedTuple):
+class Crossings(NamedTuple):
     """The forest entries whose links are used in a step; ``piece`` counts all pieces of a root's data."""
 
     src: Ints
@@ -37,7 +37,7 @@ class Passed(NamedTuple):
 class Forest:
     """Links of the trees as parallel arrays, with an entry for each part of a root's data and each link of its tree.
 
-    Large topologies have millions of entries, so all columns are int32; :meth:`passed` converts them to int64.
+    Large topologies have millions of entries, so all columns are int32; :meth:`crossings` converts them to int64.
 
     Attributes
     ----------
@@ -77,7 +77,7 @@ class Forest:
         """Number of places that a part needs on a rank, besides its own."""
         return int(self.landing.max(initial=0))
 
-    def turned(self) -> Forest:
+    def reversal(self) -> Forest:
         """The same trees from the leaves to the root."""
         level = self.depth - 1 - self.level
         key = np.stack([self.src, self.root, self.part, level])
@@ -96,18 +96,26 @@ class Forest:
         order = np.argsort(level, kind="stable").astype(np.int32)
         return np.split(order, np.cumsum(np.bincount(self.level, minlength=1))[:-1])
 
-    def passed(self, levels: list[Shorts], time: int, pieces: int) -> Passed:
+    def crossings(self, levels: list[Shorts], time: int, pieces: int) -> Crossings:
         """The links that pieces cross in a step; ``levels`` are those of :meth:`levels`.
 
         All transfers have one size, so that fair sharing of the links ends a step as soon as its most loaded link allows.
         """
-        now = levels[max(time - pieces + 1, 0) : max(time + 1, 0)]
-        here = np.concatenate(now).astype(np.int64) if now else np.zeros(0, np.int64)
-        if len(now) > 1:
-            here.sort()
-        columns = (self.src, self.dst, self.root, self.part, self.level, self.landing)
-        src, dst, root, part, level, landing = (column.take(here).astype(np.int64) for column in columns)
-        return Passed(src, dst, root, part * pieces + time - level, landing)
+        active = levels[max(time - pieces + 1, 0) : max(time + 1, 0)]
+        entry = np.concatenate(active).astype(np.int64) if active else np.zeros(0, np.int64)
+        if len(active) > 1:
+            entry.sort()
+
+        def column(values: Shorts) -> Ints:
+            return values.take(entry).astype(np.int64)
+
+        return Crossings(
+            src=column(self.src),
+            dst=column(self.dst),
+            root=column(self.root),
+            piece=column(self.part) * pieces + time - column(self.level),
+            landing=column(self.landing),
+        )
 
 
 def topology_of(collective: Collective, topology: Topology | None, name: str) -> Topology:
@@ -137,9 +145,9 @@ def all_gather(collective: Collective, name: str, topology: Topology, forest: Fo
         yield transfers(rank, layout.input(), rank, layout.output(rank), count=layout.chunks)
         levels = forest.levels()
         for time in range(forest.depth + pieces - 1):
-            now = forest.passed(levels, time, pieces)
-            chunk = layout.output(now.root, now.piece)
-            yield transfers(now.src, chunk, now.dst, chunk, op=COPY)
+            links = forest.crossings(levels, time, pieces)
+            chunk = layout.output(links.root, links.piece)
+            yield transfers(links.src, chunk, links.dst, chunk, op=COPY)
 
     return _schedule(name, layout, steps, topology, pieces)
 
@@ -156,10 +164,10 @@ def reduce_scatter(collective: Collective, name: str, topology: Topology, forest
         yield transfers(rank, layout.input(slot), rank, home, count=layout.chunks)
         levels = forest.levels()
         for time in range(forest.depth + pieces - 1):
-            now = forest.passed(levels, time, pieces)
-            home = layout.scratch_at(now.root, now.piece)
-            total = np.where(now.dst == now.root, layout.output(0, now.piece), home)
-            yield from _summed(layout, now, home, total, n + now.root, now.piece)
+            links = forest.crossings(levels, time, pieces)
+            home = layout.scratch_at(links.root, links.piece)
+            total = np.where(links.dst == links.root, layout.output(0, links.piece), home)
+            yield from _pass_sums(layout, links, home, total, n + links.root, links.piece)
 
     return _schedule(name, layout, steps, topology, pieces)
 
@@ -168,33 +176,35 @@ def all_reduce(
     collective: Collective, name: str, topology: Topology, inward: Forest, outward: Forest, pieces: int
 ) -> Schedule:
     """Each part is summed up a reversed forest and sent back down; meanwhile the next pieces are summed."""
-    first = np.cumsum((0, *outward.shares))
-    layout = Layout(collective, int(first[-1]) * pieces, np.zeros(inward.zones, np.int64))
+    start_part = np.cumsum((0, *outward.shares))
+    layout = Layout(collective, int(start_part[-1]) * pieces, np.zeros(inward.zones, np.int64))
     rank = np.arange(collective.nranks)
 
     def steps() -> Iterator[Step]:
         yield transfers(rank, layout.input(), rank, layout.output(), count=layout.chunks)
         inward_levels, outward_levels = inward.levels(), outward.levels()
         for time in range(inward.depth + outward.depth + pieces - 1 if len(outward.src) else 0):
-            now = outward.passed(outward_levels, time - inward.depth, pieces)
-            chunk = layout.output(0, first[now.root] * pieces + now.piece)
-            down = transfers(now.src, chunk, now.dst, chunk)
-            now = inward.passed(inward_levels, time, pieces)
-            start = first[now.root] * pieces + now.piece
+            links = outward.crossings(outward_levels, time - inward.depth, pieces)
+            chunk = layout.output(0, start_part[links.root] * pieces + links.piece)
+            down = transfers(links.src, chunk, links.dst, chunk)
+            links = inward.crossings(inward_levels, time, pieces)
+            start = start_part[links.root] * pieces + links.piece
             chunk = layout.output(0, start)
-            up, *added = _summed(layout, now, chunk, chunk, 0, start)
+            up, *added = _pass_sums(layout, links, chunk, chunk, 0, start)
             yield joined([up, down])
             yield from added
 
     return _schedule(name, layout, steps, topology, pieces)
 
 
-def _summed(layout: Layout, now: Passed, home: Ints, total: Ints, zone: Ints | int, start: Ints) -> Iterator[Step]:
+def _pass_sums(
+    layout: Layout, links: Crossings, home: Ints, total: Ints, zone: Ints | int, start: Ints
+) -> Iterator[Step]:
     """Pass sums on.
 
     The first arrival for a part is added at once; others are stored beside it and added in a fixed order afterwards.
     """
-    src, dst, landing = now.src, now.dst, now.landing
+    src, dst, landing = links.src, links.dst, links.landing
     slots = layout.collective.nranks if np.ndim(zone) else 1
     landed = layout.scratch_at((landing - 1) * slots + zone, start)
     yield transfers(src, home, dst, np.where(landing, landed, total), op=np.where(landing, COPY, REDUCE))

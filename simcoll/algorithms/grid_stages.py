@@ -18,7 +18,7 @@ from simcoll.errors import ConfigError
 
 Moves = Iterable[tuple[Ints, Ints, int]]  # peer of every rank, first chunks [runs, ranks], chunks in a run
 
-__all__ = ["PAIRWISE", "Grid", "all_gather_stage", "nodes_of", "reduce_scatter_stage", "sent", "weights_of"]
+__all__ = ["PAIRWISE", "Grid", "all_gather_stage", "exchange", "nodes_of", "reduce_scatter_stage", "weights_of"]
 
 PAIRWISE = 0
 """A stage in which every rank exchanges with all others of its line in turn; 1 and -1 go around the line as a ring."""
@@ -67,7 +67,7 @@ class Grid:
         """Digit of every rank in a dimension."""
         return np.arange(self.nranks, dtype=np.int64) // self.strides[d] % self.sizes[d]
 
-    def moved(self, d: int, shift: int) -> Ints:
+    def neighbour(self, d: int, shift: int) -> Ints:
         """The rank ``shift`` places on in a dimension."""
         place = self.digit(d)
         return np.arange(self.nranks, dtype=np.int64) + ((place + shift) % self.sizes[d] - place) * self.strides[d]
@@ -106,36 +106,38 @@ def weights_of(grid: Grid, order: Sequence[int]) -> tuple[int, ...]:
 
 
 def reduce_scatter_stage(
-    grid: Grid, weights: Sequence[int], d: int, done: Sequence[int], way: int, *, runs: bool = True
+    grid: Grid, weights: Sequence[int], d: int, split: Sequence[int], direction: int, *, runs: bool = True
 ) -> Moves:
     """Moves with reduction, after which a rank keeps the chunks with its own digit in dimension d; ``done`` lists split dimensions."""
-    size, place, own = grid.sizes[d], grid.digit(d), grid.digits(done)
+    size, place, split_digits = grid.sizes[d], grid.digit(d), grid.digits(split)
     for step in range(1, size):
-        target = (place + (step if way == PAIRWISE else -way * step)) % size
-        chunk, count = grid.chunks(weights, {**own, d: target}, runs=runs)
-        yield grid.moved(d, way or step), chunk, count
+        target = (place + (step if direction == PAIRWISE else -direction * step)) % size
+        chunk, count = grid.chunks(weights, {**split_digits, d: target}, runs=runs)
+        yield grid.neighbour(d, direction or step), chunk, count
 
 
 def all_gather_stage(
-    grid: Grid, weights: Sequence[int], d: int, split: Sequence[int], way: int, *, runs: bool = True
+    grid: Grid, weights: Sequence[int], d: int, split: Sequence[int], direction: int, *, runs: bool = True
 ) -> Moves:
     """Moves with copying, after which every rank has the chunks of all digits in dimension d.
 
     ``split`` dimensions are unchanged.
     """
-    size, place, own = grid.sizes[d], grid.digit(d), grid.digits(split)
+    size, place, split_digits = grid.sizes[d], grid.digit(d), grid.digits(split)
     for step in range(1, size):
-        origin = place if way == PAIRWISE else (place - way * (step - 1)) % size
-        chunk, count = grid.chunks(weights, {**own, d: origin}, runs=runs)
-        yield grid.moved(d, way or step), chunk, count
+        origin = place if direction == PAIRWISE else (place - direction * (step - 1)) % size
+        chunk, count = grid.chunks(weights, {**split_digits, d: origin}, runs=runs)
+        yield grid.neighbour(d, direction or step), chunk, count
 
 
-def sent(moves: Moves, at: Callable[[Ints], Ints], *, op: int = COPY, ranks: Ints | None = None) -> Iterator[Step]:
+def exchange(
+    moves: Moves, address_of: Callable[[Ints], Ints], *, op: int = COPY, ranks: Ints | None = None
+) -> Iterator[Step]:
     """A step for each of the moves, of all ranks or some.
 
     ``at`` maps their chunks to addresses, the same at both ends.
     """
     for peer, chunk, count in moves:
         who = np.arange(len(peer)) if ranks is None else ranks
-        address = at(chunk if ranks is None else chunk[:, ranks])
+        address = address_of(chunk if ranks is None else chunk[:, ranks])
         yield transfers(who, address, peer[who], address, count=count, op=op)

@@ -25,9 +25,9 @@ def _by_distance(layout: Layout, channels: int, sends: Callable[[Ints, Ints], St
 
     def steps() -> Iterator[Step]:
         yield sends(np.zeros(1, np.int64), np.zeros(1, np.int64))
-        for first in range(1, n, channels):
-            distance = np.arange(first, min(first + channels, n))
-            yield sends(distance, distance - first)
+        for start in range(1, n, channels):
+            distance = np.arange(start, min(start + channels, n))
+            yield sends(distance, distance - start)
 
     return Schedule("grouped", layout, steps, min(channels, max(n - 1, 1)), (("channels", channels),))
 
@@ -35,7 +35,8 @@ def _by_distance(layout: Layout, channels: int, sends: Callable[[Ints, Ints], St
 @algorithm("all_to_all", "grouped", cost=COST, source=NCCL)
 def all_to_all(collective: Collective, *, channels: int = 32) -> Schedule:
     """Every rank sends to the next ``channels`` ranks at once, each on a separate channel, then to the following ones."""
-    n, layout = collective.nranks, Layout(collective)
+    n = collective.nranks
+    layout = Layout(collective)
     rank = np.arange(n)[:, None]
 
     def sends(distance: Ints, channel: Ints) -> Step:
@@ -48,7 +49,8 @@ def all_to_all(collective: Collective, *, channels: int = 32) -> Schedule:
 @algorithm("gather", "grouped", cost=COST, source=NCCL)
 def gather(collective: Collective, *, channels: int = 32) -> Schedule:
     """The root receives from ``channels`` ranks at once."""
-    n, root, layout = collective.nranks, collective.root or 0, Layout(collective)
+    n, root = collective.nranks, collective.root or 0
+    layout = Layout(collective)
 
     def sends(distance: Ints, channel: Ints) -> Step:
         peer = (root + distance) % n
@@ -60,7 +62,8 @@ def gather(collective: Collective, *, channels: int = 32) -> Schedule:
 @algorithm("scatter", "grouped", cost=COST, source=NCCL)
 def scatter(collective: Collective, *, channels: int = 32) -> Schedule:
     """The root sends to ``channels`` ranks at once."""
-    n, root, layout = collective.nranks, collective.root or 0, Layout(collective)
+    n, root = collective.nranks, collective.root or 0
+    layout = Layout(collective)
 
     def sends(distance: Ints, channel: Ints) -> Step:
         peer = (root + distance) % n

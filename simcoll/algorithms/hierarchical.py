@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from simcoll.algorithms.compose import in_stages
-from simcoll.algorithms.grid_stages import PAIRWISE, Grid, all_gather_stage, reduce_scatter_stage, sent, weights_of
+from simcoll.algorithms.grid_stages import PAIRWISE, Grid, all_gather_stage, exchange, reduce_scatter_stage, weights_of
 from simcoll.algorithms.registered import algorithm
 from simcoll.algorithms.tree import binomial_edges
 from simcoll.arrays import Ints
@@ -47,14 +47,14 @@ def _grid(collective: Collective, box: int | None, pod: int | None) -> Grid:
     return Grid((n // pod, pod // box, box))
 
 
-def _way(grid: Grid, d: int) -> int:
+def _direction(grid: Grid, d: int) -> int:
     """Inside a node all pairs have a direct link; between nodes neighbours suffice."""
     return PAIRWISE if d == grid.dims[-1] else 1
 
 
 def _stages(layout: Layout, *parts: tuple[Callable[[Any], Iterator[Step]], Iterable[Any]]) -> list[Schedule]:
     """A stage for each argument of each function."""
-    return [Schedule("hierarchical", layout, partial(steps, which)) for steps, every in parts for which in every]
+    return [Schedule("hierarchical", layout, partial(steps, argument)) for steps, every in parts for argument in every]
 
 
 @algorithm(
@@ -79,20 +79,22 @@ def all_reduce(collective: Collective, *, box: int | None = None, pod: int | Non
     layout, weights = Layout(collective, grid.nranks), weights_of(grid, order)
     vector, last = partial(layout.output, 0), len(order) - 1
 
-    def scattered(position: int) -> Iterator[Step]:
+    def scatter(position: int) -> Iterator[Step]:
         if position == 0:
             yield transfers(rank, layout.input(), rank, layout.output(), count=layout.chunks)
         d = order[position]
-        yield from sent(reduce_scatter_stage(grid, weights, d, order[:position], _way(grid, d)), vector, op=REDUCE)
+        yield from exchange(
+            reduce_scatter_stage(grid, weights, d, order[:position], _direction(grid, d)), vector, op=REDUCE
+        )
 
-    def gathered(position: int) -> Iterator[Step]:
+    def gather(position: int) -> Iterator[Step]:
         d = order[position]
-        yield from sent(all_gather_stage(grid, weights, d, order[:position], _way(grid, d)), vector)
+        yield from exchange(all_gather_stage(grid, weights, d, order[:position], _direction(grid, d)), vector)
 
-    def reduced(position: int) -> Iterator[Step]:
-        return chain(scattered(position), gathered(position))
+    def reduce_rails(position: int) -> Iterator[Step]:
+        return chain(scatter(position), gather(position))
 
-    return _stages(layout, (scattered, range(last)), (reduced, [last]), (gathered, reversed(range(last))))
+    return _stages(layout, (scatter, range(last)), (reduce_rails, [last]), (gather, reversed(range(last))))
 
 
 @algorithm(
@@ -114,7 +116,9 @@ def all_gather(collective: Collective, *, box: int | None = None, pod: int | Non
     def level(d: int) -> Iterator[Step]:
         if d == 0:
             yield transfers(rank, layout.input(), rank, layout.output(rank))
-        yield from sent(all_gather_stage(grid, grid.strides, d, grid.dims[d + 1 :], _way(grid, d)), layout.output)
+        yield from exchange(
+            all_gather_stage(grid, grid.strides, d, grid.dims[d + 1 :], _direction(grid, d)), layout.output
+        )
 
     return _stages(layout, (level, grid.dims))
 
@@ -140,8 +144,8 @@ def reduce_scatter(collective: Collective, *, box: int | None = None, pod: int |
     def level(d: int) -> Iterator[Step]:
         if d == grid.dims[-1]:
             yield transfers(rank, layout.input(slots), rank, layout.scratch_at(slots))
-        moves = reduce_scatter_stage(grid, grid.strides, d, grid.dims[d + 1 :], _way(grid, d))
-        yield from sent(moves, layout.scratch_at, op=REDUCE)
+        moves = reduce_scatter_stage(grid, grid.strides, d, grid.dims[d + 1 :], _direction(grid, d))
+        yield from exchange(moves, layout.scratch_at, op=REDUCE)
         if d == 0:
             yield transfers(rank, layout.scratch_at(rank), rank, layout.output())
 
@@ -179,27 +183,27 @@ def broadcast(
     layout, inner = Layout(collective, grid.nranks // grid.sizes[0]), grid.dims[:0:-1]
     # The outermost level does not split the vector.
     weights = (0, *weights_of(Grid(grid.sizes[1:]), [d - 1 for d in inner]))
-    vector, (own, _) = partial(layout.output, 0), grid.chunks(weights, grid.digits(grid.dims), runs=True)
+    vector, (rank_chunk, _) = partial(layout.output, 0), grid.chunks(weights, grid.digits(grid.dims), runs=True)
 
-    def scattered(position: int) -> Iterator[Step]:
+    def scatter(position: int) -> Iterator[Step]:
         if position == 0:
             yield transfers(root, layout.input(), root, layout.output(), count=layout.chunks)
         holders = np.all([grid.digit(d) == grid.digit(d)[root] for d in (0, *inner[position:])], axis=0)
         moves = reduce_scatter_stage(grid, weights, inner[position], (0, *inner[:position]), PAIRWISE)
-        yield from sent(moves, vector, ranks=np.flatnonzero(holders))
+        yield from exchange(moves, vector, ranks=np.flatnonzero(holders))
 
-    def passed(hops: list[tuple[Ints, int]]) -> Iterator[Step]:
+    def hop_steps(hops: list[tuple[Ints, int]]) -> Iterator[Step]:
         for senders, shift in hops:
-            yield from sent([(grid.moved(0, shift), own, 1)], vector, ranks=senders)
+            yield from exchange([(grid.neighbour(0, shift), rank_chunk, 1)], vector, ranks=senders)
 
-    def gathered(position: int) -> Iterator[Step]:
+    def gather(position: int) -> Iterator[Step]:
         d = inner[position]
-        yield from sent(all_gather_stage(grid, weights, d, (0, *inner[:position]), _way(grid, d)), vector)
+        yield from exchange(all_gather_stage(grid, weights, d, (0, *inner[:position]), _direction(grid, d)), vector)
 
-    first, hops = len(inner), _hops(grid, root, pieces)
-    stages = _stages(layout, (scattered, range(first)), (passed, hops), (gathered, reversed(range(first))))
+    nsplits, hops = len(inner), _hops(grid, root, pieces)
+    stages = _stages(layout, (scatter, range(nsplits)), (hop_steps, hops), (gather, reversed(range(nsplits))))
     # Hops alternate between two channels.
-    lanes = [*range(first), *(first + hop % 2 for hop in range(len(hops))), *range(first + 2, 2 * first + 2)]
+    lanes = [*range(nsplits), *(nsplits + hop % 2 for hop in range(len(hops))), *range(nsplits + 2, 2 * nsplits + 2)]
     return in_stages(stages, lanes, channels=channels, pieces=pieces)
 
 
@@ -224,8 +228,8 @@ def all_to_all(
     n, order = grid.nranks, grid.dims[::-1]
     rank, slot = np.arange(n)[:, None], np.arange(n)
     between = []
-    for done in range(1, len(order)):
-        ours = np.sum([grid.digit(d) * grid.strides[d] for d in order[:done]], axis=0)
+    for nsplit in range(1, len(order)):
+        ours = np.sum([grid.digit(d) * grid.strides[d] for d in order[:nsplit]], axis=0)
         theirs = slot - ours
         between.append((ours[slot] + theirs[rank]) * n + ours[rank] + theirs[slot])
     layout = Layout(collective, 1, np.hstack(between))
@@ -239,9 +243,9 @@ def all_to_all(
     def level(number: int) -> Iterator[Step]:
         d = order[number]
         for shift in range(grid.sizes[d]):
-            peer = grid.moved(d, shift)
-            given, count = grid.chunks(grid.strides, {d: grid.digit(d)[peer]}, runs=runs)
-            taken, _ = grid.chunks(grid.strides, {d: grid.digit(d)}, runs=runs)
-            yield transfers(rank[:, 0], place(number, given), peer, place(number + 1, taken), count=count)
+            peer = grid.neighbour(d, shift)
+            src_slots, count = grid.chunks(grid.strides, {d: grid.digit(d)[peer]}, runs=runs)
+            dst_slots, _ = grid.chunks(grid.strides, {d: grid.digit(d)}, runs=runs)
+            yield transfers(rank[:, 0], place(number, src_slots), peer, place(number + 1, dst_slots), count=count)
 
     return in_stages(_stages(layout, (level, range(len(order)))), channels=channels, pieces=pieces)

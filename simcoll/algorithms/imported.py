@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ENTRY_POINTS",
     "UnservedError",
-    "announced",
+    "entry_point_names",
     "file_schedule",
     "imported_algorithm",
     "is_file_name",
@@ -74,7 +74,7 @@ def _entry_points() -> EntryPoints:
     return entry_points(group=ENTRY_POINTS)
 
 
-def announced() -> list[str]:
+def entry_point_names() -> list[str]:
     """Names of the algorithms that installed packages register."""
     return sorted({point.name for point in _entry_points()})
 
@@ -93,13 +93,13 @@ def imported_algorithm(kind: str, name: str) -> Algorithm | None:
     if is_file_name(name):
         return Algorithm(kind, name, partial(_of_file, name), **_NO_RECORD)
     if ":" in name:
-        return _of_object(kind, name, _imported(name))
-    point = next((each for each in _entry_points() if each.name == name), None)
+        return _of_object(kind, name, _import_function(name))
+    point = next((point for point in _entry_points() if point.name == name), None)
     if point is None:
         return None
-    with _blamed(f"entry point {name!r} ({point.value})"):
-        found = point.load()
-    return _of_object(kind, name, found)
+    with _blame(f"entry point {name!r} ({point.value})"):
+        loaded = point.load()
+    return _of_object(kind, name, loaded)
 
 
 def file_schedule(path: str) -> Schedule:
@@ -114,108 +114,111 @@ def file_schedule(path: str) -> Schedule:
     """
     from simcoll.formats.schedules.schedule_files import load_algorithm, schedule_of
 
-    found = load_algorithm(path)
+    program = load_algorithm(path)
     with blamed_on(path):
-        return schedule_of(found)
+        return schedule_of(program)
 
 
 def _of_file(path: str, collective: Collective) -> Schedule:
     """The file's schedule for one collective; in place as in the file, unless in place is required."""
-    made = file_schedule(path)
-    own = made.collective
-    if (own.kind, own.nranks, own.root, own.pairs) != (
-        collective.kind,
-        collective.nranks,
-        collective.root,
-        collective.pairs,
-    ) or (collective.in_place and not own.in_place):
-        raise UnservedError(f"is {own}, not {collective}", file=path)
-    return made
+    schedule = file_schedule(path)
+    served = schedule.collective
+    differs = (served.kind, served.nranks) != (collective.kind, collective.nranks)
+    differs = differs or (served.root, served.pairs) != (collective.root, collective.pairs)
+    if differs or (collective.in_place and not served.in_place):
+        raise UnservedError(f"is {served}, not {collective}", file=path)
+    return schedule
 
 
-def _of_object(kind: str, name: str, found: Any) -> Algorithm:
-    if isinstance(found, Algorithm):
-        if found.collective != kind:
-            raise UnservedError(f"algorithm {name!r} serves {found.collective}, not {kind}")
-        return found
-    if not callable(found):
-        raise ConfigError(f"{name}: expected a function of a collective, or an Algorithm; got {found!r:.60}")
-    return _of_function(kind, name, found)
+def _of_object(kind: str, name: str, target: Any) -> Algorithm:
+    if isinstance(target, Algorithm):
+        if target.collective != kind:
+            raise UnservedError(f"algorithm {name!r} serves {target.collective}, not {kind}")
+        return target
+    if not callable(target):
+        raise ConfigError(f"{name}: expected a function of a collective, or an Algorithm; got {target!r:.60}")
+    return _of_function(kind, name, target)
 
 
 @cache
-def _of_function(kind: str, name: str, found: Callable[..., Any]) -> Algorithm:
-    def built(collective: Collective, **params: Any) -> Schedule:
+def _of_function(kind: str, name: str, function: Callable[..., Any]) -> Algorithm:
+    def build(collective: Collective, **params: Any) -> Schedule:
         try:
-            with _blamed(f"{name}({collective})"):
-                made = found(collective, **params)
-                if made is not None:
-                    return _checked(name, made)
+            with _blame(f"{name}({collective})"):
+                result = function(collective, **params)
+                if result is not None:
+                    return _as_schedule(name, result)
             raise UnservedError(
                 f"{name}({collective}): expected a schedule; got None, which means that it does not serve this collective"
             )
         except ConfigError as error:
             if not _OF_COLLECTIVE.search(error.message):
                 raise
-            told = f"{error.message}; {name} receives a Collective, whose attribute nranks is the number of ranks"
-            raise ConfigError(told, file=error.file, path=error.path) from error
+            explanation = (
+                f"{error.message}; {name} receives a Collective, whose attribute nranks is the number of ranks"
+            )
+            raise ConfigError(explanation, file=error.file, path=error.path) from error
 
-    built.__signature__ = _signature(name, found)  # type: ignore[attr-defined]
-    return Algorithm(kind, name, built, **_NO_RECORD)
+    build.__signature__ = _signature(name, function)  # type: ignore[attr-defined]
+    return Algorithm(kind, name, build, **_NO_RECORD)
 
 
 def _signature(name: str, function: Any) -> Any:
     import inspect
 
-    wanted = "expected a function of one collective and keyword-only parameters"
+    expected = "expected a function of one collective and keyword-only parameters"
     try:
-        found = inspect.signature(function)
+        parameters = inspect.signature(function)
     except (TypeError, ValueError):
-        raise ConfigError(f"{name}: {wanted}") from None
+        raise ConfigError(f"{name}: {expected}") from None
     try:
-        found.bind(None)
+        parameters.bind(None)
     except TypeError:
-        raise ConfigError(f"{name}: {wanted}; got {name.rpartition(':')[2]}{found}"[:300]) from None
-    return found
+        raise ConfigError(f"{name}: {expected}; got {name.rpartition(':')[2]}{parameters}"[:300]) from None
+    return parameters
 
 
-def _checked(name: str, made: Any) -> Schedule:
+def _as_schedule(name: str, result: Any) -> Schedule:
     """The result of a function as a schedule; per-rank programs are proved and joined."""
     from simcoll.core.device_program import DeviceProgram
     from simcoll.core.rank_program import RankProgram
     from simcoll.formats.goal.language import Goal
     from simcoll.formats.schedules.schedule_files import schedule_of
 
-    if isinstance(made, (Schedule, RankProgram, DeviceProgram, Goal)):
-        return schedule_of(made)
-    raise ConfigError(f"{name} returned {made!r:.60}; expected a Schedule")
+    if isinstance(result, (Schedule, RankProgram, DeviceProgram, Goal)):
+        return schedule_of(result)
+    raise ConfigError(f"{name} returned {result!r:.60}; expected a Schedule")
 
 
-def _imported(name: str) -> Any:
+def _import_function(name: str) -> Any:
     if not _FUNCTION.fullmatch(name):
         raise ConfigError(f"algorithm {name!r}: expected a name, a file, or a function such as package.module:function")
     module, _, function = name.partition(":")
-    with _blamed(f"module {module!r}"), _working_folder():
-        found = importlib.import_module(module)
-    if not hasattr(found, function):
-        known = [each for each in vars(found) if callable(getattr(found, each)) and not each.startswith("_")]
-        raise ConfigError(f"module {module!r} has no {function!r}; {nearest(function, known)}")
-    return getattr(found, function)
+    with _blame(f"module {module!r}"), _working_folder():
+        namespace = importlib.import_module(module)
+    if not hasattr(namespace, function):
+        functions = [
+            attribute
+            for attribute in vars(namespace)
+            if callable(getattr(namespace, attribute)) and not attribute.startswith("_")
+        ]
+        raise ConfigError(f"module {module!r} has no {function!r}; {nearest(function, functions)}")
+    return getattr(namespace, function)
 
 
 @contextmanager
 def _working_folder() -> Iterator[None]:
     """Make modules in the working directory importable, as ``python -m`` does."""
-    here = str(Path.cwd())
-    sys.path.insert(0, here)
+    folder = str(Path.cwd())
+    sys.path.insert(0, folder)
     try:
         yield
     finally:
-        sys.path.remove(here)
+        sys.path.remove(folder)
 
 
 @contextmanager
-def _blamed(what: str) -> Iterator[None]:
+def _blame(source: str) -> Iterator[None]:
     """Report errors of foreign code as one line with their location."""
     try:
         yield
@@ -226,6 +229,6 @@ def _blamed(what: str) -> Iterator[None]:
         while last is not None and last.tb_next is not None:
             last = last.tb_next
         file = last.tb_frame.f_code.co_filename if last else ""
-        where = "" if last is None or file.startswith("<") else f" ({Path(file).name}, line {last.tb_lineno})"
-        said = " ".join(str(error).split())[:200]
-        raise ConfigError(f"{what} raised {type(error).__name__}: {said}{where}") from error
+        location = "" if last is None or file.startswith("<") else f" ({Path(file).name}, line {last.tb_lineno})"
+        text = " ".join(str(error).split())[:200]
+        raise ConfigError(f"{source} raised {type(error).__name__}: {text}{location}") from error

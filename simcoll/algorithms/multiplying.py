@@ -56,15 +56,15 @@ def all_reduce(collective: Collective, *, radix: int = 4) -> Schedule:
     buffers = (layout.output(), layout.scratch_at())
 
     def steps() -> Iterator[Step]:
-        held, weight = buffers[len(factors) % 2], 1
-        yield transfers(np.arange(n), layout.input(), np.arange(n), held)
-        yield transfers(even, held, odd, held, op=REDUCE)
+        vector, weight = buffers[len(factors) % 2], 1
+        yield transfers(np.arange(n), layout.input(), np.arange(n), vector)
+        yield transfers(even, vector, odd, vector, op=REDUCE)
         for size in factors:
-            total = buffers[held == buffers[0]]
+            total = buffers[vector == buffers[0]]
             digit = np.arange(size)[:, None]
             peer = member + (digit - member // weight % size) * weight
-            yield transfers(rank_of[peer], held, rank_of, total, op=np.where(digit, REDUCE, COPY))
-            held, weight = total, weight * size
-        yield transfers(odd, held, even, held)
+            yield transfers(rank_of[peer], vector, rank_of, total, op=np.where(digit, REDUCE, COPY))
+            vector, weight = total, weight * size
+        yield transfers(odd, vector, even, vector)
 
     return Schedule("recursive_multiplying", layout, steps)

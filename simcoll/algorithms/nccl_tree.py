@@ -25,10 +25,10 @@ def levels(parent: Ints) -> list[Ints]:
     >>> [level.tolist() for level in levels(np.array([-1, 0, 0, 2]))]
     [[1, 2], [3]]
     """
-    found = [np.flatnonzero(parent < 0)]
-    while len(found[-1]):
-        found.append(np.flatnonzero(np.isin(parent, found[-1])))
-    return found[1:-1]
+    tree_levels = [np.flatnonzero(parent < 0)]
+    while len(tree_levels[-1]):
+        tree_levels.append(np.flatnonzero(np.isin(parent, tree_levels[-1])))
+    return tree_levels[1:-1]
 
 
 @algorithm(

@@ -41,8 +41,8 @@ def all_gather(collective: Collective) -> Schedule:
         pair = rank - rank % 2
         for step in range(1, n // 2):
             peer = (rank - forward if step % 2 else rank + forward) % n
-            held = layout.output(pair)
-            yield transfers(rank, held, peer, held, count=2)
+            address = layout.output(pair)
+            yield transfers(rank, address, peer, address, count=2)
             pair = pair[peer]
 
     return Schedule("neighbor_exchange", layout, steps)

@@ -46,11 +46,13 @@ def addresses(schedule: Schedule, order: Ints) -> Ints:
     """
     layout, collective, n = schedule.layout, schedule.collective, schedule.nranks
     slots = [np.arange(count) for count in (collective.input_slots, collective.output_slots)]
-    new_slots = [order[each] if len(each) == n > 1 else each for each in slots]
+    new_slots = [order[numbers] if len(numbers) == n > 1 else numbers for numbers in slots]
     new_slots.append(_scratch_slots(schedule, order))
     widths = (layout.chunks, layout.chunks, layout.scratch_chunks)
-    return np.concatenate([base + new.repeat(width) * width + np.tile(np.arange(width), len(new))
-                           for base, new, width in zip(layout.bases().tolist(), new_slots, widths, strict=False)])  # fmt: skip
+    regions = []
+    for base, new, width in zip(layout.bases().tolist(), new_slots, widths, strict=False):
+        regions.append(base + new.repeat(width) * width + np.tile(np.arange(width), len(new)))
+    return np.concatenate(regions)
 
 
 def _scratch_slots(schedule: Schedule, order: Ints) -> Ints:

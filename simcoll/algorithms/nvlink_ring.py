@@ -35,9 +35,9 @@ def links_of(topology: Topology, size: int) -> Ints:
     rank_of = np.full(len(topology.node_names), -1)
     rank_of[topology.rank_nodes[:size]] = np.arange(size)
     src, dst = rank_of[topology.link_src], rank_of[topology.link_dst]
-    direct, found = (src >= 0) & (dst >= 0), np.zeros((size, size), np.int64)
-    np.add.at(found, (src[direct], dst[direct]), topology.link_capacity_uBps[direct])
-    return found
+    direct, capacity = (src >= 0) & (dst >= 0), np.zeros((size, size), np.int64)
+    np.add.at(capacity, (src[direct], dst[direct]), topology.link_capacity_uBps[direct])
+    return capacity
 
 
 def link_rings(links: Ints) -> list[Cycle]:
@@ -50,23 +50,25 @@ def link_rings(links: Ints) -> list[Cycle]:
     """
     tries = iter(range(MOST_TRIES))
 
-    def cycles(left: Ints, path: Cycle) -> Iterator[Cycle]:
-        here = left[path[-1]]
-        if len(path) == len(left) and here[path[0]]:
+    def cycles(free: Ints, path: Cycle) -> Iterator[Cycle]:
+        neighbours = free[path[-1]]
+        if len(path) == len(free) and neighbours[path[0]]:
             yield path
-        for peer in sorted(set(np.flatnonzero(here).tolist()) - set(path), key=lambda peer: (-here[peer], peer)):
+        for peer in sorted(
+            set(np.flatnonzero(neighbours).tolist()) - set(path), key=lambda peer: (-neighbours[peer], peer)
+        ):
             if next(tries, None) is not None:
-                yield from cycles(left, (*path, peer))
+                yield from cycles(free, (*path, peer))
 
-    def rings(left: Ints) -> list[Cycle]:
+    def rings(free: Ints) -> list[Cycle]:
         best: list[Cycle] = []
-        most = int(min(left.sum(0).min(), left.sum(1).min()))
-        for path in cycles(left, (0,)) if most else ():
-            used = np.zeros_like(left)
+        limit = int(min(free.sum(0).min(), free.sum(1).min()))
+        for path in cycles(free, (0,)) if limit else ():
+            used = np.zeros_like(free)
             used[path, np.roll(path, -1)] = 1
-            times = int(left[used > 0].min())
-            best = max(best, [path] * times + rings(left - times * used), key=len)
-            if len(best) == most:
+            times = int(free[used > 0].min())
+            best = max(best, [path] * times + rings(free - times * used), key=len)
+            if len(best) == limit:
                 break
         return best
 
@@ -84,23 +86,23 @@ def _through(topology: Topology, size: int) -> list[Cycle]:
         return link_rings(links // max(int(np.gcd.reduce(links, axis=None)), 1))
     from simcoll.topology.machine import machine  # imported late: topologies are loaded on first use
 
-    each = max(machine(topology).nic_uBps // size, 1)
+    ring_rate = max(machine(topology).nic_uBps // size, 1)
     around = np.ones((size + 1, size + 1), np.int64)
-    around[0, 0], around[1:, 1:] = 0, np.where(links > 0, np.maximum(links // each, 1), 0)
+    around[0, 0], around[1:, 1:] = 0, np.where(links > 0, np.maximum(links // ring_rate, 1), 0)
     return [tuple(place - 1 for place in ring[1:]) for ring in link_rings(around)]
 
 
 def _orders(schedule: Schedule, topology: Topology | None) -> Ints:
     """The rank at each position of each ring, node by node."""
-    where = topology_of(schedule.collective, topology, "nvlink_ring")
-    size = where.ranks_per_node or where.nranks
-    found = _through(where, size) if size <= MOST_RANKS else []
-    if not found:
+    machine = topology_of(schedule.collective, topology, "nvlink_ring")
+    size = machine.ranks_per_node or machine.nranks
+    rings = _through(machine, size) if size <= MOST_RANKS else []
+    if not rings:
         raise ConfigError(
-            f"nvlink_ring needs rings of direct links through the up to {MOST_RANKS} GPUs of a node, which topology {where.name!r} "
+            f"nvlink_ring needs rings of direct links through the up to {MOST_RANKS} GPUs of a node, which topology {machine.name!r} "
             "does not have; ring serves any topology"
         )
-    return ring.ring_orders(where.nranks, len(found), size, np.array(found))
+    return ring.ring_orders(machine.nranks, len(rings), size, np.array(rings))
 
 
 def along_links(schedule: Schedule, *, topology: Topology | None = None, pieces: int = 1) -> Schedule:

@@ -13,7 +13,7 @@ from simcoll.algorithms.double_tree import binary_tree, tree_orders
 from simcoll.algorithms.grid_stages import nodes_of
 from simcoll.algorithms.nccl_tree import levels
 from simcoll.algorithms.registered import algorithm
-from simcoll.algorithms.switch import SHARP, everyone, fetched, sent
+from simcoll.algorithms.switch import SHARP, everyone, fetch_step, multicast_step
 from simcoll.core.collective import Collective
 from simcoll.core.schedule import MULTICAST, REDUCE, SWITCH_REDUCE, Layout, Schedule, Step, transfers
 from simcoll.errors import ConfigError
@@ -55,10 +55,10 @@ def all_reduce(collective: Collective, *, box: int | None = None) -> list[Schedu
     share = layout.output(0, rank)
 
     def fetch() -> Iterator[Step]:
-        yield fetched(everyone(n), layout.input(0, rank), share)
+        yield fetch_step(everyone(n), layout.input(0, rank), share)
 
     def send() -> Iterator[Step]:
-        yield sent(everyone(n), share, share)
+        yield multicast_step(everyone(n), share, share)
 
     return [Schedule("nvls", layout, fetch), Schedule("nvls", layout, send)]
 
@@ -118,12 +118,12 @@ def tree_all_reduce(collective: Collective, *, channels: int = 1, pieces: int = 
     below = [members[level * size].reshape(-1) for level in levels(np.array(binary_tree(nodes)))]
 
     def steps() -> Iterator[Step]:
-        yield fetched(members, layout.input(0, member), share)
+        yield fetch_step(members, layout.input(0, member), share)
         for level in reversed(below):
             yield transfers(level, share[level], parent[level], share[level], op=REDUCE, channel=lane)
         for level in below:
             yield transfers(parent[level], share[level], level, share[level], channel=2 * lane)
-        yield sent(members, share, share, channel=3 * lane)
+        yield multicast_step(members, share, share, channel=3 * lane)
 
     tree = Schedule("nvls_tree", layout, steps, 1 + 3 * lane)
     return pipelined(compose.channels(tree, tree_orders(len(rank), size, 1) * channels), pieces)
@@ -151,22 +151,22 @@ def collnet_all_reduce(collective: Collective, *, box: int | None = None) -> lis
     node, member = np.divmod(rank, size)
     shift = np.arange(1, size)[:, None]
     peer, rail = node * size + (member + shift) % size, np.arange(nodes) * size + member[:, None]
-    own = layout.output(0, member * nodes)
+    rank_share = layout.output(0, member * nodes)
 
-    def added() -> Iterator[Step]:
+    def add_members() -> Iterator[Step]:
         yield transfers(rank, layout.input(), rank, layout.output(), count=layout.chunks)
-        yield transfers(rank, own[peer], peer, own[peer], count=nodes, op=REDUCE)
+        yield transfers(rank, rank_share[peer], peer, rank_share[peer], count=nodes, op=REDUCE)
 
-    def reduced() -> Iterator[Step]:
-        yield fetched(rail, own + node, own + node)
+    def fetch_sums() -> Iterator[Step]:
+        yield fetch_step(rail, rank_share + node, rank_share + node)
 
-    def returned() -> Iterator[Step]:
-        yield sent(rail, own + node, own + node)
+    def multicast_sums() -> Iterator[Step]:
+        yield multicast_step(rail, rank_share + node, rank_share + node)
 
-    def exchanged() -> Iterator[Step]:
-        yield transfers(rank, own, peer, own, count=nodes)
+    def exchange() -> Iterator[Step]:
+        yield transfers(rank, rank_share, peer, rank_share, count=nodes)
 
-    return [Schedule("collnet", layout, stage) for stage in (added, reduced, returned, exchanged)]
+    return [Schedule("collnet", layout, stage) for stage in (add_members, fetch_sums, multicast_sums, exchange)]
 
 
 @algorithm(
@@ -192,27 +192,27 @@ def collnet_chain_all_reduce(
     nodes, size = nodes_of(collective.nranks, box)
     layout, rank = Layout(collective, nodes), np.arange(collective.nranks)
     heads, vector, part = rank[::size], layout.output(), layout.output(0, np.arange(nodes))
-    others = np.tile(heads, (nodes, 1))
+    peer_heads = np.tile(heads, (nodes, 1))
 
-    def copied() -> Iterator[Step]:
+    def copy_inputs() -> Iterator[Step]:
         yield transfers(rank, layout.input(), rank, vector, count=nodes)
 
-    def added(member: int) -> Iterator[Step]:
+    def add_up(member: int) -> Iterator[Step]:
         yield transfers(heads + member, vector, heads + member - 1, vector, count=nodes, op=REDUCE)
 
-    def reduced() -> Iterator[Step]:
-        yield transfers(others.T, part, heads, part, op=SWITCH_REDUCE)
+    def add_nodes() -> Iterator[Step]:
+        yield transfers(peer_heads.T, part, heads, part, op=SWITCH_REDUCE)
 
-    def returned() -> Iterator[Step]:
-        src, place = np.nonzero(others != heads[:, None])
+    def multicast_sums() -> Iterator[Step]:
+        src, place = np.nonzero(peer_heads != heads[:, None])
         yield transfers(heads[src], part[src], heads[place], part[src], op=MULTICAST)
 
-    def passed(member: int) -> Iterator[Step]:
+    def pass_down(member: int) -> Iterator[Step]:
         yield transfers(heads + member - 1, vector, heads + member, vector, count=nodes)
 
-    up = [partial(added, member) for member in range(size - 1, 0, -1)]
-    down = [partial(passed, member) for member in range(1, size)]
-    sources: list[Callable[[], Iterator[Step]]] = [copied, *up, reduced, returned, *down]
+    up = [partial(add_up, member) for member in range(size - 1, 0, -1)]
+    down = [partial(pass_down, member) for member in range(1, size)]
+    sources: list[Callable[[], Iterator[Step]]] = [copy_inputs, *up, add_nodes, multicast_sums, *down]
     stages = [Schedule("collnet_chain", layout, source) for source in sources]
     hops = np.arange(size - 1) % 2
     chain = staggered(stages, pieces, (0, *hops[::-1].tolist(), 2, 3, *(4 + hops).tolist()))

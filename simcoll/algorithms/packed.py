@@ -32,12 +32,12 @@ def _forest(packing: Packing) -> Forest:
     rows: list[tuple[int, int, int, int, int]] = []
     used: dict[int, int] = {}
     for tree in packing.trees:
-        first = used.get(tree.root, 0)
-        used[tree.root] = first + tree.copies
+        first_part = used.get(tree.root, 0)
+        used[tree.root] = first_part + tree.copies
         level = {tree.root: -1}
         for src, dst in tree.links:
             level[dst] = level[src] + 1
-            rows += [(src, dst, tree.root, first + copy, level[dst]) for copy in range(tree.copies)]
+            rows += [(src, dst, tree.root, first_part + copy, level[dst]) for copy in range(tree.copies)]
     return Forest.of(rows, packing.shares)
 
 
@@ -73,7 +73,7 @@ def reduce_scatter(collective: Collective, *, topology: Topology | None = None, 
     from simcoll.bounds.packing import pack_trees
 
     machine = topology_of(collective, topology, "packed")
-    trees = _forest(pack_trees(machine, backwards=True)).turned()
+    trees = _forest(pack_trees(machine, backwards=True)).reversal()
     return forest.reduce_scatter(collective, "packed", machine, trees, pieces)
 
 
@@ -96,4 +96,4 @@ def all_reduce(collective: Collective, *, topology: Topology | None = None, piec
 
     machine = topology_of(collective, topology, "packed")
     inward, outward = pack_all_reduce(machine)
-    return forest.all_reduce(collective, "packed", machine, _forest(inward).turned(), _forest(outward), pieces)
+    return forest.all_reduce(collective, "packed", machine, _forest(inward).reversal(), _forest(outward), pieces)

@@ -84,15 +84,15 @@ def doubling_all_gather(collective: Collective) -> Schedule:
     members, rank_of, even, odd = fold(n)
     layout = Layout(collective)
     rank, member = np.arange(n), np.arange(members)
-    first = _first_blocks(n)
+    start = _first_blocks(n)
 
     def steps() -> Iterator[Step]:
         yield transfers(rank, layout.input(), rank, layout.output(rank))
         yield transfers(even, layout.output(even), odd, layout.output(even))
         for mask in _masks(members):
             low = member & ~(mask - 1)
-            held = layout.output(first[low])
-            yield transfers(rank_of, held, rank_of[member ^ mask], held, count=first[low + mask] - first[low])
+            address = layout.output(start[low])
+            yield transfers(rank_of, address, rank_of[member ^ mask], address, count=start[low + mask] - start[low])
         yield transfers(odd, layout.output(), even, layout.output(), count=n)
 
     return Schedule("recursive_doubling", layout, steps)
@@ -135,12 +135,12 @@ def rabenseifner_reduce(collective: Collective) -> Schedule:
         yield transfers(even, vector, odd, vector, count=members, op=REDUCE)
         for mask in reversed(_masks(members)):
             peer = member ^ mask
-            given = vector + (peer & ~(mask - 1))
-            yield transfers(rank_of, given, rank_of[peer], given, count=mask, op=REDUCE)
+            address = vector + (peer & ~(mask - 1))
+            yield transfers(rank_of, address, rank_of[peer], address, count=mask, op=REDUCE)
         for mask in _masks(members):
             child = np.arange(mask, members, 2 * mask)
-            held = vector + child
-            yield transfers(rank_of[child], held, rank_of[child - mask], held, count=mask)
+            segment = vector + child
+            yield transfers(rank_of[child], segment, rank_of[child - mask], segment, count=mask)
 
     return Schedule("rabenseifner", layout, steps)
 
@@ -159,16 +159,21 @@ def halving_reduce_scatter(collective: Collective) -> Schedule:
     members, rank_of, even, odd = fold(n)
     layout = Layout(collective, 1, np.arange(n))
     rank, member = np.arange(n), np.arange(members)
-    first = _first_blocks(n)
+    start = _first_blocks(n)
 
     def steps() -> Iterator[Step]:
         yield transfers(rank, layout.input(), rank, layout.scratch_at(), count=n)
         yield transfers(even, layout.scratch_at(), odd, layout.scratch_at(), count=n, op=REDUCE)
         for mask in reversed(_masks(members)):
-            other = (member ^ mask) & ~(mask - 1)
-            given = layout.scratch_at(first[other])
+            peer_block = (member ^ mask) & ~(mask - 1)
+            address = layout.scratch_at(start[peer_block])
             yield transfers(
-                rank_of, given, rank_of[member ^ mask], given, count=first[other + mask] - first[other], op=REDUCE
+                rank_of,
+                address,
+                rank_of[member ^ mask],
+                address,
+                count=start[peer_block + mask] - start[peer_block],
+                op=REDUCE,
             )
         yield transfers(rank_of, layout.scratch_at(rank_of), rank_of, layout.output())
         yield transfers(odd, layout.scratch_at(even), even, layout.output())

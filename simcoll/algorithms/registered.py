@@ -70,7 +70,7 @@ class Algorithm:
 
     collective: str
     name: str
-    written: Callable[..., Any]
+    function: Callable[..., Any]
     cost: str
     pattern: str
     ranks: str
@@ -98,21 +98,22 @@ class Algorithm:
     @property
     def params(self) -> dict[str, Any]:
         """Parameters with their defaults: the algorithm's own, then the shared ones."""
-        return _keywords(self.written) | ({} if self.shared is None else _keywords(self.shared))
+        return _keywords(self.function) | ({} if self.shared is None else _keywords(self.shared))
 
     def build(self, collective: Collective, **params: Any) -> Schedule:
         """Make the schedule for a collective."""
-        own = _keywords(self.written)
-        made: Any = self.written(collective, **{name: value for name, value in params.items() if name in own})
+        keywords = _keywords(self.function)
+        schedule: Any = self.function(collective, **{name: value for name, value in params.items() if name in keywords})
         if self.shared is not None:
-            made = self.shared(made, **{name: value for name, value in params.items() if name not in own})
-        shown = ((name, getattr(value, "name", value)) for name, value in (self.params | params).items())
-        named: Schedule = replace(made, name=self.name, params=tuple(shown))
-        named.known.keeps = True
-        module, name = (getattr(self.written, key, "") for key in ("__module__", "__name__"))
+            schedule = self.shared(schedule, **{name: value for name, value in params.items() if name not in keywords})
+        texts = ((name, getattr(value, "name", value)) for name, value in (self.params | params).items())
+        result: Schedule = replace(schedule, name=self.name, params=tuple(texts))
+        module, name = (getattr(self.function, key, "") for key in ("__module__", "__name__"))
         if getattr(sys.modules.get(module), name, None) is self:  # another process finds it there, too
-            named.known.again = build_again, (module, name, collective, tuple(params.items()))
-        return named
+            result.keep_passes(build_again, module, name, collective, tuple(params.items()))
+        else:
+            result.keep_passes()
+        return result
 
     def __call__(self, collective: Collective, **params: Any) -> Schedule:
         """Make the schedule, as :meth:`build` does."""
@@ -127,8 +128,8 @@ def build_again(module: str, name: str, collective: Collective, params: tuple[tu
 
 @lru_cache(maxsize=16)
 def _build(module: str, name: str, collective: Collective, params: tuple[tuple[str, Any], ...]) -> Schedule:
-    found: Algorithm = getattr(import_module(module), name)
-    return found.build(collective, **dict(params))
+    algorithm: Algorithm = getattr(import_module(module), name)
+    return algorithm.build(collective, **dict(params))
 
 
 @cache
@@ -157,7 +158,7 @@ def algorithm(
     ``shared`` makes one.
     """
 
-    def register(written: Written) -> Algorithm:
-        return Algorithm(collective, name, written, cost, pattern, ranks, source, topologies, order, shared, machine)
+    def register(function: Written) -> Algorithm:
+        return Algorithm(collective, name, function, cost, pattern, ranks, source, topologies, order, shared, machine)
 
     return register

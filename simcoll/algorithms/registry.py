@@ -17,12 +17,21 @@ from simcoll.core.collective import KINDS, Collective
 from simcoll.core.schedule import Schedule
 from simcoll.errors import ConfigError, nearest, shown
 
-__all__ = ["ALGORITHMS", "Algorithm", "checked_params", "find_algorithm", "meant_by", "schedule", "unserved"]
+__all__ = ["ALGORITHMS", "Algorithm", "checked_params", "find_algorithm", "meant_by", "refusal", "schedule"]
 
 
 _KINDS = (
-    "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather", "scatter", "all_to_all", "send_recv", "barrier",
-)  # fmt: skip
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "all_to_all",
+    "send_recv",
+    "barrier",
+)
 
 
 def _families() -> list[ModuleType]:
@@ -37,7 +46,7 @@ def _families() -> list[ModuleType]:
     return sorted(modules, key=lambda module: getattr(module, "PLACE", math.inf))
 
 
-def _registered(families: Iterable[ModuleType]) -> Iterator[Algorithm]:
+def _algorithms_of(families: Iterable[ModuleType]) -> Iterator[Algorithm]:
     """All algorithms of some modules by collective; one that a module imports from another counts once."""
     algorithms = dict.fromkeys(
         algorithm for family in families for algorithm in vars(family).values() if isinstance(algorithm, Algorithm)
@@ -46,21 +55,23 @@ def _registered(families: Iterable[ModuleType]) -> Iterator[Algorithm]:
         yield from (algorithm for algorithm in algorithms if algorithm.collective == kind)
 
 
-ALGORITHMS: tuple[Algorithm, ...] = tuple(_registered(_families()))
+ALGORITHMS: tuple[Algorithm, ...] = tuple(_algorithms_of(_families()))
 
 
-def unserved(found: Algorithm, collective: Collective, box: int) -> str | None:
+def refusal(algorithm: Algorithm, collective: Collective, box: int) -> str | None:
     """Why an algorithm does not serve a number of ranks, with one that does.
 
     None if it does, or checks that itself.
     """
     n = collective.nranks
-    other = next(a.name for a in ALGORITHMS if (a.collective, a.ranks, a.topologies) == (collective.kind, "any", "any"))
-    if found.ranks == "multiple of box" and n % box:
-        return f"{found.name} needs a multiple of box={box} ranks, got {n}; {other} serves any number"
-    most = found.ranks.removeprefix("up to ")
-    if most != found.ranks and n > int(most):
-        return f"{found.name} serves {found.ranks} ranks, got {n}; {other} serves any number"
+    alternative = next(
+        a.name for a in ALGORITHMS if (a.collective, a.ranks, a.topologies) == (collective.kind, "any", "any")
+    )
+    if algorithm.ranks == "multiple of box" and n % box:
+        return f"{algorithm.name} needs a multiple of box={box} ranks, got {n}; {alternative} serves any number"
+    limit = algorithm.ranks.removeprefix("up to ")
+    if limit != algorithm.ranks and n > int(limit):
+        return f"{algorithm.name} serves {algorithm.ranks} ranks, got {n}; {alternative} serves any number"
     return None
 
 
@@ -81,24 +92,24 @@ def find_algorithm(collective: str, name: str) -> Algorithm:
     """
     _check_kind(collective)
     serving = {algorithm.name: algorithm for algorithm in ALGORITHMS if algorithm.collective == collective}
-    given: Any = name  # whatever was given
-    if not isinstance(given, str) or given not in serving:
-        from simcoll.algorithms.imported import announced, imported_algorithm
+    requested: Any = name  # whatever was given
+    if not isinstance(requested, str) or requested not in serving:
+        from simcoll.algorithms.imported import entry_point_names, imported_algorithm
 
-        found = imported_algorithm(collective, given) if isinstance(given, str) else None
-        if found is not None:
-            return found
-        if isinstance(given, str) and given in KINDS:
+        imported = imported_algorithm(collective, requested) if isinstance(requested, str) else None
+        if imported is not None:
+            return imported
+        if isinstance(requested, str) and requested in KINDS:
             raise ConfigError(
                 f"{name!r} is a collective; expected an algorithm for {collective}: {', '.join(sorted(serving))}"
             )
-        others = sorted({algorithm.collective for algorithm in ALGORITHMS if algorithm.name == name})
-        if others:
+        collectives = sorted({algorithm.collective for algorithm in ALGORITHMS if algorithm.name == name})
+        if collectives:
             raise ConfigError(
-                f"algorithm {name!r} serves {', '.join(others)}, not {collective}; valid: {', '.join(sorted(serving)) or 'none yet'}"
+                f"algorithm {name!r} serves {', '.join(collectives)}, not {collective}; valid: {', '.join(sorted(serving)) or 'none yet'}"
             )
         raise ConfigError(
-            f"unknown algorithm {name!r} for {collective}; {nearest(str(name), [*serving, *announced()])}"
+            f"unknown algorithm {name!r} for {collective}; {nearest(str(name), [*serving, *entry_point_names()])}"
         )
     return serving[name]
 
@@ -142,12 +153,12 @@ def schedule(
     if isinstance(collective, str):
         find_algorithm(collective, algorithm)
         nranks = getattr(params.get("topology"), "nranks", None) if nranks is None else nranks
-    wanted = meant_by(collective, nranks, root, in_place=in_place)
-    found = find_algorithm(wanted.kind, algorithm)
-    return found.build(wanted, **checked_params(found, wanted, params))
+    request = meant_by(collective, nranks, root, in_place=in_place)
+    registered = find_algorithm(request.kind, algorithm)
+    return registered.build(request, **checked_params(registered, request, params))
 
 
-def checked_params(found: Algorithm, collective: Collective, params: Mapping[str, Any]) -> dict[str, Any]:
+def checked_params(algorithm: Algorithm, collective: Collective, params: Mapping[str, Any]) -> dict[str, Any]:
     """The checked parameters of an algorithm; None selects the default.
 
     Raises
@@ -155,22 +166,22 @@ def checked_params(found: Algorithm, collective: Collective, params: Mapping[str
     ConfigError
         For a parameter that the algorithm does not have, a value out of range, or a rank count that it does not serve.
     """
-    given = {name: value for name, value in params.items() if value is not None}
-    for name, value in given.items():
+    set_params = {name: value for name, value in params.items() if value is not None}
+    for name, value in set_params.items():
         if name == "pairs" and collective.kind == "send_recv":
             raise ConfigError(
                 f'pairs go with the collective: schedule(Collective("send_recv", {collective.nranks}, pairs={value!r:.60}))'
             )
-        if name not in found.params:
-            others = [
-                other.name for other in ALGORITHMS if other.collective == collective.kind and name in other.params
+        if name not in algorithm.params:
+            owners = [
+                owner.name for owner in ALGORITHMS if owner.collective == collective.kind and name in owner.params
             ]
             raise ConfigError(
-                f"algorithm {found.name!r} of {collective.kind} has no parameter {name!r}; {nearest(name, found.params)}"
-                + (f"; {', '.join(others)} {'has' if len(others) == 1 else 'have'} it" if others else "")
+                f"algorithm {algorithm.name!r} of {collective.kind} has no parameter {name!r}; {nearest(name, algorithm.params)}"
+                + (f"; {', '.join(owners)} {'has' if len(owners) == 1 else 'have'} it" if owners else "")
             )
-    checked = {name: _checked_param(name, value) for name, value in given.items()}
-    why = unserved(found, collective, checked.get("box", 1))
+    checked = {name: _checked_param(name, value) for name, value in set_params.items()}
+    why = refusal(algorithm, collective, checked.get("box", 1))
     if why:
         raise ConfigError(why)
     return checked
@@ -181,11 +192,10 @@ MAX_PARAM = 2**20
 
 def _checked_param(name: str, value: Any) -> Any:
     """A topology, or whole numbers of at least 1: several for ``dims``, otherwise one."""
-    most = MAX_CUTS if name in {"pieces", "channels"} else MAX_PARAM
+    limit = MAX_CUTS if name in {"pieces", "channels"} else MAX_PARAM
 
-    def whole(given: Any) -> bool:
-        number = isinstance(given, (int, np.integer)) and not isinstance(given, bool)
-        return number and 1 <= int(given) <= most
+    def in_range(number: Any) -> bool:
+        return isinstance(number, (int, np.integer)) and not isinstance(number, bool) and 1 <= int(number) <= limit
 
     if name == "topology":
         if not hasattr(value, "rank_nodes"):
@@ -193,11 +203,11 @@ def _checked_param(name: str, value: Any) -> Any:
         return value
     if name == "dims":
         sizes = tuple(value) if isinstance(value, (tuple, list, np.ndarray)) else ()
-        if not (sizes and all(map(whole, sizes))):
+        if not (sizes and all(map(in_range, sizes))):
             raise ConfigError(
                 f"dims={shown(value)}: expected a tuple of whole numbers, such as (4, 4), each at least 1"
             )
         return tuple(map(int, sizes))
-    if not whole(value):
-        raise ConfigError(f"{name}={shown(value)}: expected a whole number, at least 1 and at most {most}")
+    if not in_range(value):
+        raise ConfigError(f"{name}={shown(value)}: expected a whole number, at least 1 and at most {limit}")
     return int(value)

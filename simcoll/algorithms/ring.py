@@ -126,12 +126,14 @@ def reduce_scatter(collective: Collective) -> Schedule:
         home = np.where(slot == rank, layout.output(), layout.scratch_at(slot))
         return transfers(rank, layout.input(slot), rank, home)
 
-    def passed(step: int) -> Step:
-        held = layout.scratch_at(np.roll(rank, 1 + step))
-        return transfers(rank, held, np.roll(rank, -1), layout.output() if step == n - 2 else held, op=REDUCE)
+    def pass_on(step: int) -> Step:
+        partial_sum = layout.scratch_at(np.roll(rank, 1 + step))
+        return transfers(
+            rank, partial_sum, np.roll(rank, -1), layout.output() if step == n - 2 else partial_sum, op=REDUCE
+        )
 
     def turn(step: int) -> Step:
-        return joined([passed(step), own((rank - 3 - step) % n)])
+        return joined([pass_on(step), own((rank - 3 - step) % n)])
 
     def steps() -> Iterator[Step | Repeat]:
         yield own((rank - np.arange(1, min(n, 2) + 1)[:, None]) % n)
@@ -141,7 +143,7 @@ def reduce_scatter(collective: Collective) -> Schedule:
         if n > 2:
             yield turn(n - 3)
         if n > 1:
-            yield passed(n - 2)
+            yield pass_on(n - 2)
 
     return Schedule("ring", layout, steps)
 

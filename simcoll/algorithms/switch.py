@@ -15,7 +15,16 @@ from simcoll.arrays import Ints
 from simcoll.core.collective import Collective
 from simcoll.core.schedule import MULTICAST, SWITCH_REDUCE, Layout, Schedule, Step, joined, transfers
 
-__all__ = ["SHARP", "all_gather", "all_reduce", "broadcast", "everyone", "fetched", "reduce_scatter", "sent"]
+__all__ = [
+    "SHARP",
+    "all_gather",
+    "all_reduce",
+    "broadcast",
+    "everyone",
+    "fetch_step",
+    "multicast_step",
+    "reduce_scatter",
+]
 
 PLACE = 19  # in listings
 
@@ -27,18 +36,18 @@ def everyone(nranks: int) -> Ints:
     return np.broadcast_to(np.arange(nranks), (nranks, nranks))
 
 
-def fetched(members: Ints, operand: Ints, result: Ints | int, channel: int = 0) -> Step:
+def fetch_step(members: Ints, operand: Ints, result: Ints | int, channel: int = 0) -> Step:
     """Rank r fetches from its switch the reduction of all members' ``operand[r]`` into ``result[r]``."""
     return transfers(members.T, operand, np.arange(len(members)), result, op=SWITCH_REDUCE, channel=channel)
 
 
-def sent(members: Ints, chunk: Ints, landing: Ints, channel: int = 0) -> Step:
+def multicast_step(members: Ints, chunk: Ints, landing: Ints, channel: int = 0) -> Step:
     """Rank r has its switch multicast ``chunk[r]`` to all other members, into ``landing[r]``."""
-    others = members != np.arange(len(members))[:, None]
+    receives = members != np.arange(len(members))[:, None]
     src, chunk, landing = (
-        np.repeat(column, others.sum(axis=1)) for column in (np.arange(len(members)), chunk, landing)
+        np.repeat(column, receives.sum(axis=1)) for column in (np.arange(len(members)), chunk, landing)
     )
-    return transfers(src, chunk, members[others], landing, op=MULTICAST, channel=channel)
+    return transfers(src, chunk, members[receives], landing, op=MULTICAST, channel=channel)
 
 
 def overlapping(schedule: Schedule, *, pieces: int = 1) -> Schedule:
@@ -62,8 +71,8 @@ def all_reduce(collective: Collective) -> Schedule:
     share = layout.output(0, rank)
 
     def steps() -> Iterator[Step]:
-        yield fetched(everyone(n), layout.input(0, rank), share)
-        yield sent(everyone(n), share, share)
+        yield fetch_step(everyone(n), layout.input(0, rank), share)
+        yield multicast_step(everyone(n), share, share)
 
     return Schedule("switch", layout, steps)
 
@@ -81,7 +90,7 @@ def reduce_scatter(collective: Collective) -> Schedule:
     layout, rank = Layout(collective), np.arange(collective.nranks)
 
     def steps() -> Iterator[Step]:
-        yield fetched(everyone(len(rank)), layout.input(rank), layout.output())
+        yield fetch_step(everyone(len(rank)), layout.input(rank), layout.output())
 
     return Schedule("switch", layout, steps)
 
@@ -98,8 +107,8 @@ def all_gather(collective: Collective) -> Schedule:
     layout, rank = Layout(collective), np.arange(collective.nranks)
 
     def steps() -> Iterator[Step]:
-        own = transfers(rank, layout.input(), rank, layout.output(rank))
-        yield joined([own, sent(everyone(len(rank)), layout.input(0 * rank), layout.output(rank))])
+        copy = transfers(rank, layout.input(), rank, layout.output(rank))
+        yield joined([copy, multicast_step(everyone(len(rank)), layout.input(0 * rank), layout.output(rank))])
 
     return Schedule("switch", layout, steps)
 
@@ -115,10 +124,10 @@ def broadcast(collective: Collective) -> Schedule:
     """The root has the switch multicast its vector to all others."""
     n, root = collective.nranks, collective.root or 0
     layout = Layout(collective)
-    others = np.flatnonzero(np.arange(n) != root)
+    receivers = np.flatnonzero(np.arange(n) != root)
 
     def steps() -> Iterator[Step]:
-        own = transfers(root, layout.input(), root, layout.output())
-        yield joined([own, transfers(root, layout.input(), others, layout.output(), op=MULTICAST)])
+        copy = transfers(root, layout.input(), root, layout.output())
+        yield joined([copy, transfers(root, layout.input(), receivers, layout.output(), op=MULTICAST)])
 
     return Schedule("switch", layout, steps)

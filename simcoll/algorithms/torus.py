@@ -9,7 +9,7 @@ from math import isqrt, prod
 import numpy as np
 
 from simcoll.algorithms.compose import in_shares
-from simcoll.algorithms.grid_stages import Grid, all_gather_stage, reduce_scatter_stage, sent, weights_of
+from simcoll.algorithms.grid_stages import Grid, all_gather_stage, exchange, reduce_scatter_stage, weights_of
 from simcoll.algorithms.registered import algorithm
 from simcoll.core.collective import Collective
 from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, transfers
@@ -36,7 +36,9 @@ def _grid(collective: Collective, dims: tuple[int, ...] | None) -> Grid:
 def _both_ways(grid: Grid, layout: Layout, steps: Callable[[tuple[int, ...], int], Iterator[Step]]) -> Schedule:
     """Concurrent copies, one per starting dimension and direction; ``steps`` takes the order of dimensions and the direction."""
     orders = [grid.dims[d:] + grid.dims[:d] for d in grid.dims]
-    return in_shares([Schedule("torus", layout, partial(steps, order, way)) for way in (1, -1) for order in orders])
+    return in_shares(
+        [Schedule("torus", layout, partial(steps, order, direction)) for direction in (1, -1) for order in orders]
+    )
 
 
 @algorithm(
@@ -54,13 +56,13 @@ def all_reduce(collective: Collective, *, dims: tuple[int, ...] | None = None) -
     layout, rank = Layout(collective, grid.nranks), np.arange(grid.nranks)
     vector = partial(layout.output, 0)
 
-    def steps(order: tuple[int, ...], way: int) -> Iterator[Step]:
+    def steps(order: tuple[int, ...], direction: int) -> Iterator[Step]:
         weights = weights_of(grid, order)
         yield transfers(rank, layout.input(), rank, layout.output(), count=layout.chunks)
-        for done, d in enumerate(order):
-            yield from sent(reduce_scatter_stage(grid, weights, d, order[:done], way), vector, op=REDUCE)
-        for done, d in reversed(list(enumerate(order))):
-            yield from sent(all_gather_stage(grid, weights, d, order[:done], way), vector)
+        for nsplit, d in enumerate(order):
+            yield from exchange(reduce_scatter_stage(grid, weights, d, order[:nsplit], direction), vector, op=REDUCE)
+        for nsplit, d in reversed(list(enumerate(order))):
+            yield from exchange(all_gather_stage(grid, weights, d, order[:nsplit], direction), vector)
 
     return _both_ways(grid, layout, steps)
 
@@ -78,11 +80,11 @@ def all_gather(collective: Collective, *, dims: tuple[int, ...] | None = None) -
     grid = _grid(collective, dims)
     layout, rank = Layout(collective), np.arange(grid.nranks)
 
-    def steps(order: tuple[int, ...], way: int) -> Iterator[Step]:
+    def steps(order: tuple[int, ...], direction: int) -> Iterator[Step]:
         yield transfers(rank, layout.input(), rank, layout.output(rank))
-        for done, d in enumerate(order):
-            moves = all_gather_stage(grid, grid.strides, d, order[done + 1 :], way, runs=False)
-            yield from sent(moves, layout.output)
+        for nsplit, d in enumerate(order):
+            moves = all_gather_stage(grid, grid.strides, d, order[nsplit + 1 :], direction, runs=False)
+            yield from exchange(moves, layout.output)
 
     return _both_ways(grid, layout, steps)
 
@@ -102,11 +104,11 @@ def reduce_scatter(collective: Collective, *, dims: tuple[int, ...] | None = Non
     rank, slot = np.arange(grid.nranks), np.arange(grid.nranks)[:, None]
     layout = Layout(collective, 1, rank)
 
-    def steps(order: tuple[int, ...], way: int) -> Iterator[Step]:
+    def steps(order: tuple[int, ...], direction: int) -> Iterator[Step]:
         yield transfers(rank, layout.input(slot), rank, layout.scratch_at(slot))
-        for done, d in enumerate(order):
-            moves = reduce_scatter_stage(grid, grid.strides, d, order[:done], way, runs=False)
-            yield from sent(moves, layout.scratch_at, op=REDUCE)
+        for nsplit, d in enumerate(order):
+            moves = reduce_scatter_stage(grid, grid.strides, d, order[:nsplit], direction, runs=False)
+            yield from exchange(moves, layout.scratch_at, op=REDUCE)
         yield transfers(rank, layout.scratch_at(rank), rank, layout.output())
 
     return _both_ways(grid, layout, steps)

@@ -113,13 +113,13 @@ def _subtrees(collective: Collective, level: int) -> tuple[Ints, Ints, Ints, Int
     """Parent, child, first block and number of blocks of a level's subtrees; blocks beyond the last rank form a separate part."""
     n, root = collective.nranks, collective.root or 0
     parent, child, size = binomial_edges(n, level)
-    first = (child + root) % n
-    head = np.minimum(size, n - first)
-    over = np.flatnonzero(head < size)
-    both = np.concatenate([np.arange(len(child)), over])
-    block = np.concatenate([first, np.zeros(len(over), np.int64)])
-    count = np.concatenate([head, size[over] - head[over]])
-    return (parent[both] + root) % n, (child[both] + root) % n, block, count
+    start = (child + root) % n
+    head = np.minimum(size, n - start)
+    wrapping = np.flatnonzero(head < size)
+    rows = np.concatenate([np.arange(len(child)), wrapping])
+    block = np.concatenate([start, np.zeros(len(wrapping), np.int64)])
+    count = np.concatenate([head, size[wrapping] - head[wrapping]])
+    return (parent[rows] + root) % n, (child[rows] + root) % n, block, count
 
 
 @algorithm(
@@ -158,9 +158,9 @@ def scatter(collective: Collective) -> Schedule:
     def steps() -> Iterator[Step]:
         for level in reversed(range(_levels(n))):
             parent, child, block, count = _subtrees(collective, level)
-            held = np.where(parent == root, layout.input(block), layout.scratch_at(block))
-            yield transfers(parent, held, child, layout.scratch_at(block), count=count)
-        own = np.where(rank == root, layout.input(rank), layout.scratch_at(rank))
-        yield transfers(rank, own, rank, layout.output())
+            address = np.where(parent == root, layout.input(block), layout.scratch_at(block))
+            yield transfers(parent, address, child, layout.scratch_at(block), count=count)
+        block = np.where(rank == root, layout.input(rank), layout.scratch_at(rank))
+        yield transfers(rank, block, rank, layout.output())
 
     return Schedule("tree", layout, steps)

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 from simcoll.lazy import lazy_attributes
 
 if TYPE_CHECKING:
-    from simcoll.bounds.cuts import Cut, all_gather_cut
+    from simcoll.bounds.cuts import NetworkCut, all_gather_cut
     from simcoll.bounds.lower_bounds import Bottleneck, Bound, bottleneck, lower_bound
 
-__all__ = ["Bottleneck", "Bound", "Cut", "all_gather_cut", "bottleneck", "lower_bound"]
+__all__ = ["Bottleneck", "Bound", "NetworkCut", "all_gather_cut", "bottleneck", "lower_bound"]
 
 __getattr__, __dir__ = lazy_attributes(
     "simcoll.bounds",
     {
-        "simcoll.bounds.cuts": ["Cut", "all_gather_cut"],
+        "simcoll.bounds.cuts": ["NetworkCut", "all_gather_cut"],
         "simcoll.bounds.lower_bounds": ["Bottleneck", "Bound", "bottleneck", "lower_bound"],
     },
 )

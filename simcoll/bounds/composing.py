@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Parents = list[int]
 
-__all__ = ["SHAPES", "composed", "nodes_alike", "ratio_of_turns"]
+__all__ = ["SHAPES", "compose", "nodes_alike", "ratio_of_turns"]
 
 
 def _binary(count: int) -> Parents:
@@ -67,11 +67,11 @@ def ratio_of_turns(
     count, places = nodes.shape
     parts = sum(tree.copies for tree in inner if tree.root == 0)
     steps = np.bincount([(offset - parents[offset]) % count for offset in range(1, count)], minlength=count)
-    at = np.arange(count)
+    positions = np.arange(count)
     src, dst, copies = [], [], []
     for step in np.flatnonzero(steps).tolist():
         src.append(nodes.reshape(-1))
-        dst.append(nodes[(at + step) % count].reshape(-1))
+        dst.append(nodes[(positions + step) % count].reshape(-1))
         copies.append(np.full(count * places, parts * int(steps[step])))
     for tree in inner:
         for a, b in tree.links:
@@ -86,18 +86,18 @@ def ratio_of_turns(
     last = np.cumsum(used[:, ::-1], axis=1)[:, ::-1] == 1
     if not used[:, 0].all() or (used & ~last & ranks[topology.link_dst[routes]]).any():
         return None
-    many = np.broadcast_to(np.concatenate(copies)[:, None], used.shape)[used]
+    crossings = np.broadcast_to(np.concatenate(copies)[:, None], used.shape)[used]
     load = np.zeros(topology.nlinks, np.int64)
-    np.add.at(load, routes[used], many)
+    np.add.at(load, routes[used], crossings)
     worst = max(
-        Fraction(each, capacity)
-        for each, capacity in zip(load.tolist(), topology.link_capacity_uBps.tolist(), strict=True)
-        if each
+        Fraction(bytes_crossing, capacity)
+        for bytes_crossing, capacity in zip(load.tolist(), topology.link_capacity_uBps.tolist(), strict=True)
+        if bytes_crossing
     )
     return worst / parts * UBPS_PER_BPS
 
 
-def composed(nodes: Ints, inner: Sequence[Tree], parents: Parents) -> tuple[Tree, ...]:
+def compose(nodes: Ints, inner: Sequence[Tree], parents: Parents) -> tuple[Tree, ...]:
     """The trees out of every rank; ``inner`` are those of one node, over its places."""
     count, places = nodes.shape
     ranks, depth = nodes.tolist(), [0] * count
@@ -110,9 +110,9 @@ def composed(nodes: Ints, inner: Sequence[Tree], parents: Parents) -> tuple[Tree
             for tree in (tree for tree in inner if tree.root == place):
                 links = []
                 for offset in order:
-                    here = ranks[(node + offset) % count]
+                    members = ranks[(node + offset) % count]
                     if offset:
-                        links.append((ranks[(node + parents[offset]) % count][place], here[place]))
-                    links += [(here[a], here[b]) for a, b in tree.links]
+                        links.append((ranks[(node + parents[offset]) % count][place], members[place]))
+                    links += [(members[a], members[b]) for a, b in tree.links]
                 trees.append(Tree(ranks[node][place], tree.copies, tuple(links)))
     return tuple(trees)

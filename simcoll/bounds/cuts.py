@@ -19,7 +19,7 @@ from simcoll.topology import Topology
 from simcoll.topology.orbits import rank_orbits
 from simcoll.units import UBPS_PER_BPS
 
-__all__ = ["Cut", "all_gather_cut", "candidate_groups", "cut_name", "scatter_cut"]
+__all__ = ["NetworkCut", "all_gather_cut", "candidate_groups", "cut_name", "scatter_cut"]
 
 
 ORBIT_LIMIT = 2**16
@@ -32,7 +32,7 @@ TOGETHER = 2**15
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class NetworkCut:
     """A set of vertices whose outgoing links bound a collective: the certificate of a lower bound.
 
     Attributes
@@ -57,7 +57,7 @@ class Cut:
     exact: bool = True
 
 
-def all_gather_cut(topology: Topology, *, backwards: bool = False, by_orbit: bool = True) -> Cut:
+def all_gather_cut(topology: Topology, *, backwards: bool = False, by_orbit: bool = True) -> NetworkCut:
     """The cut that bounds all_gather.
 
     Over all sets of vertices that do not hold every rank, it maximizes ranks inside over capacity out. ``backwards``
@@ -75,31 +75,31 @@ def all_gather_cut(topology: Topology, *, backwards: bool = False, by_orbit: boo
     """
     graph = flow_graph(topology, backwards=backwards)
     if graph.nranks == 1:
-        return Cut(Fraction(0), (0,), 0, "a single rank")
+        return NetworkCut(Fraction(0), (0,), 0, "a single rank")
     orbits = rank_orbits(topology).tolist()
     best, side = _first_guess(topology, graph, orbits, backwards=backwards)
     sinks = orbits if by_orbit else list(range(graph.nranks))
     exact = graph.nranks <= FLOW_LIMIT or graph.nranks * len(sinks) <= ORBIT_LIMIT
     if not exact:
         sinks = []
-    fits, done = _Feasible(graph, best, len(sinks)), 0
-    while done < len(sinks):
-        together = sinks[done : done + fits.copies]
-        if not fits(together, sinks[:done]):
+    fits, served = _Feasible(graph, best, len(sinks)), 0
+    while served < len(sinks):
+        together = sinks[served : served + fits.copies]
+        if not fits(together, sinks[:served]):
             for sink in together:
-                found, worse, sure = _worse_cut(graph, best, sink)
+                ratio, worse, sure = _worse_cut(graph, best, sink)
                 exact &= sure
-                if found > best:
+                if ratio > best:
                     break
-            if found > best:
-                best, side = found, worse
+            if ratio > best:
+                best, side = ratio, worse
                 fits = _Feasible(graph, best, len(sinks))
                 continue
-        done += len(together)
+        served += len(together)
     return _cut(topology, graph, best, side, backwards=backwards, exact=exact)
 
 
-def scatter_cut(topology: Topology, root: int, *, backwards: bool = False) -> Cut:
+def scatter_cut(topology: Topology, root: int, *, backwards: bool = False) -> NetworkCut:
     """The cut that bounds scatter: most ranks outside per capacity out of a set that holds the root.
 
     Its ``ratio`` counts the ranks on the receiving side: a scatter of M bytes in total takes at least ``M / N * ratio`` seconds.
@@ -108,24 +108,26 @@ def scatter_cut(topology: Topology, root: int, *, backwards: bool = False) -> Cu
     graph = flow_graph(topology, backwards=backwards)
     n = graph.nranks
     if n == 1:
-        return Cut(Fraction(0), (0,), 0, "a single rank")
+        return NetworkCut(Fraction(0), (0,), 0, "a single rank")
     capacity, side = egress(graph, np.array([root]))
     best = Fraction(n - 1, capacity)
-    others = np.delete(graph.ranks, root)
+    receivers = np.delete(graph.ranks, root)
     sink = graph.nvertices
     exact = True
     while True:
-        tail, head = np.concatenate([graph.tail, others]), np.concatenate([graph.head, np.full(n - 1, sink)])
+        tail, head = np.concatenate([graph.tail, receivers]), np.concatenate([graph.head, np.full(n - 1, sink)])
         demand = np.full(n - 1, best.denominator, dtype=object)
-        scaled = _scaled(graph.capacity, best.numerator)
-        _, inside, fits = min_cut(sink + 1, tail, head, np.concatenate([scaled, demand]), int(graph.ranks[root]), sink)
+        scaled = _scale(graph.capacity, best.numerator)
+        _, source_side, fits = min_cut(
+            sink + 1, tail, head, np.concatenate([scaled, demand]), int(graph.ranks[root]), sink
+        )
         exact &= fits
-        inside = inside[:sink]
-        outside = int((~inside[graph.ranks]).sum())
-        ratio = Fraction(outside, int(graph.capacity[graph.leaving(inside)].sum()) or 1)
+        source_side = source_side[:sink]
+        receiving = int((~source_side[graph.ranks]).sum())
+        ratio = Fraction(receiving, int(graph.capacity[graph.leaving(source_side)].sum()) or 1)
         if ratio <= best:
             break
-        best, side = ratio, inside
+        best, side = ratio, source_side
     return _cut(topology, graph, best, side, backwards=backwards, exact=exact)
 
 
@@ -149,19 +151,19 @@ def _first_guess(
     # For a single rank, cut its own links; the flows find any better cut behind them.
     entering = np.zeros(graph.nvertices, graph.capacity.dtype)
     np.add.at(entering, graph.head, graph.capacity)
-    least = min(sinks, key=lambda rank: int(entering[graph.ranks[rank]]))
+    weakest = min(sinks, key=lambda rank: int(entering[graph.ranks[rank]]))
     alone = np.ones(graph.nvertices, bool)
-    alone[graph.ranks[least]] = False
-    found = [(Fraction(graph.nranks - 1, int(entering[graph.ranks[least]])), alone)]
-    wanted = np.zeros(graph.nranks, bool)
-    wanted[sinks] = True
+    alone[graph.ranks[weakest]] = False
+    candidates = [(Fraction(graph.nranks - 1, int(entering[graph.ranks[weakest]])), alone)]
+    is_sink = np.zeros(graph.nranks, bool)
+    is_sink[sinks] = True
     for level, groups in candidate_groups(topology):
         for members in groups if level != "rank" else ():
-            if not wanted[members].any():
+            if not is_sink[members].any():
                 continue
             capacity, receiving = egress(reverse, members)
-            found.append((Fraction(graph.nranks - members.size, capacity), ~receiving))
-    return max(found, key=lambda entry: entry[0])
+            candidates.append((Fraction(graph.nranks - members.size, capacity), ~receiving))
+    return max(candidates, key=lambda entry: entry[0])
 
 
 class _Feasible:
@@ -180,8 +182,8 @@ class _Feasible:
             return
         from scipy.sparse import csr_array
 
-        first = graph.nvertices * np.arange(self.copies)[:, None]
-        tail, head, ranks = ((first + each).ravel() for each in (graph.tail, graph.head, graph.ranks))
+        offset = graph.nvertices * np.arange(self.copies)[:, None]
+        tail, head, ranks = ((offset + vertices).ravel() for vertices in (graph.tail, graph.head, graph.ranks))
         self.source, self.sink = graph.nvertices * self.copies, graph.nvertices * self.copies + 1
         tails = np.concatenate([tail, np.full(ranks.size, self.source), ranks])
         heads = np.concatenate([head, ranks, np.full(ranks.size, self.sink)])
@@ -189,19 +191,19 @@ class _Feasible:
         matrix = csr_array(
             (np.arange(tails.size, dtype=np.int32), (tails, heads)), shape=(self.sink + 1, self.sink + 1)
         )
-        capacity = np.minimum(_scaled(graph.capacity, ratio.numerator), self.need + 1).astype(np.int32)
+        capacity = np.minimum(_scale(graph.capacity, ratio.numerator), self.need + 1).astype(np.int32)
         ends = np.concatenate([np.full(ranks.size, ratio.denominator, np.int32), np.zeros(ranks.size, np.int32)])
         place = np.argsort(matrix.data)
         matrix.data = np.concatenate([np.tile(capacity, self.copies), ends])[matrix.data]
         self.starts, self.ends = place[tail.size :].reshape(2, self.copies, -1)
         self.matrix = matrix
 
-    def __call__(self, sinks: list[int], known: list[int]) -> bool:
+    def __call__(self, sinks: list[int], passed: list[int]) -> bool:
         if self.matrix is None:
             return False
         from scipy.sparse.csgraph import maximum_flow
 
-        self.matrix.data[self.starts[:, known]] = self.need
+        self.matrix.data[self.starts[:, passed]] = self.need
         used = self.ends[np.arange(len(sinks)), sinks]
         self.matrix.data[used] = self.need
         flow = maximum_flow(self.matrix, self.source, self.sink)
@@ -220,14 +222,14 @@ def _worse_cut(graph: FlowGraph, ratio: Fraction, sink: int) -> tuple[Fraction, 
     tail = np.concatenate([graph.tail, np.full(n, source)])
     head = np.concatenate([graph.head, graph.ranks])
     supply = np.full(n, ratio.denominator, dtype=object if ratio.denominator >= 2**62 else np.int64)
-    capacity = np.concatenate([_scaled(graph.capacity, ratio.numerator), supply])
-    _, inside, exact = min_cut(source + 1, tail, head, capacity, source, int(graph.ranks[sink]))
-    inside = inside[:source]
-    out = int(graph.capacity[graph.leaving(inside)].sum())
-    return Fraction(int(inside[graph.ranks].sum()), out) if out else Fraction(0), inside, exact
+    capacity = np.concatenate([_scale(graph.capacity, ratio.numerator), supply])
+    _, source_side, exact = min_cut(source + 1, tail, head, capacity, source, int(graph.ranks[sink]))
+    source_side = source_side[:source]
+    out = int(graph.capacity[graph.leaving(source_side)].sum())
+    return Fraction(int(source_side[graph.ranks].sum()), out) if out else Fraction(0), source_side, exact
 
 
-def _scaled(capacity: Ints, by: int) -> Array:
+def _scale(capacity: Ints, by: int) -> Array:
     """Capacities times an integer, as Python integers if 64 bits do not suffice."""
     if int(capacity.max(initial=0)) * by < 2**62:
         return capacity * by
@@ -236,11 +238,11 @@ def _scaled(capacity: Ints, by: int) -> Array:
 
 def _cut(
     topology: Topology, graph: FlowGraph, ratio: Fraction, side: NDArray[np.bool_], *, backwards: bool, exact: bool
-) -> Cut:
+) -> NetworkCut:
     capacity = int(graph.capacity[graph.leaving(side)].sum()) * graph.unit_uBps
     if capacity == 0:
         raise InternalError(f"a cut of topology {topology.name!r} has no capacity, but the topology is connected")
-    return Cut(
+    return NetworkCut(
         ratio=ratio / graph.unit_uBps * UBPS_PER_BPS,
         ranks_inside=tuple(np.flatnonzero(side[graph.ranks]).tolist()),
         capacity_uBps=capacity,
@@ -251,16 +253,16 @@ def _cut(
 
 def cut_name(topology: Topology, graph: FlowGraph, side: NDArray[np.bool_], *, backwards: bool = False) -> str:
     """A cut in words, from the side with fewer ranks. ``side`` sends; ``backwards``: the graph's links are reversed."""
-    inside = side[graph.ranks]
-    sending = 2 * int(inside.sum()) <= inside.size
-    members = np.flatnonzero(inside if sending else ~inside)
+    in_side = side[graph.ranks]
+    sending = 2 * int(in_side.sum()) <= in_side.size
+    members = np.flatnonzero(in_side if sending else ~in_side)
     crossing = graph.leaving(side)
-    ends = graph.kept[np.concatenate([graph.tail[crossing], graph.head[crossing]])].reshape(2, -1)
+    ends = graph.nodes[np.concatenate([graph.tail[crossing], graph.head[crossing]])].reshape(2, -1)
     kinds = np.array(topology.node_kinds)[ends]
-    what = _group_name(topology, members)
+    group = _group_name(topology, members)
     if (kinds == "nic").any(axis=0).all():
-        return f"the NICs of {what}"
-    return f"the links {'out of' if sending != backwards else 'into'} {what}"
+        return f"the NICs of {group}"
+    return f"the links {'out of' if sending != backwards else 'into'} {group}"
 
 
 def _group_name(topology: Topology, members: Ints) -> str:

@@ -31,7 +31,7 @@ class FlowGraph:
     Capacities are Python integers if their sum might not fit in 64 bits.
 
     ``out_links[v]`` and ``in_links[v]`` list the links at a vertex (only beyond ``FLOW_LIMIT`` ranks, where greedy cuts need them);
-    ``ranks`` are vertices; ``kept`` maps vertices to those of the topology.
+    ``ranks`` are vertices; ``nodes`` maps vertices to those of the topology.
     """
 
     nvertices: int
@@ -40,7 +40,7 @@ class FlowGraph:
     capacity: Array
     unit_uBps: int
     ranks: Ints
-    kept: Ints
+    nodes: Ints
     out_links: tuple[Ints, ...]
     in_links: tuple[Ints, ...]
 
@@ -49,9 +49,9 @@ class FlowGraph:
         """World size."""
         return len(self.ranks)
 
-    def leaving(self, inside: NDArray[np.bool_]) -> Ints:
+    def leaving(self, members: NDArray[np.bool_]) -> Ints:
         """The links that leave a set of vertices."""
-        return np.flatnonzero(inside[self.tail] & ~inside[self.head])
+        return np.flatnonzero(members[self.tail] & ~members[self.head])
 
 
 def flow_graph(topology: Topology, *, backwards: bool = False) -> FlowGraph:
@@ -81,7 +81,7 @@ def flow_graph(topology: Topology, *, backwards: bool = False) -> FlowGraph:
         capacity=capacity,
         unit_uBps=unit,
         ranks=number[topology.rank_nodes],
-        kept=np.flatnonzero(keep),
+        nodes=np.flatnonzero(keep),
         out_links=_at_vertices(tail, total) if topology.nranks > FLOW_LIMIT else (),
         in_links=_at_vertices(head, total) if topology.nranks > FLOW_LIMIT else (),
     )
@@ -90,8 +90,8 @@ def flow_graph(topology: Topology, *, backwards: bool = False) -> FlowGraph:
 def alike_both_ways(topology: Topology) -> bool:
     """Whether every link has an equal one in the opposite direction."""
     ends = np.stack([topology.link_src, topology.link_dst, topology.link_capacity_uBps])
-    there, back = ends[:, np.lexsort(ends[::-1])], ends[[1, 0, 2]]
-    return np.array_equal(there, back[:, np.lexsort(back[::-1])])
+    forward, backward = ends[:, np.lexsort(ends[::-1])], ends[[1, 0, 2]]
+    return np.array_equal(forward, backward[:, np.lexsort(backward[::-1])])
 
 
 def _at_vertices(end: Ints, nvertices: int) -> tuple[Ints, ...]:
@@ -113,57 +113,57 @@ def min_cut(
     cut slightly above the minimum; callers evaluate the cut itself in exact integers, so their claims remain true.
     """
     if tail.size <= FEW_LINKS:
-        return *_augmented(nvertices, tail.tolist(), head.tolist(), capacity.tolist(), source, sink), True
+        return *_augmenting_paths(nvertices, tail.tolist(), head.tolist(), capacity.tolist(), source, sink), True
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
     # No minimum cut contains a link of more than this, so all larger capacities can be reduced to one unit more.
-    most = min(sum(capacity[tail == source].tolist()), sum(capacity[head == sink].tolist()))
-    exact = most < SOLVER_LIMIT
+    enough = min(sum(capacity[tail == source].tolist()), sum(capacity[head == sink].tolist()))
+    exact = enough < SOLVER_LIMIT
     if exact:
-        fitted = np.minimum(capacity, most + 1)
+        fitted = np.minimum(capacity, enough + 1)
     else:
-        fitted = np.array([-(-min(c, most + 1) * SOLVER_LIMIT // (most + 1)) for c in capacity.tolist()])
+        fitted = np.array([-(-min(c, enough + 1) * SOLVER_LIMIT // (enough + 1)) for c in capacity.tolist()])
     graph = csr_array((fitted.astype(np.int32), (tail, head)), shape=(nvertices, nvertices))
     flow = maximum_flow(graph, source, sink)
     residual = graph - flow.flow
     residual.data[residual.data < 0] = 0
     residual.eliminate_zeros()
-    inside = np.zeros(nvertices, dtype=bool)
-    inside[breadth_first_order(residual, source, return_predecessors=False)] = True
-    return int(flow.flow_value), inside, exact
+    source_side = np.zeros(nvertices, dtype=bool)
+    source_side[breadth_first_order(residual, source, return_predecessors=False)] = True
+    return int(flow.flow_value), source_side, exact
 
 
-def _augmented(
+def _augmenting_paths(
     nvertices: int, tail: list[int], head: list[int], capacity: list[int], source: int, sink: int
 ) -> tuple[int, NDArray[np.bool_]]:
     """Value of a maximum flow by shortest augmenting paths (Edmonds and Karp), and the source side of the first minimum cut."""
-    left: list[dict[int, int]] = [{} for _ in range(nvertices)]
-    for a, b, much in zip(tail, head, capacity, strict=True):
-        left[a][b] = left[a].get(b, 0) + much
-        left[b].setdefault(a, 0)
+    residual: list[dict[int, int]] = [{} for _ in range(nvertices)]
+    for a, b, amount in zip(tail, head, capacity, strict=True):
+        residual[a][b] = residual[a].get(b, 0) + amount
+        residual[b].setdefault(a, 0)
     value = 0
     while True:
-        before, queue = {source: source}, [source]
+        previous, queue = {source: source}, [source]
         for a in queue:
-            for b, much in left[a].items():
-                if much and b not in before:
-                    before[b] = a
+            for b, amount in residual[a].items():
+                if amount and b not in previous:
+                    previous[b] = a
                     queue.append(b)
-            if sink in before:
+            if sink in previous:
                 break
-        if sink not in before:
-            inside = np.zeros(nvertices, dtype=bool)
-            inside[queue] = True
-            return value, inside
+        if sink not in previous:
+            source_side = np.zeros(nvertices, dtype=bool)
+            source_side[queue] = True
+            return value, source_side
         path = [sink]
         while path[-1] != source:
-            path.append(before[path[-1]])
+            path.append(previous[path[-1]])
         links = list(pairwise(reversed(path)))
-        room = min(left[a][b] for a, b in links)
+        room = min(residual[a][b] for a, b in links)
         for a, b in links:
-            left[a][b] -= room
-            left[b][a] += room
+            residual[a][b] -= room
+            residual[b][a] += room
         value += room
 
 
@@ -174,35 +174,35 @@ def egress(graph: FlowGraph, members: Ints) -> tuple[int, NDArray[np.bool_]]:
     """
     mine = np.zeros(graph.nvertices, dtype=bool)
     mine[graph.ranks[members]] = True
-    others = np.setdiff1d(graph.ranks, graph.ranks[members])
+    outsiders = np.setdiff1d(graph.ranks, graph.ranks[members])
     if graph.nranks > FLOW_LIMIT:
-        inside = _greedy_side(graph, mine, others)
+        side = _greedy_side(graph, mine, outsiders)
     else:
         source, sink = graph.nvertices, graph.nvertices + 1
-        tail = np.concatenate([graph.tail, np.full(members.size, source), others])
-        head = np.concatenate([graph.head, graph.ranks[members], np.full(others.size, sink)])
+        tail = np.concatenate([graph.tail, np.full(members.size, source), outsiders])
+        head = np.concatenate([graph.head, graph.ranks[members], np.full(outsiders.size, sink)])
         every = int(graph.capacity.max(initial=1)) * graph.capacity.size
-        free = np.full(members.size + others.size, every, graph.capacity.dtype)
-        _, inside, _ = min_cut(sink + 1, tail, head, np.concatenate([graph.capacity, free]), source, sink)
-        inside = inside[: graph.nvertices]
-    return int(graph.capacity[graph.leaving(inside)].sum()), inside
+        free = np.full(members.size + outsiders.size, every, graph.capacity.dtype)
+        _, side, _ = min_cut(sink + 1, tail, head, np.concatenate([graph.capacity, free]), source, sink)
+        side = side[: graph.nvertices]
+    return int(graph.capacity[graph.leaving(side)].sum()), side
 
 
-def _greedy_side(graph: FlowGraph, mine: NDArray[np.bool_], others: Ints) -> NDArray[np.bool_]:
+def _greedy_side(graph: FlowGraph, mine: NDArray[np.bool_], outsiders: Ints) -> NDArray[np.bool_]:
     """Add neighbouring vertices while this does not raise the capacity out of the set."""
-    inside = mine.copy()
+    side = mine.copy()
     closed = np.zeros(graph.nvertices, dtype=bool)
-    closed[others] = True
+    closed[outsiders] = True
     frontier = list(dict.fromkeys(int(h) for v in np.flatnonzero(mine) for h in graph.head[graph.out_links[v]]))
     while frontier:
-        taken: list[int] = []
+        added_vertices: list[int] = []
         for v in frontier:
-            if inside[v] or closed[v]:
+            if side[v] or closed[v]:
                 continue
-            saved = graph.in_links[v][inside[graph.tail[graph.in_links[v]]]]
-            added = graph.out_links[v][~inside[graph.head[graph.out_links[v]]]]
+            saved = graph.in_links[v][side[graph.tail[graph.in_links[v]]]]
+            added = graph.out_links[v][~side[graph.head[graph.out_links[v]]]]
             if graph.capacity[added].sum() <= graph.capacity[saved].sum():
-                inside[v] = True
-                taken.append(v)
-        frontier = list(dict.fromkeys(int(h) for v in taken for h in graph.head[graph.out_links[v]]))
-    return inside
+                side[v] = True
+                added_vertices.append(v)
+        frontier = list(dict.fromkeys(int(h) for v in added_vertices for h in graph.head[graph.out_links[v]]))
+    return side

@@ -32,40 +32,40 @@ class Tree:
     links: tuple[tuple[int, int], ...]
 
 
-class _Left:
+class _RemainingCapacity:
     """The remaining capacities. Vertex ``n`` is the source of all trees."""
 
     def __init__(self, ends: Ints, capacity: Ints, shares: Sequence[int]) -> None:
         self.n = n = len(shares)
         self.total = int(sum(shares))
-        held = np.zeros((n + 1, n + 1), np.int64)
-        held[ends[0], ends[1]] = np.minimum(capacity, self.total)
-        held[n, :n] = shares
+        capacities = np.zeros((n + 1, n + 1), np.int64)
+        capacities[ends[0], ends[1]] = np.minimum(capacity, self.total)
+        capacities[n, :n] = shares
         # One matrix serves all flows: both directions of every link, as the solver needs, and the source with every rank.
-        kept = held > 0
-        kept[n, :n] = True
-        tail, head = np.nonzero(kept | kept.T)
-        self.held = held
-        self.place = np.full(held.shape, -1)
+        entries = capacities > 0
+        entries[n, :n] = True
+        tail, head = np.nonzero(entries | entries.T)
+        self.capacity = capacities
+        self.place = np.full(capacities.shape, -1)
         self.place[tail, head] = np.arange(len(tail))
         start = np.searchsorted(tail, np.arange(n + 2))
-        values = held[tail, head].astype(np.int32)
-        self.graph = csr_array((values, head.astype(np.int32), start.astype(np.int32)), shape=held.shape)
-        self.neighbours = [np.flatnonzero(row[:n]).tolist() for row in held]
+        values = capacities[tail, head].astype(np.int32)
+        self.graph = csr_array((values, head.astype(np.int32), start.astype(np.int32)), shape=capacities.shape)
+        self.neighbours = [np.flatnonzero(row[:n]).tolist() for row in capacities]
 
-    def add(self, a: int, b: int, much: int) -> None:
+    def add(self, a: int, b: int, amount: int) -> None:
         """Change a capacity."""
-        self.held[a, b] += much
-        self.graph.data[self.place[a, b]] += much
+        self.capacity[a, b] += amount
+        self.graph.data[self.place[a, b]] += amount
 
     def reach(self, x: int, y: int) -> int:
         """Maximum flow from the source and ``x`` together to ``y``."""
         if x == self.n:
             return int(maximum_flow(self.graph, x, y).flow_value)
-        place, kept = self.place[self.n, x], self.held[self.n, x]
+        place, share = self.place[self.n, x], self.capacity[self.n, x]
         self.graph.data[place] = 2 * self.total
         flow = int(maximum_flow(self.graph, self.n, y).flow_value)
-        self.graph.data[place] = kept
+        self.graph.data[place] = share
         return flow
 
 
@@ -75,8 +75,8 @@ def packs(ends: Ints, capacity: Ints, shares: Sequence[int]) -> bool:
     entering = np.bincount(ends[1], weights=np.minimum(capacity, total), minlength=len(shares))
     if (entering + np.asarray(shares) < total).any():
         return False
-    left = _Left(ends, capacity, shares)
-    return all(left.reach(left.n, rank) == total for rank in range(left.n))
+    remaining = _RemainingCapacity(ends, capacity, shares)
+    return all(remaining.reach(remaining.n, rank) == total for rank in range(remaining.n))
 
 
 def grow(ends: Ints, capacity: Ints, shares: Sequence[int]) -> tuple[Tree, ...]:
@@ -87,52 +87,52 @@ def grow(ends: Ints, capacity: Ints, shares: Sequence[int]) -> tuple[Tree, ...]:
     Tree(root=0, copies=2, links=((0, 1),))
     Tree(root=1, copies=1, links=((1, 0),))
     """
-    return _grown_once(ends.tobytes(), capacity.astype(np.int64).tobytes(), tuple(shares))
+    return _grow(ends.tobytes(), capacity.astype(np.int64).tobytes(), tuple(shares))
 
 
 @lru_cache(maxsize=8)
-def _grown_once(ends: bytes, capacity: bytes, shares: tuple[int, ...]) -> tuple[Tree, ...]:
+def _grow(ends: bytes, capacity: bytes, shares: tuple[int, ...]) -> tuple[Tree, ...]:
     """The trees of the last few machines: schedules of other pieces, in or out of place, need the same."""
     pairs, widths = np.frombuffer(ends, np.int64).reshape(2, -1), np.frombuffer(capacity, np.int64)
-    left, trees = _Left(pairs, widths, shares), []
-    while left.total:
-        root = int(np.argmax(left.held[left.n]))
-        trees.append(_grown(left, root))
+    remaining, trees = _RemainingCapacity(pairs, widths, shares), []
+    while remaining.total:
+        root = int(np.argmax(remaining.capacity[remaining.n]))
+        trees.append(_take_tree(remaining, root))
     return tuple(trees)
 
 
-def _grown(left: _Left, root: int) -> Tree:
+def _take_tree(remaining: _RemainingCapacity, root: int) -> Tree:
     """Take one tree out of the remaining capacities, in as many copies as possible."""
-    n, copies = left.n, int(left.held[left.n, root])
-    links = [(left.n, root)]
-    left.add(left.n, root, -copies)
-    reached, inside = [root], {root}
+    n, copies = remaining.n, int(remaining.capacity[remaining.n, root])
+    links = [(remaining.n, root)]
+    remaining.add(remaining.n, root, -copies)
+    reached, members = [root], {root}
     # A forbidden link stays forbidden: the cut that forbids it has no spare capacity while the tree has that many copies.
     refused: set[tuple[int, int]] = set()
     while len(reached) < n:
-        x, y, room = _next(left, reached, inside, copies, refused)
+        x, y, room = _next(remaining, reached, members, copies, refused)
         if room < copies:
             for a, b in links:
-                left.add(a, b, copies - room)
+                remaining.add(a, b, copies - room)
             copies = room
             refused.clear()
-        left.add(x, y, -copies)
+        remaining.add(x, y, -copies)
         links.append((x, y))
         reached.append(y)
-        inside.add(y)
-    left.total -= copies
+        members.add(y)
+    remaining.total -= copies
     return Tree(root, copies, tuple(links[1:]))
 
 
 def _next(
-    left: _Left, reached: Sequence[int], inside: set[int], copies: int, refused: set[tuple[int, int]]
+    remaining: _RemainingCapacity, reached: Sequence[int], members: set[int], copies: int, refused: set[tuple[int, int]]
 ) -> tuple[int, int, int]:
     """The next link of a tree, and the number of copies that can take it."""
-    rest = left.total - copies
+    other_trees = remaining.total - copies
     for x in reached:
-        for y in left.neighbours[x]:
-            if y not in inside and left.held[x, y] and (x, y) not in refused:
-                room = min(int(left.held[x, y]), copies, left.reach(x, y) - rest)
+        for y in remaining.neighbours[x]:
+            if y not in members and remaining.capacity[x, y] and (x, y) not in refused:
+                room = min(int(remaining.capacity[x, y]), copies, remaining.reach(x, y) - other_trees)
                 if room > 0:
                     return x, y, room
                 refused.add((x, y))

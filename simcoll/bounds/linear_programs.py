@@ -53,10 +53,10 @@ def all_to_all_bound(graph: FlowGraph) -> Fraction:
     top = float(lengths.max(initial=0.0))
     if top <= 0:
         return Fraction(0)
-    return max(distance_bound(graph, whole) for whole in _rounded(lengths, top))
+    return max(distance_bound(graph, prices) for prices in _integers_near(lengths, top))
 
 
-def _rounded(values: Floats, top: float) -> Iterator[NDArray[np.object_]]:
+def _integers_near(values: Floats, top: float) -> Iterator[NDArray[np.object_]]:
     """Integers nearly proportional to some values, the largest of which is ``top``; coarse ones first."""
     for limit in ROUNDINGS:
         exact = [Fraction(float(value) / top).limit_denominator(limit) for value in values]
@@ -95,9 +95,9 @@ def _lengths(graph: FlowGraph) -> Floats:
         (ones, (graph.tail, column)), shape=(vertices, links)
     )
     flows = kron(identity(n), balance)
-    wanted = np.zeros((n, vertices))
-    wanted[:, graph.ranks] = -1
-    wanted[np.arange(n), graph.ranks] = n - 1
+    supply = np.zeros((n, vertices))
+    supply[:, graph.ranks] = -1
+    supply[np.arange(n), graph.ranks] = n - 1
     scale = float(graph.capacity.max())
     # Minimise the time t: the flow on a link, summed over sources, is at most t times its capacity.
     load = kron(np.ones((1, n)), identity(links))
@@ -106,18 +106,18 @@ def _lengths(graph: FlowGraph) -> Floats:
     conserved.resize((n * vertices, n * links + 1))
     cost = np.zeros(n * links + 1)
     cost[-1] = 1
-    found = linprog(
+    solution = linprog(
         cost,
         A_ub=rows,
         b_ub=np.zeros(links),
         A_eq=conserved,
-        b_eq=-wanted.reshape(-1),
+        b_eq=-supply.reshape(-1),
         bounds=(0, None),
         method="highs",
     )
-    if not found.success:
+    if not solution.success:
         return np.zeros(links)
-    prices: Floats = np.maximum(-found.ineqlin.marginals, 0)
+    prices: Floats = np.maximum(-solution.ineqlin.marginals, 0)
     return prices
 
 
@@ -130,8 +130,8 @@ def rooted_by_routes(kind: str, topology: Topology, root: int) -> Fraction:
     """Seconds per byte of a simple schedule: shares sent directly, or everything along a chain of ranks in pieces."""
     n = topology.nranks
     if kind in ("scatter", "gather"):
-        others = np.delete(np.arange(n), root)
-        src, dst, per_message = np.full(n - 1, root), others, Fraction(1, n)
+        peers = np.delete(np.arange(n), root)
+        src, dst, per_message = np.full(n - 1, root), peers, Fraction(1, n)
     else:
         chain = (root + np.arange(n)) % n
         src, dst, per_message = chain[:-1], chain[1:], Fraction(1)
@@ -164,23 +164,25 @@ def routed_bound(kind: str, topology: Topology, worth: Fraction) -> Fraction:
         return Fraction(0)
     n, capacity = topology.nranks, fair(pairs)
     seconds = Fraction(UBPS_PER_BPS, pairs.unit_uBps)
-    known = float(worth / seconds) * (1 + TOLERANCE)
+    known_time = float(worth / seconds) * (1 + TOLERANCE)
     if kind == "all_reduce":
-        if 2 * (n - 1) <= known * capacity.sum():
+        if 2 * (n - 1) <= known_time * capacity.sum():
             return Fraction(0)
         from simcoll.bounds.pair_rates import pair_prices
 
-        return 2 * (n - 1) * seconds * _priced(topology, pairs, pair_prices(pairs), np.ones((1, n, n)), np.ones(1))
+        every_pair = np.ones((1, n, n))
+        per_crossing = _bound_by_prices(topology, pairs, pair_prices(pairs), every_pair, np.ones(1))
+        return 2 * (n - 1) * seconds * per_crossing
     backwards = kind == "reduce_scatter"
     ends = pairs.ends[::-1] if backwards else pairs.ends
     # If fair shares bring every rank its data in time, there is rarely more to prove, and a program is expensive.
     entering = np.bincount(ends[1], weights=capacity, minlength=n).min()
-    if (n - 1) / n <= known * entering or ends.shape[1] > LINKS_LIMIT:
+    if (n - 1) / n <= known_time * entering or ends.shape[1] > LINKS_LIMIT:
         return Fraction(0)
     from simcoll.bounds.pair_rates import best_links
 
-    found = best_links(pairs, ends, np.full(n, 1 / n), range(n), capacity)
-    return seconds * _by_cuts(topology, pairs, found, found.sides.sum(axis=1), backwards=backwards) / n
+    links = best_links(pairs, ends, np.full(n, 1 / n), range(n), capacity)
+    return seconds * _by_cuts(topology, pairs, links, links.sides.sum(axis=1), backwards=backwards) / n
 
 
 def rooted_bound(kind: str, topology: Topology, root: int, worth: Fraction) -> tuple[Fraction, bool]:
@@ -199,31 +201,31 @@ def rooted_bound(kind: str, topology: Topology, root: int, worth: Fraction) -> t
     weights = np.full(n, 1 / n) if gathers else np.eye(n)[root]
     sinks = [root] if gathers else np.delete(np.arange(n), root).tolist()
     seconds = Fraction(UBPS_PER_BPS, pairs.unit_uBps)
-    near = float(worth / seconds) * (1 + TOLERANCE)
+    known_time = float(worth / seconds) * (1 + TOLERANCE)
     shares = fair(pairs)
-    if slowest(n, ends, shares, weights, sinks) <= near:
+    if slowest(n, ends, shares, weights, sinks) <= known_time:
         return Fraction(0), True
     if ends.shape[1] > LINKS_LIMIT:
         return Fraction(0), False
     from simcoll.bounds.pair_rates import best_flow, best_links
 
-    found = best_flow(pairs, ends, weights, root) if gathers else best_links(pairs, ends, weights, sinks, shares)
-    if found.time <= near:
+    links = best_flow(pairs, ends, weights, root) if gathers else best_links(pairs, ends, weights, sinks, shares)
+    if links.time <= known_time:
         return Fraction(0), True
-    gain = found.sides.sum(axis=1) if gathers else found.sides[:, root]
-    proved = _by_cuts(topology, pairs, found, gain, backwards=backwards) / (n if gathers else 1)
-    return seconds * proved, found.time <= max(float(proved) * (1 + TOLERANCE), near)
+    gain = links.sides.sum(axis=1) if gathers else links.sides[:, root]
+    proved = _by_cuts(topology, pairs, links, gain, backwards=backwards) / (n if gathers else 1)
+    return seconds * proved, links.time <= max(float(proved) * (1 + TOLERANCE), known_time)
 
 
-def _by_cuts(topology: Topology, pairs: Pairs, found: BestLinks, gain: Array, *, backwards: bool) -> Fraction:
+def _by_cuts(topology: Topology, pairs: Pairs, links: BestLinks, gain: Array, *, backwards: bool) -> Fraction:
     """The bound by prices of links and worths of cuts, in units of the pairs; ``gain``: the data that must cross each cut."""
-    crossed = found.sides[:, :, None] & ~found.sides[:, None, :]
+    crossed = links.sides[:, :, None] & ~links.sides[:, None, :]
     if backwards:
         crossed = crossed.swapaxes(1, 2)
-    return _priced(topology, pairs, found.prices, crossed, found.worths, gain)
+    return _bound_by_prices(topology, pairs, links.prices, crossed, links.worths, gain)
 
 
-def _priced(
+def _bound_by_prices(
     topology: Topology,
     pairs: Pairs,
     prices: Floats,
@@ -240,12 +242,14 @@ def _priced(
     src, dst = np.nonzero(~np.eye(n, dtype=bool))
     routes = topology.route(src, dst).links
     best = Fraction(0)
-    for whole in _rounded(np.concatenate([prices, worths]), float(prices.max())):
-        price, worth = whole[: len(prices)], whole[len(prices) :]
+    for integers in _integers_near(np.concatenate([prices, worths]), float(prices.max())):
+        price, worth = integers[: len(prices)], integers[len(prices) :]
         cost = np.where(routes >= 0, price[routes], 0).sum(axis=1)
-        wanted = (crossed[:, src, dst] * worth[:, None]).sum(axis=0)
-        most = min((Fraction(int(c), int(w)) for c, w in zip(cost, wanted, strict=True) if w), default=Fraction(0))
+        worths_crossed = (crossed[:, src, dst] * worth[:, None]).sum(axis=0)
+        cheapest = min(
+            (Fraction(int(c), int(w)) for c, w in zip(cost, worths_crossed, strict=True) if w), default=Fraction(0)
+        )
         offered = int((pairs.capacity.astype(object) * price).sum())
         total = int((worth if gain is None else worth * gain).sum())
-        best = max(best, most * Fraction(total, offered or 1))
+        best = max(best, cheapest * Fraction(total, offered or 1))
     return best

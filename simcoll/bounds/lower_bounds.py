@@ -150,29 +150,29 @@ def bottleneck(kind: str, topology: Topology, *, root: int | None = None, in_net
         raise ConfigError(
             f"root {root} is not a rank of topology {topology.name!r}; expected 0 to {topology.nranks - 1}"
         )
-    known, question = topology.known.bounds, (kind, start if kind in _ROOTED else 0, in_network)
-    if question not in known:
-        known[question] = _found(kind, topology, start, in_network=in_network)
-    found: Bottleneck = known[question]
-    return found
+    answers, question = topology.derived.bounds, (kind, start if kind in _ROOTED else 0, in_network)
+    if question not in answers:
+        answers[question] = _search(kind, topology, start, in_network=in_network)
+    bound: Bottleneck = answers[question]
+    return bound
 
 
-def _found(kind: str, topology: Topology, root: int, *, in_network: bool) -> Bottleneck:
+def _search(kind: str, topology: Topology, root: int, *, in_network: bool) -> Bottleneck:
     if topology.nranks == 1:
         return Bottleneck(Fraction(0), "a single rank", "nothing to send")
-    found = _all_reduce(topology, in_network=in_network) if kind == "all_reduce" else _KINDS[kind](topology, root)
+    bound = _all_reduce(topology, in_network=in_network) if kind == "all_reduce" else _KINDS[kind](topology, root)
     if kind in _ROOTED:
-        return _rooted(kind, topology, root, found, in_network=in_network)
-    return found if in_network or kind not in _ROUTED else _routed(kind, topology, found)
+        return _with_root_routes(kind, topology, root, bound, in_network=in_network)
+    return bound if in_network or kind not in _ROUTED else _with_routes(kind, topology, bound)
 
 
-def _routed(kind: str, topology: Topology, known: Bottleneck) -> Bottleneck:
+def _with_routes(kind: str, topology: Topology, bound: Bottleneck) -> Bottleneck:
     """The larger of a bound and the bound by message routes."""
     if topology.nranks > PAIRS_LIMIT:
-        return known
-    per_byte = routed_bound(kind, topology, known.seconds_per_byte)
-    if per_byte <= known.seconds_per_byte:
-        return known
+        return bound
+    per_byte = routed_bound(kind, topology, bound.seconds_per_byte)
+    if per_byte <= bound.seconds_per_byte:
+        return bound
     return _by_prices(topology, per_byte, exact=False)
 
 
@@ -181,29 +181,29 @@ def _by_prices(topology: Topology, per_byte: Fraction, *, exact: bool) -> Bottle
     return Bottleneck(per_byte, _BY_ROUTES, _BY_PRICES, ranks, exact=exact, in_network=False)
 
 
-def _rooted(kind: str, topology: Topology, root: int, known: Bottleneck, *, in_network: bool) -> Bottleneck:
+def _with_root_routes(kind: str, topology: Topology, root: int, bound: Bottleneck, *, in_network: bool) -> Bottleneck:
     """The larger of a cut and the bound by routes; exact if routes are known to reach it.
 
     The smallest cut also counts links that no route takes, so the cut alone does not show whether it can be reached.
     """
-    if rooted_by_routes(kind, topology, root) <= known.seconds_per_byte:
-        return replace(known, exact=True)
+    if rooted_by_routes(kind, topology, root) <= bound.seconds_per_byte:
+        return replace(bound, exact=True)
     if topology.nranks > PAIRS_LIMIT:
-        return replace(known, exact=False)
-    per_byte, reached = rooted_bound(kind, topology, root, known.seconds_per_byte)
-    if in_network or per_byte <= known.seconds_per_byte:
-        return replace(known, exact=reached and per_byte <= known.seconds_per_byte)
+        return replace(bound, exact=False)
+    per_byte, reached = rooted_bound(kind, topology, root, bound.seconds_per_byte)
+    if in_network or per_byte <= bound.seconds_per_byte:
+        return replace(bound, exact=reached and per_byte <= bound.seconds_per_byte)
     return _by_prices(topology, per_byte, exact=reached)
 
 
-def _gathered(topology: Topology, _: int, *, backwards: bool) -> Bottleneck:
+def _gather_bound(topology: Topology, _: int, *, backwards: bool) -> Bottleneck:
     cut = all_gather_cut(topology, backwards=backwards)
     leaving, entering = "every share inside the cut must leave it", "a sum must enter the cut for every share inside"
     argument = entering if backwards else leaving
     return Bottleneck(cut.ratio / topology.nranks, cut.name, argument, cut.ranks_inside, cut.exact)
 
 
-def _scattered(topology: Topology, root: int, *, backwards: bool) -> Bottleneck:
+def _scatter_bound(topology: Topology, root: int, *, backwards: bool) -> Bottleneck:
     cut = scatter_cut(topology, root, backwards=backwards)
     argument = "all shares of the ranks on the other side must cross"
     return Bottleneck(cut.ratio / topology.nranks, cut.name, argument, cut.ranks_inside, exact=False)
@@ -227,8 +227,8 @@ def _from_root(topology: Topology, root: int, *, backwards: bool) -> Bottleneck:
     best = min(((int(graph.capacity[graph.leaving(side)].sum()), side) for side in sides), key=lambda cut: cut[0])
     rate = best[0] * graph.unit_uBps
     name = cut_name(topology, graph, best[1], backwards=backwards)
-    inside = tuple(np.flatnonzero(best[1][graph.ranks]).tolist())
-    return Bottleneck(Fraction(UBPS_PER_BPS, rate), name, "all data must cross the cut", inside, exact=False)
+    ranks_inside = tuple(np.flatnonzero(best[1][graph.ranks]).tolist())
+    return Bottleneck(Fraction(UBPS_PER_BPS, rate), name, "all data must cross the cut", ranks_inside, exact=False)
 
 
 def _all_reduce(topology: Topology, *, in_network: bool) -> Bottleneck:
@@ -237,22 +237,25 @@ def _all_reduce(topology: Topology, *, in_network: bool) -> Bottleneck:
     m - 1 crossings bring the sum together, m - 1 distribute it, and every group sends and receives everything at least once. If switches
     reduce and multicast, only the latter counts.
     """
-    found: list[Bottleneck] = []
+    bounds: list[Bottleneck] = []
     for backwards in _directions(topology):
         graph = flow_graph(topology, backwards=backwards)
         for level, groups in candidate_groups(topology):
-            first, alike = np.unique(set_orbits(topology, groups), return_counts=True)
-            cuts = {number: egress(graph, groups[number]) for number in first.tolist()}
+            representatives, sizes = np.unique(set_orbits(topology, groups), return_counts=True)
+            cuts = {number: egress(graph, groups[number]) for number in representatives.tolist()}
             if not in_network:
-                total = sum(each * capacity for each, (capacity, _) in zip(alike.tolist(), cuts.values(), strict=True))
-                found.append(_partition(topology, level, len(groups), total * graph.unit_uBps))
-            least = min(cuts, key=lambda number: cuts[number][0])
-            single = Fraction(UBPS_PER_BPS, cuts[least][0] * graph.unit_uBps)
-            name = cut_name(topology, graph, cuts[least][1], backwards=backwards)
-            members = tuple(groups[least].tolist())
+                total = sum(
+                    multiplicity * capacity
+                    for multiplicity, (capacity, _) in zip(sizes.tolist(), cuts.values(), strict=True)
+                )
+                bounds.append(_partition(topology, level, len(groups), total * graph.unit_uBps))
+            weakest = min(cuts, key=lambda number: cuts[number][0])
+            single = Fraction(UBPS_PER_BPS, cuts[weakest][0] * graph.unit_uBps)
+            name = cut_name(topology, graph, cuts[weakest][1], backwards=backwards)
+            members = tuple(groups[weakest].tolist())
             argument = f"the group's data must {'reach' if backwards else 'leave'} it"
-            found.append(Bottleneck(single, name, argument, members, exact=False))
-    return max(found, key=lambda bound: bound.seconds_per_byte)
+            bounds.append(Bottleneck(single, name, argument, members, exact=False))
+    return max(bounds, key=lambda bound: bound.seconds_per_byte)
 
 
 def _partition(topology: Topology, level: str, groups: int, capacity_uBps: int) -> Bottleneck:
@@ -276,7 +279,7 @@ def _all_to_all(topology: Topology, _: int) -> Bottleneck:
     n = topology.nranks
     sets = [group for _level, groups in candidate_groups(topology) for group in _unlike(topology, groups)]
     sets += [np.sort(np.concatenate(groups[: len(groups) // 2])) for _level, groups in candidate_groups(topology)]
-    found: list[Bottleneck] = []
+    bounds: list[Bottleneck] = []
     for backwards in _directions(topology):
         graph = flow_graph(topology, backwards=backwards)
         cuts = [egress(graph, members) for members in sets]
@@ -288,8 +291,8 @@ def _all_to_all(topology: Topology, _: int) -> Bottleneck:
         name = cut_name(topology, graph, cuts[worst][1], backwards=backwards)
         per_byte = rates[worst] / graph.unit_uBps * UBPS_PER_BPS
         argument = "the blocks from one side of the cut to the other"
-        found.append(Bottleneck(per_byte, name, argument, tuple(sets[worst].tolist()), exact=False))
-    best = max(found, key=lambda bound: bound.seconds_per_byte)
+        bounds.append(Bottleneck(per_byte, name, argument, tuple(sets[worst].tolist()), exact=False))
+    best = max(bounds, key=lambda bound: bound.seconds_per_byte)
     if n <= ROUTE_LIMIT and all_to_all_by_routes(topology) == best.seconds_per_byte * n:
         return replace(best, exact=True)
     graph = flow_graph(topology)
@@ -317,13 +320,13 @@ def _unlike(topology: Topology, sets: list[Ints], fixed: int | None = None) -> l
 
 
 _KINDS: dict[str, Callable[[Topology, int], Bottleneck]] = {
-    "all_gather": partial(_gathered, backwards=False),
+    "all_gather": partial(_gather_bound, backwards=False),
     "all_to_all": _all_to_all,
     "barrier": _no_data,
     "broadcast": partial(_from_root, backwards=False),
-    "gather": partial(_scattered, backwards=True),
+    "gather": partial(_scatter_bound, backwards=True),
     "reduce": partial(_from_root, backwards=True),
-    "reduce_scatter": partial(_gathered, backwards=True),
-    "scatter": partial(_scattered, backwards=False),
+    "reduce_scatter": partial(_gather_bound, backwards=True),
+    "scatter": partial(_scatter_bound, backwards=False),
     "send_recv": _no_data,
 }

@@ -18,7 +18,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from simcoll.arrays import Floats
-from simcoll.bounds.composing import SHAPES, composed, nodes_alike, ratio_of_turns
+from simcoll.bounds.composing import SHAPES, compose, nodes_alike, ratio_of_turns
 from simcoll.bounds.cuts import all_gather_cut
 from simcoll.bounds.flows import alike_both_ways
 from simcoll.bounds.growing import Tree, grow, packs
@@ -80,22 +80,22 @@ def pack_trees(topology: Topology, *, backwards: bool = False) -> Packing:
     n = topology.nranks
     if n == 1:
         return Packing((Tree(0, 1, ()),), (1,), Fraction(0))
-    return (_composed if n > MAX_RANKS else _alike)(topology, backwards=backwards)
+    return (_composed_trees if n > MAX_RANKS else _equal_trees)(topology, backwards=backwards)
 
 
 @lru_cache(maxsize=64)
-def _alike(topology: Topology, *, backwards: bool) -> Packing:
+def _equal_trees(topology: Topology, *, backwards: bool) -> Packing:
     """As many trees for every rank; remembered, since schedules of other pieces, in or out of place, need the same."""
     n, pairs = topology.nranks, pairs_of(topology)
     if backwards and alike_both_ways(topology):
         # Reversed trees load the reversed links equally, unless the routes in the two directions differ.
-        found = pack_trees(topology)
-        if _ratio(pairs, found.trees, found.shares, backwards=True) == found.ratio:
-            return found
+        outward = pack_trees(topology)
+        if _ratio(pairs, outward.trees, outward.shares, backwards=True) == outward.ratio:
+            return outward
     capacity, time = _equal(topology, pairs, backwards=backwards)
-    for near, per_root in _tries(PER_ROOT):
+    for loss, per_root in _tries(PER_ROOT):
         shares = (per_root,) * n
-        packing = _packed(pairs, capacity, time * per_root * n * near, shares, backwards=backwards)
+        packing = _fit_trees(pairs, capacity, time * per_root * n * loss, shares, backwards=backwards)
         if packing is not None:
             return packing
     raise InternalError(f"topology {topology.name!r}: no number of trees fits its links")
@@ -122,39 +122,50 @@ def pack_all_reduce(topology: Topology) -> tuple[Packing, Packing]:
     if n == 1:
         return pack_trees(topology), pack_trees(topology)
     if n > MAX_RANKS:
-        return _composed(topology, backwards=True), _composed(topology, backwards=False)
-    return _weighted(topology)
+        return _composed_trees(topology, backwards=True), _composed_trees(topology, backwards=False)
+    return _weighted_trees(topology)
 
 
 @lru_cache(maxsize=64)
-def _weighted(topology: Topology) -> tuple[Packing, Packing]:
-    """Trees into and out of every rank, more for ranks with few links; remembered."""
+def _weighted_trees(topology: Topology) -> tuple[Packing, Packing]:
+    """Trees into and out of every rank, more for ranks with few links; remembered.
+
+    An all-reduce pays twice for a rank's share: it is summed along the trees into the rank and broadcast along those out of it. The
+    two directions may use different rates of the pairs of ranks, but their shares must be the same, since a root broadcasts exactly
+    what it summed. So the search is over three things at once: rates for either direction, and one vector of shares.
+
+    One program over all three is that of :func:`~simcoll.bounds.roots.best_roots`: it has two flows for every rank and link, and its
+    flows need not follow the routes of messages. Here the rates are fixed first, to one of two candidates, and only the shares are
+    optimised for them (:func:`~simcoll.bounds.pair_rates.best_weights`). Rates that are best when all ranks have equal shares favour the
+    links into weak ranks, which weighted shares spare; max-min fair rates favour nobody. Neither always wins, so both are tried.
+
+    Rates and shares are real numbers, trees are counted. Each try scales both by a number of trees and rounds down, so no link is
+    loaded beyond its capacity; what rounding loses is paid for by the permitted loss of that try. Hence the order of ``_tries``: few
+    trees with almost no loss first, because the data are cut into a piece for every tree. Both directions must succeed with the same
+    shares before a try counts.
+    """
     n, pairs = topology.nranks, pairs_of(topology)
-    outward, inward = (_equal(topology, pairs, backwards=backwards)[0] for backwards in (False, True))
-    # The best rates for equal ranks need not be the best for weighted roots; fair shares are sometimes better.
-    (time, weights), outward, inward = min(
-        ((best_weights(pairs, *each), *each) for each in ((fair(pairs),) * 2, (outward, inward))),
-        key=lambda found: found[0][0],
-    )
+    equal_rates = tuple(_equal(topology, pairs, backwards=backwards)[0] for backwards in (False, True))
+    fair_rates = (fair(pairs), fair(pairs))
+    candidates = [(best_weights(pairs, *rates), rates) for rates in (fair_rates, equal_rates)]
+    (time, weights), (out_rates, in_rates) = min(candidates, key=lambda candidate: candidate[0][0])
     # Weighted roots need many trees for integer shares, so equal ranks are preferred if they cost next to nothing.
-    alike = np.full(n, 1 / n)
-    equal = time * NEAR[0] >= sum(_times(pairs, outward, inward, alike))
-    out_time, in_time = _times(pairs, outward, inward, alike if equal else weights)
-    tries = [
-        (near, (count,) * n if equal else _parts(weights, count))
-        for near, count in _tries(PER_ROOT if equal else IN_ALL)
-    ]
-    for near, shares in tries:
-        scale = sum(shares) * near
-        found = _packed(pairs, outward, out_time * scale, shares, backwards=False)
-        if found is None:
+    equal_weights = np.full(n, 1 / n)
+    equal = time * NEAR[0] >= sum(_times(pairs, out_rates, in_rates, equal_weights))
+    out_time, in_time = _times(pairs, out_rates, in_rates, equal_weights if equal else weights)
+    for loss, count in _tries(PER_ROOT if equal else IN_ALL):
+        shares = (count,) * n if equal else _parts(weights, count)
+        scale = sum(shares) * loss
+        outward = _fit_trees(pairs, out_rates, out_time * scale, shares, backwards=False)
+        if outward is None:
             continue
         # If links are equal in both directions, the same trees serve with data flowing the other way.
-        ratio = _ratio(pairs, found.trees, shares, backwards=True)
-        same = ratio <= found.ratio
-        back = replace(found, ratio=ratio) if same else _packed(pairs, inward, in_time * scale, shares, backwards=True)
-        if back is not None:
-            return back, found
+        reversed_ratio = _ratio(pairs, outward.trees, shares, backwards=True)
+        if reversed_ratio <= outward.ratio:
+            return replace(outward, ratio=reversed_ratio), outward
+        inward = _fit_trees(pairs, in_rates, in_time * scale, shares, backwards=True)
+        if inward is not None:
+            return inward, outward
     raise InternalError(f"topology {topology.name!r}: no number of trees fits its links")
 
 
@@ -164,7 +175,7 @@ def _times(pairs: Pairs, outward: Floats, inward: Floats, weights: Floats) -> tu
     return slowest(n, pairs.ends, outward, weights), slowest(n, pairs.ends[::-1], inward, weights)
 
 
-def _composed(topology: Topology, *, backwards: bool) -> Packing:
+def _composed_trees(topology: Topology, *, backwards: bool) -> Packing:
     """Trees over equal nodes, each continued inside all of them.
 
     Raises
@@ -180,13 +191,13 @@ def _composed(topology: Topology, *, backwards: bool) -> Packing:
     if nodes.shape[1] > MAX_RANKS:
         raise ConfigError(f"{refused} in nodes of {nodes.shape[1]}")
     best = all_gather_cut(topology, backwards=backwards).ratio
-    inside = pack_trees(topology.with_ranks(nodes[0]), backwards=backwards)
+    inner = pack_trees(topology.with_ranks(nodes[0]), backwards=backwards)
     for shape in SHAPES:
         parents = shape(len(nodes))
-        ratio = ratio_of_turns(topology, nodes, inside.trees, parents, backwards=backwards)
+        ratio = ratio_of_turns(topology, nodes, inner.trees, parents, backwards=backwards)
         if ratio is not None and ratio <= best * LOSS:
-            shares = (inside.shares[0],) * topology.nranks
-            return Packing(composed(nodes, inside.trees, parents), shares, ratio)
+            shares = (inner.shares[0],) * topology.nranks
+            return Packing(compose(nodes, inner.trees, parents), shares, ratio)
     raise ConfigError(f"{refused} that the same trees in all nodes do not serve within 1 % of the bound")
 
 
@@ -194,17 +205,17 @@ def _tries(counts: Sequence[int]) -> list[tuple[float, int]]:
     """Permitted losses and numbers of trees to try: the fewest trees first, then more trees or a larger loss."""
     few = [count for count in counts if count <= len(counts) * 3 // 4]
     exact = [(EXACT, count) for count in few if count <= 16] + [(NEAR[0], count) for count in few]
-    return exact + [(near, count) for near in NEAR for count in counts]
+    return exact + [(loss, count) for loss in NEAR for count in counts]
 
 
 def _parts(weights: Floats, total: int) -> tuple[int, ...]:
     """Integers that add up to ``total`` by largest remainders; ties go to the lower rank."""
     exact = np.maximum(weights, 0) * total
-    whole = np.floor(exact + 1e-6).astype(np.int64)  # the solver may be a little below a whole number
+    floors = np.floor(exact + 1e-6).astype(np.int64)  # the solver may be a little below a whole number
     # Rounded, so that noise does not choose between equal remainders.
-    rest = np.argsort(-np.round(exact - whole, 6), kind="stable")[: max(total - int(whole.sum()), 0)]
-    whole[rest] += 1
-    return tuple(whole.tolist())
+    rounded_up = np.argsort(-np.round(exact - floors, 6), kind="stable")[: max(total - int(floors.sum()), 0)]
+    floors[rounded_up] += 1
+    return tuple(floors.tolist())
 
 
 def _equal(topology: Topology, pairs: Pairs, *, backwards: bool) -> tuple[Floats, float]:
@@ -220,27 +231,29 @@ def _equal(topology: Topology, pairs: Pairs, *, backwards: bool) -> tuple[Floats
     return shares, time
 
 
-def _packed(
+def _fit_trees(
     pairs: Pairs, capacity: Floats, scale: float, shares: tuple[int, ...], *, backwards: bool
 ) -> Packing | None:
     """Trees over integer capacities of at most ``scale`` times those of the links; None if there are none."""
     ends = pairs.ends[::-1] if backwards else pairs.ends
     # Rounding down overloads no link, but with few trees the loss is large, so the remainder is redistributed once.
-    whole = np.floor(capacity * scale + 1e-6).astype(np.int64)
-    if not packs(ends, whole, shares):
+    widths = np.floor(capacity * scale + 1e-6).astype(np.int64)
+    if not packs(ends, widths, shares):
         # Capacity left over by rounding goes to as many pairs as possible.
-        spare = np.floor(pairs.capacity * scale + 1e-6) - pairs.load @ whole
+        spare = np.floor(pairs.capacity * scale + 1e-6) - pairs.load @ widths
         used = pairs.load.sum(axis=1) > 0
-        more = milp(
-            -np.ones(len(whole)), integrality=np.ones(len(whole)), bounds=Bounds(0, 1),
+        extra = milp(
+            -np.ones(len(widths)),
+            integrality=np.ones(len(widths)),
+            bounds=Bounds(0, 1),
             constraints=LinearConstraint(pairs.load[np.flatnonzero(used)], ub=np.maximum(spare[used], 0)),
-        )  # fmt: skip
-        if more.x is None:
+        )
+        if extra.x is None:
             return None
-        whole += np.rint(more.x).astype(np.int64)
-        if not packs(ends, whole, shares):
+        widths += np.rint(extra.x).astype(np.int64)
+        if not packs(ends, widths, shares):
             return None
-    trees = grow(ends, whole, shares)
+    trees = grow(ends, widths, shares)
     return Packing(trees, shares, _ratio(pairs, trees, shares, backwards=backwards))
 
 
@@ -256,5 +269,6 @@ def _ratio(pairs: Pairs, trees: tuple[Tree, ...], shares: tuple[int, ...], *, ba
     if used.sum() < copies.sum():
         return Fraction(2**62)
     load = (pairs.load @ used).astype(np.int64)
-    worst = max(Fraction(int(each), int(whole)) for each, whole in zip(load, pairs.capacity, strict=True) if each)
+    links = zip(load.tolist(), pairs.capacity.tolist(), strict=True)
+    worst = max(Fraction(copies_on, capacity) for copies_on, capacity in links if copies_on)
     return worst * pairs.nranks / sum(shares) / pairs.unit_uBps * UBPS_PER_BPS

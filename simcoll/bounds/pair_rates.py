@@ -43,21 +43,22 @@ def best_weights(pairs: Pairs, outward: Floats, inward: Floats) -> tuple[float, 
 
     The capacities of the pairs are given; they are used first inward and then outward.
     """
-    n, scale = pairs.nranks, float(max(outward.max(), inward.max()))  # solvers cannot handle numbers with many digits
-    given = (pairs.ends, outward / scale), (pairs.ends[::-1], inward / scale)
+    n = pairs.nranks
+    scale = float(max(outward.max(), inward.max()))  # solvers cannot handle numbers with many digits
+    networks = (pairs.ends, outward / scale), (pairs.ends[::-1], inward / scale)
 
-    def row(way: int, side: NDArray[np.bool_]) -> Floats:
+    def row(direction: int, side: NDArray[np.bool_]) -> Floats:
         line = np.zeros(n + 2)
         line[:n] = side
-        line[n + way] = -leaving(*given[way], side)
+        line[n + direction] = -leaving(*networks[direction], side)
         return line
 
     def capacities(solution: Floats) -> list[tuple[Ints, Floats]]:
-        return [(ends, capacity * solution[n + way]) for way, (ends, capacity) in enumerate(given)]
+        return [(ends, capacity * solution[n + direction]) for direction, (ends, capacity) in enumerate(networks)]
 
     cost = np.concatenate([np.zeros(n), np.ones(2)])
-    found, _ = _solved(n, cost, csr_array((0, n + 2)), row, capacities, None, range(n))
-    return float(found.fun) / scale, found.x[:n]
+    optimum, _ = _solve(n, cost, csr_array((0, n + 2)), row, capacities, None, range(n))
+    return float(optimum.fun) / scale, optimum.x[:n]
 
 
 def best_links(
@@ -71,21 +72,29 @@ def best_links(
     n, m, links = pairs.nranks, pairs.ends.shape[1], len(pairs.capacity)
 
     def row(_: int, side: NDArray[np.bool_]) -> Floats:
-        line, (tail, head) = np.zeros(n + 1 + m), ends
+        tail, head = ends
+        line = np.zeros(n + 1 + m)
         line[:n] = side
         line[n + 1 :] = -1.0 * (side[tail] & ~side[head])
         return line
 
     scale = float(pairs.capacity.max())
-    rows = csr_array(hstack([csr_array((links, n)), csr_array(-pairs.capacity[:, None] / scale), pairs.load]))
+    time_column = csr_array(-pairs.capacity[:, None] / scale)
+    rows = csr_array(hstack([csr_array((links, n)), time_column, pairs.load]))
     cost = np.zeros(n + 1 + m)
     cost[n] = 1
-    near = None if shares is None else np.concatenate([np.zeros(n + 1), shares / shares.max()])
-    found, cuts = _solved(n, cost, rows, row, lambda found: [(ends, found[n + 1 :])], weights, sinks, near)
-    duals = np.maximum(-found.ineqlin.marginals, 0)
+    target = None
+    if shares is not None:
+        target = np.concatenate([np.zeros(n + 1), shares / shares.max()])
+
+    def capacities(solution: Floats) -> list[tuple[Ints, Floats]]:
+        return [(ends, solution[n + 1 :])]
+
+    optimum, cuts = _solve(n, cost, rows, row, capacities, weights, sinks, target)
+    duals = np.maximum(-optimum.ineqlin.marginals, 0)
     return BestLinks(
-        time=found.fun / scale,
-        capacity=found.x[n + 1 :] / found.fun * scale,
+        time=optimum.fun / scale,
+        capacity=optimum.x[n + 1 :] / optimum.fun * scale,
         prices=duals[:links],
         sides=np.array([side for _, side in cuts]),
         worths=duals[links:],
@@ -98,29 +107,30 @@ def best_flow(pairs: Pairs, ends: Ints, weights: Floats, sink: int) -> BestLinks
     The dual solution assigns every rank a height; the cuts lie between heights.
     """
     n, m = pairs.nranks, pairs.ends.shape[1]
-    scale, others = float(pairs.capacity.max()), np.delete(np.arange(n), sink)
-    pair = np.arange(m)
-    leaving = csr_array((np.ones(m), (ends[0], pair)), shape=(n, m)) - csr_array(
-        (np.ones(m), (ends[1], pair)), shape=(n, m)
-    )
-    found = linprog(
+    scale = float(pairs.capacity.max())
+    peers = np.delete(np.arange(n), sink)
+    pair, ones = np.arange(m), np.ones(m)
+    sent = csr_array((ones, (ends[0], pair)), shape=(n, m))
+    leaving = sent - csr_array((ones, (ends[1], pair)), shape=(n, m))
+    time_column = csr_array(-pairs.capacity[:, None] / scale)
+    solution = linprog(
         np.append(np.zeros(m), 1.0),
-        hstack([pairs.load, csr_array(-pairs.capacity[:, None] / scale)]).tocsr(),
+        hstack([pairs.load, time_column]).tocsr(),
         np.zeros(len(pairs.capacity)),
-        hstack([leaving[others], csr_array((n - 1, 1))]).tocsr(),
-        weights[others],
+        hstack([leaving[peers], csr_array((n - 1, 1))]).tocsr(),
+        weights[peers],
         bounds=(0, None),
         method="highs",
     )
-    if not found.success:
-        raise InternalError(f"the program of the best flow has no solution: {found.message}")
+    if not solution.success:
+        raise InternalError(f"the program of the best flow has no solution: {solution.message}")
     height = np.zeros(n)
-    height[others] = np.maximum(found.eqlin.marginals, 0)
+    height[peers] = np.maximum(solution.eqlin.marginals, 0)
     steps = np.unique(np.append(height, 0.0))
     return BestLinks(
-        time=found.fun / scale,
-        capacity=found.x[:m] / found.fun * scale,
-        prices=np.maximum(-found.ineqlin.marginals, 0),
+        time=solution.fun / scale,
+        capacity=solution.x[:m] / solution.fun * scale,
+        prices=np.maximum(-solution.ineqlin.marginals, 0),
         sides=height[None, :] > steps[:-1, None],
         worths=np.diff(steps),
     )
@@ -129,14 +139,14 @@ def best_flow(pairs: Pairs, ends: Ints, weights: Floats, sink: int) -> BestLinks
 def pair_prices(pairs: Pairs) -> Floats:
     """The cheapest total prices of links under which no path costs less than 1."""
     capacity = pairs.capacity / pairs.capacity.max()
-    found = linprog(capacity, -pairs.load.T.tocsr(), -np.ones(pairs.ends.shape[1]), bounds=(0, None), method="highs")
-    if not found.success:
-        raise InternalError(f"the program of the prices of links has no solution: {found.message}")
-    prices: Floats = found.x
+    solution = linprog(capacity, -pairs.load.T.tocsr(), -np.ones(pairs.ends.shape[1]), bounds=(0, None), method="highs")
+    if not solution.success:
+        raise InternalError(f"the program of the prices of links has no solution: {solution.message}")
+    prices: Floats = solution.x
     return prices
 
 
-def _solved(
+def _solve(
     n: int,
     cost: Floats,
     rows: csr_array,
@@ -144,55 +154,60 @@ def _solved(
     capacities: Callable[[Floats], list[tuple[Ints, Floats]]],
     fixed: Floats | None,
     sinks: Sequence[int],
-    near: Floats | None = None,
+    target: Floats | None = None,
 ) -> tuple[Any, list[tuple[int, NDArray[np.bool_]]]]:
     """Solve a program whose first variables are the weights of the roots (``fixed``, or free), adding violated cuts.
 
     ``rows`` are at most 0, as is the ``row`` of every cut; ``capacities`` extracts those of a solution. Among all solutions, it is the one
-    nearest to the proportions of ``near``. Also returns the cuts, in the order of their rows.
+    nearest to the proportions of ``target``. Also returns the cuts, in the order of their rows.
     """
     equal = csr_array((np.ones(n), (np.zeros(n, int), np.arange(n))), shape=(1, len(cost)))
-    weights = [(0, None)] * n if fixed is None else [(weight, weight) for weight in fixed.tolist()]
-    bounds = weights + [(0, None)] * (len(cost) - n)
-    cuts = [(way, side) for way in range(len(capacities(cost))) for side in ~np.eye(n, dtype=bool)[sinks]]
+    bounds: list[Any] = [(0, None)] * len(cost)
+    if fixed is not None:
+        bounds[:n] = [(weight, weight) for weight in fixed.tolist()]
+    directions = range(len(capacities(cost)))
+    cuts = [(direction, side) for direction in directions for side in ~np.eye(n, dtype=bool)[sinks]]
     while True:
-        known = {(way, side.tobytes()) for way, side in cuts}
+        known_cuts = {(direction, side.tobytes()) for direction, side in cuts}
         table = vstack([rows, csr_array(np.array([row(*cut) for cut in cuts]))]).tocsr()
-        found = linprog(cost, table, np.zeros(table.shape[0]), equal, np.ones(1), bounds=bounds, method="highs")
-        if not found.success:
-            raise InternalError(f"the program of the best trees has no solution: {found.message}")
-        if near is not None:
-            found.x = _levelled(cost, found, table, equal, bounds, near)
-        for way, (ends, capacity) in enumerate(capacities(found.x)):
+        solution = linprog(cost, table, np.zeros(table.shape[0]), equal, np.ones(1), bounds=bounds, method="highs")
+        if not solution.success:
+            raise InternalError(f"the program of the best trees has no solution: {solution.message}")
+        if target is not None:
+            solution.x = _nearest_solution(cost, solution, table, equal, bounds, target)
+        for direction, (ends, capacity) in enumerate(capacities(solution.x)):
             for sink in sinks:
-                flow, side = cut_before(n, ends, capacity, found.x[:n], sink)
-                if flow < 1 - 10 * TOLERANCE and (way, side.tobytes()) not in known:
-                    known.add((way, side.tobytes()))
-                    cuts.append((way, side))
+                flow, side = cut_before(n, ends, capacity, solution.x[:n], sink)
+                if flow < 1 - 10 * TOLERANCE and (direction, side.tobytes()) not in known_cuts:
+                    known_cuts.add((direction, side.tobytes()))
+                    cuts.append((direction, side))
         if len(cuts) == table.shape[0] - rows.shape[0]:
-            return found, cuts
+            return solution, cuts
 
 
-def _levelled(cost: Floats, found: Any, rows: csr_array, equal: csr_array, bounds: list[Any], near: Floats) -> Floats:
-    """Among the solutions of a program (rows at most 0), the one that contains the largest multiple of ``near``."""
-    some = np.flatnonzero(near)
-    kept = csr_array((-np.ones(len(some)), (np.arange(len(some)), some)), shape=(len(some), len(near)))
+def _nearest_solution(
+    cost: Floats, optimum: Any, rows: csr_array, equal: csr_array, bounds: list[Any], target: Floats
+) -> Floats:
+    """Among the solutions of a program (rows at most 0), the one that contains the largest multiple of ``target``."""
+    some = np.flatnonzero(target)
+    column = np.arange(len(some))
+    excess = csr_array((-np.ones(len(some)), (column, some)), shape=(len(some), len(target)))
     table = vstack(
         [
             hstack([rows, csr_array((rows.shape[0], 1))]),
-            hstack([kept, csr_array(near[some][:, None])]),
+            hstack([excess, csr_array(target[some][:, None])]),
             csr_array(np.append(cost, 0.0)[None, :]),
         ]
     )
-    most = np.append(np.zeros(table.shape[0] - 1), found.fun * (1 + TOLERANCE / 10))
+    limits = np.append(np.zeros(table.shape[0] - 1), optimum.fun * (1 + TOLERANCE / 10))
     again = linprog(
-        np.append(np.zeros(len(near)), -1.0),
+        np.append(np.zeros(len(target)), -1.0),
         table.tocsr(),
-        most,
+        limits,
         hstack([equal, csr_array((1, 1))]).tocsr(),
         np.ones(1),
         bounds=[*bounds, (0, None)],
         method="highs",
     )
-    solution: Floats = again.x[:-1] if again.success else found.x
+    solution: Floats = again.x[:-1] if again.success else optimum.x
     return solution

@@ -78,42 +78,42 @@ def pairs_of(topology: Topology) -> Pairs:
     used = routes >= 0
     last = np.cumsum(used[:, ::-1], axis=1)[:, ::-1] == 1
     through = (used & ~last & ranks[topology.link_dst[routes]]).any(axis=1)
-    kept = np.flatnonzero(used.any(axis=1) & ~through)
-    row, column = np.nonzero(used[kept])
-    links = routes[kept][row, column].astype(np.int64)
+    direct = np.flatnonzero(used.any(axis=1) & ~through)
+    row, column = np.nonzero(used[direct])
+    links = routes[direct][row, column].astype(np.int64)
     capacity = np.asarray(topology.link_capacity_uBps, np.int64)
     unit = int(np.gcd.reduce(capacity))
-    found = Pairs(n, np.stack([src[kept], dst[kept]]), links, row, capacity // unit, unit)
-    for a, b in (found.ends, found.ends[::-1]):
-        if len(distinct(b)) < n or not _reached(n, a, b).all():
+    pairs = Pairs(n, np.stack([src[direct], dst[direct]]), links, row, capacity // unit, unit)
+    for a, b in (pairs.ends, pairs.ends[::-1]):
+        if len(distinct(b)) < n or not _reach(n, a, b).all():
             raise ConfigError(f"topology {topology.name!r}: no trees reach all ranks along the routes of messages")
-    return found
+    return pairs
 
 
-def _reached(n: int, tail: Ints, head: Ints) -> NDArray[np.bool_]:
-    inside: NDArray[np.bool_] = np.arange(n) == 0
-    while not inside[head[inside[tail]]].all():
-        inside[head[inside[tail]]] = True
-    return inside
+def _reach(n: int, tail: Ints, head: Ints) -> NDArray[np.bool_]:
+    reached: NDArray[np.bool_] = np.arange(n) == 0
+    while not reached[head[reached[tail]]].all():
+        reached[head[reached[tail]]] = True
+    return reached
 
 
 def fair(pairs: Pairs) -> Floats:
     """Max-min fair shares of all pairs simultaneously."""
-    left, share = pairs.capacity.astype(np.float64), np.zeros(pairs.ends.shape[1])
+    free_capacity, share = pairs.capacity.astype(np.float64), np.zeros(pairs.ends.shape[1])
     waiting = np.ones(len(share), np.bool_)
     links, users = pairs.links, pairs.users
 
-    def on_links(each: Array) -> Floats:
-        return np.bincount(links, each[users], len(left)).astype(np.float64, copy=False)
+    def on_links(amounts: Array) -> Floats:
+        return np.bincount(links, amounts[users], len(free_capacity)).astype(np.float64, copy=False)
 
     while waiting.any():
-        many = on_links(waiting)
-        level = np.where(many > 0, left / np.maximum(many, 1), np.inf)
+        crossings = on_links(waiting)
+        level = np.where(crossings > 0, free_capacity / np.maximum(crossings, 1), np.inf)
         full = level <= level.min() * (1 + TOLERANCE)
-        here = waiting & (np.bincount(users, weights=full[links], minlength=len(share)) > 0)
-        share[here] = level.min()
-        left -= on_links(np.where(here, level.min(), 0.0))
-        waiting &= ~here
+        fixed_now = waiting & (np.bincount(users, weights=full[links], minlength=len(share)) > 0)
+        share[fixed_now] = level.min()
+        free_capacity -= on_links(np.where(fixed_now, level.min(), 0.0))
+        waiting &= ~fixed_now
     return share
 
 
@@ -122,19 +122,19 @@ def slowest(n: int, ends: Ints, capacity: Floats, weights: Floats, sinks: Sequen
 
     It is the largest weight over capacity of all cuts; ``sinks`` are all ranks by default.
     """
-    wanted = list(range(n) if sinks is None else sinks)
+    targets = list(range(n) if sinks is None else sinks)
     entering = np.bincount(ends[1], weights=capacity, minlength=n)
     with np.errstate(divide="ignore", invalid="ignore"):
-        worst = float(np.nanmax(((weights.sum() - weights) / entering)[wanted]))
+        worst = float(np.nanmax(((weights.sum() - weights) / entering)[targets]))
     while np.isfinite(worst):
-        cuts = (cut_before(n, ends, capacity * worst, weights, sink) for sink in wanted)
+        cuts = (cut_before(n, ends, capacity * worst, weights, sink) for sink in targets)
         sides = [side for flow, side in cuts if flow < 1 - TOLERANCE]
         if not sides:
             break
-        found = max(float(weights[side].sum()) / max(leaving(ends, capacity, side), 1e-300) for side in sides)
-        if found <= worst * (1 + TOLERANCE):
+        ratio = max(float(weights[side].sum()) / max(leaving(ends, capacity, side), 1e-300) for side in sides)
+        if ratio <= worst * (1 + TOLERANCE):
             break
-        worst = found
+        worst = ratio
     return worst
 
 
@@ -145,8 +145,8 @@ def leaving(ends: Ints, capacity: Floats, side: NDArray[np.bool_]) -> float:
 
 def cut_before(n: int, ends: Ints, capacity: Floats, weights: Floats, sink: int) -> tuple[float, NDArray[np.bool_]]:
     """The part of all weights that can flow to a rank, and the source side of the smallest cut."""
-    whole = np.rint(np.clip(np.concatenate([capacity, weights]), 0, 2) * GRAIN).astype(np.int64)
+    integers = np.rint(np.clip(np.concatenate([capacity, weights]), 0, 2) * GRAIN).astype(np.int64)
     tail = np.concatenate([ends[0], np.full(n, n)])
     head = np.concatenate([ends[1], np.arange(n)])
-    flow, inside, _ = min_cut(n + 1, tail, head, whole, n, sink)
-    return flow / GRAIN, inside[:n]
+    flow, source_side, _ = min_cut(n + 1, tail, head, integers, n, sink)
+    return flow / GRAIN, source_side[:n]

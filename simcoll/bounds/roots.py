@@ -53,23 +53,23 @@ def best_roots(topology: Topology, *, in_network: bool = False) -> tuple[float, 
     out = csr_array((ones, (graph.tail, column)), shape=(vertices, links))
     leaving = out - csr_array((ones, (graph.head, column)), shape=(vertices, links))
     # For each rank v, a flow brings it x_u from every u within the broadcast capacities; another takes x_u from it to every u.
-    given = np.zeros((n * vertices, n))
+    supply = np.zeros((n * vertices, n))
     for v in range(n):
         for u in range(n):
             if u != v:
-                given[v * vertices + graph.ranks[u], u] += 1
-                given[v * vertices + graph.ranks[v], u] -= 1
-    each = kron(identity(n), leaving)
-    supplies = vstack([csr_array(-given), csr_array(given)])
-    flows = block_diag([each, each])
+                supply[v * vertices + graph.ranks[u], u] += 1
+                supply[v * vertices + graph.ranks[v], u] -= 1
+    one_way = kron(identity(n), leaving)
+    supplies = vstack([csr_array(-supply), csr_array(supply)])
+    flows = block_diag([one_way, one_way])
     nothing = csr_array((flows.shape[0], 2 * links))
     equal = [hstack([supplies, nothing, flows])]
     if not in_network:
         switch = np.ones(vertices, dtype=bool)
         switch[graph.ranks] = False
-        kept = csr_array(leaving)[np.flatnonzero(switch)]
-        rest = csr_array((2 * kept.shape[0], 2 * n * links))
-        equal.append(hstack([csr_array((2 * kept.shape[0], n)), block_diag([kept, kept]), rest]))
+        balances = csr_array(leaving)[np.flatnonzero(switch)]
+        no_flows = csr_array((2 * balances.shape[0], 2 * n * links))
+        equal.append(hstack([csr_array((2 * balances.shape[0], n)), block_diag([balances, balances]), no_flows]))
     shared = hstack([csr_array((links, n)), identity(links), identity(links), csr_array((links, 2 * n * links))])
     copies = kron(np.ones((n, 1)), identity(links))
     within = hstack([csr_array((2 * n * links, n)), -block_diag([copies, copies]), identity(2 * n * links)])
@@ -77,7 +77,7 @@ def best_roots(topology: Topology, *, in_network: bool = False) -> tuple[float, 
     cost = np.zeros(columns)
     cost[:n] = -1
     conserved = vstack(equal)
-    found = linprog(
+    solution = linprog(
         cost,
         A_ub=vstack([shared, within]).tocsr(),
         b_ub=np.concatenate([graph.capacity.astype(np.float64) / scale, np.zeros(2 * n * links)]),
@@ -86,8 +86,8 @@ def best_roots(topology: Topology, *, in_network: bool = False) -> tuple[float, 
         bounds=(0, None),
         method="highs",
     )
-    if not found.success:
-        raise InternalError(f"the all_reduce program of topology {topology.name!r} has no solution: {found.message}")
-    total = float(-found.fun)
-    roots = tuple(float(share) / total for share in found.x[:n])
+    if not solution.success:
+        raise InternalError(f"the all_reduce program of topology {topology.name!r} has no solution: {solution.message}")
+    total = float(-solution.fun)
+    roots = tuple(float(share) / total for share in solution.x[:n])
     return total * scale * graph.unit_uBps / 1e6, roots

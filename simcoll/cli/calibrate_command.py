@@ -91,7 +91,7 @@ def _lines(result: Calibration, series: Sequence[Series], names: tuple[str, ...]
     if not rows:
         yield "too few rows for a cross-validation"
         return
-    pairs = (("without the calibration", "before"), ("of rows left out of the fit", "after"))
-    for title, field in pairs:
-        for line in band_lines((row.size_bytes, 1 + getattr(row, field)) for row in rows):
-            yield f"error {title}, {line}"
+    for line in band_lines((row.size_bytes, 1 + row.uncalibrated_error) for row in rows):
+        yield f"error without the calibration, {line}"
+    for line in band_lines((row.size_bytes, 1 + row.calibrated_error) for row in rows):
+        yield f"error of rows left out of the fit, {line}"

@@ -89,12 +89,12 @@ def _models() -> Lines:
 
 def _algorithms() -> Lines:
     from simcoll.algorithms import ALGORITHMS
-    from simcoll.algorithms.imported import announced
+    from simcoll.algorithms.imported import entry_point_names
 
     cost = "time (a latency, b s/byte, g s/byte reduced, s size)"
     head = ("collective", "algorithm", "ranks", "made for", "parameters", cost)
     rows = [(a.collective, a.name, a.ranks, a.topologies, " ".join(a.params) or "-", a.cost) for a in ALGORITHMS]
-    of_others = [("-", name, "-", "-", "-", "of an installed package") for name in announced()]
+    of_others = [("-", name, "-", "-", "-", "of an installed package") for name in entry_point_names()]
     return [head, *rows, *of_others]
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from simcoll.cli.disturbance_options import Disturbed
-from simcoll.command_line import WHOLE
+from simcoll.command_line import VERBOSE, WHOLE
 from simcoll.errors import ConfigError, blamed_on
 from simcoll.terminal import say, say_text
 
@@ -46,6 +46,7 @@ def predict(
     calibration: Path | None = None,
     group: str | None = None,
     concurrent: bool = False,
+    verbose: Annotated[bool, VERBOSE] = False,
     files: Files | None = None,
     disturbed: Disturbed = Disturbed(),  # noqa: B008
 ) -> None:
@@ -93,6 +94,8 @@ def predict(
         the axis.
     concurrent
         With --group: one table of each axis, with one group alone and with all groups at once.
+    verbose
+        Print also every proof, why an algorithm is left out, what a library's model lacks, what played the runs, and their hash.
     """
     from simcoll.cli.algorithm_names import name_choices
     from simcoll.cli.sweeping import degrade_links, mesh_lines
@@ -104,7 +107,7 @@ def predict(
     machine = disturbed.select_ranks(degrade_links(load_topology(topology, nodes=nodes), degrade))
     disturbance = disturbed.disturbance()
     protocols = tuple(protocol.split(",")) if protocol is not None else ()
-    library_options = _LibraryOptions(library, env, calibration)
+    library_options = _LibraryOptions(library, env, calibration, verbose)
     machines = {"": machine}
     if group is not None and not concurrent:
         from simcoll.planning.sweeps.mesh_groups import machines_along
@@ -157,6 +160,7 @@ def predict(
                 library_options if unrestricted or library_options.alone else None,
                 outputs[axis],
                 notes,
+                verbose=verbose,
             )
 
 
@@ -168,6 +172,8 @@ def _table(
     library: _LibraryOptions | None,
     files: Files,
     notes: Sequence[str],
+    *,
+    verbose: bool,
 ) -> None:
     """Print and write the table of a machine, or of one group along an axis; ``library``: its lines first, or alone."""
     from simcoll.cli.sweeping import print_sweep, prove_all
@@ -185,13 +191,17 @@ def _table(
     notes = list(notes)
     if collective and request.choices is None:
         fitting, left_out = candidates(collective, machine, sweep.protocols)
-        notes += [f"left out {reason}" for reason in left_out]
+        if verbose:
+            notes += [f"left out {reason}" for reason in left_out]
+        elif left_out:
+            names = ", ".join(dict.fromkeys(reason.partition(":")[0] for reason in left_out))
+            notes.append(f"left out, as the machine does not suit them: {names} (-v: why)")
         sweep = replace(sweep, choices=tuple(choice for choice, _ in fitting))
         built = [schedule for _, schedule in fitting]
     for note in notes:
         say(f"# {note}")
     schedules = prove_all(sweep, machine, built) if sweep.collective else []
-    table, proofs, stopped = print_sweep(title, sweep, schedules, machine, request.programs)
+    table, proofs, stopped = print_sweep(title, sweep, schedules, machine, request.programs, verbose=verbose)
     if predictions and not stopped:
         from simcoll.planning.measured.library_table import gain_lines
 
@@ -285,6 +295,7 @@ class _LibraryOptions:
     name: str | None
     env: str
     calibration: Path | None
+    verbose: bool
 
     @property
     def alone(self) -> bool:
@@ -307,7 +318,7 @@ class _LibraryOptions:
                 raise
             say_text(f"# no line of NCCL: {error.message}")
             return []
-        for line in library_lines(predictions, topology, library, environment):
+        for line in library_lines(predictions, topology, library, environment, verbose=self.verbose):
             say(line)
         if not self.alone:
             say()

@@ -94,9 +94,9 @@ def _files(space: Space, rows: Sequence[Row], best: Sequence[Row], front: Sequen
     from simcoll.planning.designs.html_page import page_html
     from simcoll.planning.designs.prices import shadow_prices
     from simcoll.planning.designs.step_trace import step_trace
-    from simcoll.training.steps import Step
+    from simcoll.training.steps import TrainingStep
 
-    step = Step(design_of(best[0]))
+    step = TrainingStep(design_of(best[0]))
     clock = step.clock(tier=best[0]["result"]["tier"]).clock
     page = design_page(space, rows, best, front, bars_of(step.workload, clock), step.design, shadow_prices(step.design))
     contents = (

@@ -9,6 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from simcoll.cli.disturbance_options import Disturbed
+from simcoll.command_line import VERBOSE
 from simcoll.errors import blamed_on
 from simcoll.terminal import say
 
@@ -21,6 +22,7 @@ def run_scenario(
     *,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
     group: str | None = None,
+    verbose: Annotated[bool, VERBOSE] = False,
     disturbed: Disturbed = Disturbed(),  # noqa: B008
 ) -> None:
     """Run a scenario: prove and emulate every algorithm, print the table, write the results, a picture and a timeline.
@@ -33,6 +35,8 @@ def run_scenario(
         Folder for results.json, results.csv, busbw.svg and trace.json.gz; default out/<scenario>.
     group
         Axes of a mesh of all ranks, fastest first, such as tp=8,dp=64: a table for one group of each axis, in a folder of that name.
+    verbose
+        Print also every proof, what played the runs, and the hash of their traces.
     """
     from msgspec import structs
 
@@ -58,7 +62,7 @@ def run_scenario(
         open_folder(folder, scenarios.RESULT_FILES)
     for folder, (axis, machine), schedules in zip(folders, machines.items(), axis_schedules, strict=True):
         title = f"{content.title}; one group along {axis}" if axis else content.title
-        table, proofs, stopped = print_sweep(title, sweep, schedules, machine, programs)
+        table, proofs, stopped = print_sweep(title, sweep, schedules, machine, programs, verbose=verbose)
         if table or table.programs:
             names = scenarios.write_results(folder, structs.replace(content, title=title), machine, table, proofs)
             say(f"# wrote {', '.join(str(folder / name) for name in names)}")

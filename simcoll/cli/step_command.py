@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from simcoll.command_line import WHOLE
+from simcoll.command_line import VERBOSE, WHOLE
 from simcoll.errors import ConfigError, blamed_on
 from simcoll.terminal import say
 
@@ -27,6 +27,7 @@ def time_step(
     system: Path | None = None,
     comm_groups: Path | None = None,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    verbose: Annotated[bool, VERBOSE] = False,
 ) -> None:
     """Time a training step or another workload; print its breakdown, write the result, a picture and a timeline.
 
@@ -47,6 +48,8 @@ def time_step(
         ASTRA-sim's file of the groups that a Chakra trace names: {"1": [0, 1], ...}.
     output
         Folder for step.json, step.svg, trace.json.gz (Perfetto) and workload.json; default out/<design>.
+    verbose
+        Print also the formula of the FLOPs, what played the step, and the hashes of design and trace.
     """
     from simcoll.cli.workload_files import WORKLOADS, read_any_workload, workload_kind
     from simcoll.files.output import open_folder, write_files
@@ -54,7 +57,7 @@ def time_step(
     from simcoll.planning.designs.step_report import step_json, step_lines, step_svg, workload_lines
     from simcoll.planning.designs.step_trace import step_trace
     from simcoll.training.design import load_design
-    from simcoll.training.steps import Step
+    from simcoll.training.steps import TrainingStep
     from simcoll.workload.playing import alone_on, run_workload
     from simcoll.workload.workload import write_workload
 
@@ -71,10 +74,10 @@ def time_step(
                 f"--topology, --nodes, --gpu, --system and --comm-groups are for workloads; this is {TITLES[kind]}",
                 file=str(design),
             )
-        step = Step(load_design(design))
+        step = TrainingStep(load_design(design))
         open_folder(folder, FILES)
         result = step.result(tier=tier)
-        lines, workload, title = step_lines(result), step.workload, result.title
+        lines, workload, title = step_lines(result, verbose=verbose), step.workload, result.title
         clock, content, plans = step.clock(tier=tier).clock, step_json(result), step.alone.plans
     else:
         workload, place, slow = read_any_workload(design, kind, topology, nodes, gpu, system, comm_groups)
@@ -85,8 +88,8 @@ def time_step(
         open_folder(folder, FILES)
         with blamed_on(str(design)):
             run = run_workload(workload, place, tier=tier, slow=slow)
-        plans = alone_on(place, alike=False, rules=workload.rules).plans
-        lines, content = workload_lines(run), step_json(run)
+        plans = alone_on(place, uniform=False, rules=workload.rules).plans
+        lines, content = workload_lines(run, verbose=verbose), step_json(run)
         title, clock = run.title or design.stem, run.clock
     for line in lines:
         say(line)

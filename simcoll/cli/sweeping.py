@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["degrade_links", "mesh_lines", "print_sweep", "prove_all"]
 
+MOST_PROOFS = 6
+"""More proofs than these are counted above a table, not listed: the table shall stay on the screen."""
+
 
 def degrade_links(machine: Topology, texts: Sequence[str]) -> Topology:
     """The machine with the links named by ``--degrade`` at their remaining share of capacity."""
@@ -49,9 +52,12 @@ def print_sweep(
     schedules: Sequence[Schedule],
     topology: Topology,
     programs: Sequence[Choice] = (),
+    *,
+    verbose: bool = False,
 ) -> tuple[SweepTable, list[str], bool]:
     """Run programs and a prepared sweep, and print each size when it is done.
 
+    ``verbose`` adds the proof of every schedule, what played the runs, and the hash of their traces.
     Returns the runs, a line per proof, and whether Ctrl-C ended the sweep early, in which case the runs cover the finished sizes.
     """
     from simcoll.planning.sweeps.running import SweepTable, runs
@@ -68,6 +74,8 @@ def print_sweep(
         ]
     for run in played:
         say(run)
+        if verbose:
+            say(f"# trace hash {run.result.trace_hash}")
     if not sweep.choices:
         return SweepTable(sweep, topology.name, (), tuple(played)), [], False
     say(f"# simcoll: {title}")
@@ -75,8 +83,11 @@ def print_sweep(
     if sweep.disturbed:
         say(f"# disturbed: {sweep.disturbed}")
     proofs = [f"{printable(schedule.title)}: {verify(schedule)}" for schedule in schedules]
-    for proof in proofs:
-        say(f"# {proof}")
+    if verbose or len(proofs) <= MOST_PROOFS:
+        for proof in proofs:
+            say(f"# {proof}")
+    else:
+        say(f"# {len(proofs)} algorithms, all proved (-v: each proof)")
     for line in _left_out(sweep, schedules):
         say(f"# {line}")
     for line in head_lines(sweep):
@@ -97,8 +108,9 @@ def print_sweep(
     checks = {row.choice: row.checked.wrong for row in rows if row.checked and row.checked.wrong is not None}
     moved = [row.result.wrong for row in rows if row.result.wrong is not None]
     wrong = sum(moved) + sum(checks.values())
-    for line in (*foot_lines(rows), *engine_lines(rows), _summary(rows, len(checks), len(moved), wrong)):
+    for line in (*foot_lines(rows), *(engine_lines(rows) if verbose else ())):
         say(line)
+    say(f"{_summary(rows, len(checks), len(moved), wrong)}{_hash_text(rows) if verbose else ''}")
     if stopped:
         say(f"# stopped after {len(best_rows(rows))} of {len(sweep.sizes)} sizes; these are kept", flush=True)
     if wrong:
@@ -116,17 +128,21 @@ def _left_out(sweep: Sweep, schedules: Sequence[Schedule]) -> Iterator[str]:
 
 
 def _summary(rows: Sequence[SweepRow], checked: int, moved: int, wrong: int) -> str:
-    from simcoll.planning.sweeps.sweep_report import sweep_hash
-
-    trace_hash = sweep_hash(rows)
     cut = "".join(
         f", {count} {kind}" for kind, count in Counter(row.result.cut.kind for row in rows if row.result.cut).items()
     )
     every = f" and in {moved} runs" if moved else ""
     return (
         f"# {len(rows)} run{'s' * (len(rows) != 1)}{cut}, data checked in {checked} schedule{'s' * (checked != 1)}{every}: "
-        f"{wrong} wrong. {f'trace hash {trace_hash}' if trace_hash else 'no trace hash'}"
+        f"{wrong} wrong"
     )
+
+
+def _hash_text(rows: Sequence[SweepRow]) -> str:
+    from simcoll.planning.sweeps.sweep_report import sweep_hash
+
+    trace_hash = sweep_hash(rows)
+    return f", trace hash {trace_hash}" if trace_hash else ", no trace hash"
 
 
 def mesh_lines(sweep: Sweep, machine: Topology, mesh: str, *, csv: Path | None, library: str = "") -> None:

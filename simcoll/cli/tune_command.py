@@ -91,9 +91,7 @@ def tune_library(
     wide = 20 if of_nccl else width
     calibration_text = f", calibration {overlay.hash}" if overlay else ""
     say(f"# topology {machine.name}: {counted(machine.nranks, 'rank')}{calibration_text}")
-    say(
-        f"# collective            size  {'choice':<{width}}  time (us)  {'default':<{wide}}  time (us)    gain  error"
-    )
+    say(f"# collective            size  {'choice':<{width}}  time (us)  {'default':<{wide}}  time (us)    gain  error")
     for row in _play_choices(choices, kinds, sizes):
         choice = f"{row.algorithm} {row.protocol} {row.channels if row.channels > 0 else ''}".strip()
         error = "-" if row.error is None else f"{100 * row.error:.0f} %"

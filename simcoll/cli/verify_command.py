@@ -97,4 +97,6 @@ def _file_proof(file: str, *, exact: bool, trust_relaxed: bool) -> tuple[object,
         return algorithm, f"unproved, data unknown: {matched}"
     if isinstance(algorithm, DeviceProgram):
         return algorithm, verify_device_program(algorithm, trust_relaxed=trust_relaxed)
-    return algorithm, verify(algorithm, exact=exact or None) if isinstance(algorithm, Schedule) else verify_program(algorithm)
+    return algorithm, verify(algorithm, exact=exact or None) if isinstance(algorithm, Schedule) else verify_program(
+        algorithm
+    )

@@ -71,7 +71,7 @@ def read_any_workload(
         groups = None if comm_groups is None else load_comm_groups(comm_groups)
         workload = load_chakra(path, gpu=roofline if gpu is None else load_gpu(gpu), groups=groups)
     if settings is not None:
-        workload = settings.applied(workload)
+        workload = settings.apply_to(workload)
         if settings.left_out:
             say(f"# {system}: no counterpart here: {', '.join(settings.left_out)}")
     if topology is not None:
@@ -129,15 +129,15 @@ def convert_workload(
 
 def _traces(workload: Workload, place: Topology | None, *, messages: bool) -> Traces:
     from simcoll.traces.chakra_writer import traces_of_program, traces_of_workload
-    from simcoll.workload.lower import Plans, lower
-    from simcoll.workload.workload import Compute
+    from simcoll.workload.lower import WorkloadPlans, lower
+    from simcoll.workload.workload import ComputeOperation
 
-    nested = any(isinstance(operation, Compute) and operation.inside for operation in workload.operations)
+    nested = any(isinstance(operation, ComputeOperation) and operation.inside for operation in workload.operations)
     if not nested and not messages:
         return traces_of_workload(workload)
     if place is None:
         raise ConfigError("what its collectives become depends on where they run: give --topology")
-    return traces_of_program(lower(workload, Plans(place, rules=workload.rules))[0], lowered=messages)
+    return traces_of_program(lower(workload, WorkloadPlans(place, rules=workload.rules))[0], lowered=messages)
 
 
 def _messages(algorithm: Algorithm, size: str | None, dtype: str | None) -> Traces:

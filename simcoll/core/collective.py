@@ -118,11 +118,11 @@ KINDS: dict[str, Kind] = {
 }  # fmt: skip
 
 
-def _whole(value: object, what: str) -> int:
+def _whole(value: object, expectation: str) -> int:
     """A whole number as a Python int, so that equal collectives also hash and print alike."""
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
         return int(value)
-    raise ConfigError(f"{what}; got {value!r}")
+    raise ConfigError(f"{expectation}; got {value!r}")
 
 
 @without_subclasses
@@ -175,15 +175,15 @@ class Collective:
         ) -> None: ...
 
     def __post_init__(self) -> None:
-        given: Any = self.kind  # whatever was given
-        kind = str.__str__(given) if isinstance(given, str) else ""  # a member of an enumeration is its value
+        raw_kind: Any = self.kind  # whatever was given
+        kind = str.__str__(raw_kind) if isinstance(raw_kind, str) else ""  # a member of an enumeration is its value
         if kind not in KINDS:
-            raise ConfigError(f"unknown collective {given!r}; {nearest(str(given), KINDS)}")
+            raise ConfigError(f"unknown collective {raw_kind!r}; {nearest(str(raw_kind), KINDS)}")
         object.__setattr__(self, "kind", kind)
-        placed: Any = self.in_place
-        if not isinstance(placed, (bool, np.bool_)):
-            raise ConfigError(f"in_place must be True or False; got {placed!r}")
-        object.__setattr__(self, "in_place", bool(placed))
+        in_place: Any = self.in_place
+        if not isinstance(in_place, (bool, np.bool_)):
+            raise ConfigError(f"in_place must be True or False; got {in_place!r}")
+        object.__setattr__(self, "in_place", bool(in_place))
         object.__setattr__(
             self, "nranks", _whole(self.nranks, f"{self.kind} needs a whole number of ranks, at least 1")
         )
@@ -206,9 +206,9 @@ class Collective:
 
     def _check_pairs(self) -> None:
         pairs: list[tuple[int, int]] = []
-        given: Any = self.pairs
-        if not isinstance(given, (tuple, list)):
-            raise ConfigError(f"pairs={given!r:.60}: expected a list of (source, destination)")
+        raw_pairs: Any = self.pairs
+        if not isinstance(raw_pairs, (tuple, list)):
+            raise ConfigError(f"pairs={raw_pairs!r:.60}: expected a list of (source, destination)")
         for pair in self.pairs:
             ends: Any = pair  # whatever was given
             if not isinstance(ends, (tuple, list)) or len(ends) != 2:
@@ -244,14 +244,14 @@ class Collective:
         """Number of distinct blocks, the units whose sizes are given at bind."""
         return self.spec.nblocks(self.nranks)
 
-    def _at(self, where: str, rank: ArrayLike) -> NDArray[np.bool_]:
+    def _at(self, role: str, rank: ArrayLike) -> NDArray[np.bool_]:
         ranks = np.asarray(rank, np.int64)
-        if where == "all":
+        if role == "all":
             return np.ones(ranks.shape, np.bool_)
-        if where == "root":
+        if role == "root":
             at_root: NDArray[np.bool_] = ranks == self.root
             return at_root
-        members = [pair[0 if where == "sources" else 1] for pair in self.pairs]
+        members = [pair[0 if role == "sources" else 1] for pair in self.pairs]
         return np.isin(ranks, np.array(members, np.int64))
 
     def has_input(self, rank: ArrayLike) -> NDArray[np.bool_]:

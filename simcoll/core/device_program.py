@@ -150,13 +150,13 @@ class DeviceProgram:
         base = 0
         for name, size in zip(("input", "output", "scratch", "packet"), self.buffers, strict=True):
             if region.cell < base + size or name == "packet":
-                first, last = (
+                first_chunk, last_chunk = (
                     cell // self.pieces for cell in (region.cell - base, region.cell - base + region.count - 1)
                 )
-                return f"rank {region.rank} {name}[{first}{f'..{last}' * (last > first)}]"
+                return f"rank {region.rank} {name}[{first_chunk}{f'..{last_chunk}' * (last_chunk > first_chunk)}]"
             base += size
         return ""
 
     def __str__(self) -> str:
-        what = f"{self.collective}" if self.collective else f"custom n={self.nranks}"
-        return f"{self.name} {what}"
+        subject = f"{self.collective}" if self.collective else f"custom n={self.nranks}"
+        return f"{self.name} {subject}"

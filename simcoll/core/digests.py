@@ -103,9 +103,9 @@ def _sums(words: Ints) -> bytes:
 
 def _products(words: Ints) -> bytes:
     factors = _factors()
-    whole = len(words) - len(words) % PART
-    rest: Ints = np.einsum("i,ji->j", words[whole:], factors[:, : len(words) - whole])
-    if not whole:
-        return rest.tobytes()
-    sums: Ints = np.einsum("pi,ji->pj", words[:whole].reshape(-1, PART), factors)
-    return sums.tobytes() + rest.tobytes()
+    cut = len(words) - len(words) % PART
+    tail_sums: Ints = np.einsum("i,ji->j", words[cut:], factors[:, : len(words) - cut])
+    if not cut:
+        return tail_sums.tobytes()
+    sums: Ints = np.einsum("pi,ji->pj", words[:cut].reshape(-1, PART), factors)
+    return sums.tobytes() + tail_sums.tobytes()

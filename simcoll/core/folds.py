@@ -32,6 +32,6 @@ def operands(dst_rank: Ints, dst_chunk: Ints, count: Ints, op: NDArray[np.int8],
     start = (dst_rank * size + dst_chunk)[rows]
     if overlaps(start, start + count[rows]):
         row, offset = spread(count[rows])
-        _, which, each = np.unique(start[row] + offset, return_inverse=True, return_counts=True)
-        np.maximum.at(result, rows[row], each[which])
+        _, chunk, writes = np.unique(start[row] + offset, return_inverse=True, return_counts=True)
+        np.maximum.at(result, rows[row], writes[chunk])
     return result

@@ -23,7 +23,7 @@ from simcoll.core.step import distinct, joined, spread
 
 Steps: TypeAlias = Callable[[], Iterable[tuple[int, Step]]]
 
-__all__ = ["by_transfer", "check_orderable", "derive_waits", "hazards", "overwritten", "wait_pairs"]
+__all__ = ["by_transfer", "check_orderable", "derive_waits", "hazards", "overwritten_sources", "wait_pairs"]
 
 MOST = 2**20
 """Number of accesses to chunks that are handled together, and of chunks of which there is a table."""
@@ -33,21 +33,21 @@ BLOCK_ROWS = 2**17
 """Number of transfers of consecutive steps that are handled together."""
 
 
-class _Block(NamedTuple):
-    """Transfers of consecutive steps: first chunk read and written, over all ranks, number of chunks, channel, and operation.
+class _TransferBlock(NamedTuple):
+    """Transfers of consecutive steps: first chunk of source and target, over all ranks, number of chunks, channel, and operation.
 
     ``lengths`` are the numbers of transfers of the steps. A message without data has no chunks.
     """
 
-    read: Ints
-    written: Ints
+    source: Ints
+    target: Ints
     chunks: Ints
     channel: Shorts
     op: NDArray[np.int8]
     lengths: list[int]
 
 
-Blocks: TypeAlias = Callable[[], Iterable[_Block]]
+Blocks: TypeAlias = Callable[[], Iterable[_TransferBlock]]
 
 
 class _Transfers(NamedTuple):
@@ -66,17 +66,17 @@ class _Accesses(NamedTuple):
 
 
 class _Versions(NamedTuple):
-    """Versions of cells: that which each read finds, and those that each write replaces and makes.
+    """Versions of cells: that which each read observes, and those that each write replaces and creates.
 
     Cells begin with a version of their own number. The writes of a step to one cell (a fold) make one version.
     """
 
-    read: Shorts
+    observed: Shorts
     replaced: Shorts
-    made: Shorts
+    created: Shorts
 
 
-def _blocks(steps: Steps, size: int) -> Iterator[_Block]:
+def _blocks(steps: Steps, size: int) -> Iterator[_TransferBlock]:
     """The steps in blocks."""
     some: list[Step] = []
     rows = 0
@@ -90,12 +90,12 @@ def _blocks(steps: Steps, size: int) -> Iterator[_Block]:
         yield _block(some, size)
 
 
-def _block(some: list[Step], size: int) -> _Block:
-    one = joined(some)
-    data = one.op != SYNC  # a message without data may name any chunk
-    read, written = ((rank * size + chunk) * data for rank, chunk in one.ends)
-    return _Block(
-        read, written, one.count * data, one.channel.astype(np.int32), one.op.astype(np.int8), [*map(len, some)]
+def _block(steps: list[Step], size: int) -> _TransferBlock:
+    step = joined(steps)
+    data = step.op != SYNC  # a message without data may name any chunk
+    source, target = ((rank * size + chunk) * data for rank, chunk in step.ends)
+    return _TransferBlock(
+        source, target, step.count * data, step.channel.astype(np.int32), step.op.astype(np.int8), [*map(len, steps)]
     )
 
 
@@ -104,17 +104,18 @@ def _accesses(blocks: Blocks, low: int, high: int, kind: Any) -> tuple[_Accesses
 
     A reduction's read of its destination is left out: the write stands for it, except in a fold. ``kind`` has room for all numbers.
     """
-    first, none = 0, np.zeros(0, kind)
+    base = 0
+    none = np.zeros(0, kind)
     ends: tuple[list[tuple[Array, Array, Array]], ...] = [(none, none, none)], [(none, none, none)]
     for block in blocks():
-        for begin, ranges in zip((block.read, block.written), ends, strict=True):
-            here = np.flatnonzero((begin >= low) & (begin < high))
-            start = begin[here] - low
-            end = start + block.chunks[here]
-            ranges.append((start.astype(kind), end.astype(kind), (first + here).astype(kind)))
-        first += len(block.chunks)
-    (*read, reader), (*written, writer) = (map(np.concatenate, zip(*ranges, strict=True)) for ranges in ends)
-    cells, count = _cells([*read, *written], high - low)
+        for begin, ranges in zip((block.source, block.target), ends, strict=True):
+            rows = np.flatnonzero((begin >= low) & (begin < high))
+            start = begin[rows] - low
+            end = start + block.chunks[rows]
+            ranges.append((start.astype(kind), end.astype(kind), (base + rows).astype(kind)))
+        base += len(block.chunks)
+    (*read_edges, reader), (*write_edges, writer) = (map(np.concatenate, zip(*ranges, strict=True)) for ranges in ends)
+    cells, count = _cells([*read_edges, *write_edges], high - low)
     return _spread(cells[0], cells[1], reader), _spread(cells[2], cells[3], writer), count
 
 
@@ -144,17 +145,17 @@ def _cells(edges: list[Array], chunks: int) -> tuple[list[Shorts], int]:
 
 def _versions(reads: _Accesses, writes: _Accesses, cells: int, starts: Ints) -> _Versions:
     """Follow the versions of all cells through the steps, which begin with the transfers ``starts``."""
-    now = np.arange(cells, dtype=np.int32)
+    version = np.arange(cells, dtype=np.int32)
     names = np.arange(cells, cells + len(writes.cell), dtype=np.int32)
-    read, replaced, made = (np.empty(len(of.cell), np.int32) for of in (reads, writes, writes))
+    observed, replaced, created = (np.empty(len(of.cell), np.int32) for of in (reads, writes, writes))
     cuts = [pairwise(np.searchsorted(of.transfer, starts).tolist()) for of in (reads, writes)]
     for (a, b), (c, d) in zip(*cuts, strict=True):
         cell = writes.cell[c:d]
-        read[a:b] = now[reads.cell[a:b]]
-        replaced[c:d] = now[cell]
-        now[cell] = names[c:d]
-        made[c:d] = now[cell]
-    return _Versions(read, replaced, made)
+        observed[a:b] = version[reads.cell[a:b]]
+        replaced[c:d] = version[cell]
+        version[cell] = names[c:d]
+        created[c:d] = version[cell]
+    return _Versions(observed, replaced, created)
 
 
 def hazards(cell: Ints, write: NDArray[np.bool_]) -> tuple[Ints, Ints]:
@@ -163,24 +164,24 @@ def hazards(cell: Ints, write: NDArray[np.bool_]) -> tuple[Ints, Ints]:
     Each access is paired with the last write before it, and each write also with the reads since. Accesses come sorted by cell, and
     within a cell in the order in which they happen.
     """
-    at = np.arange(len(cell))
-    begin = np.maximum.accumulate(np.where(np.diff(cell, prepend=-1) != 0, at, 0))
-    written = np.concatenate([[-1], np.maximum.accumulate(np.where(write, at, -1))])[:-1]
-    after = np.flatnonzero(written >= begin)
+    position = np.arange(len(cell))
+    begin = np.maximum.accumulate(np.where(np.diff(cell, prepend=-1) != 0, position, 0))
+    last_write = np.concatenate([[-1], np.maximum.accumulate(np.where(write, position, -1))])[:-1]
+    followers = np.flatnonzero(last_write >= begin)
     writes = np.flatnonzero(write)
-    since = np.maximum(written + 1, begin)[writes]
+    since = np.maximum(last_write + 1, begin)[writes]
     row, offset = spread(writes - since)
-    return np.concatenate([after, writes[row]]), np.concatenate([written[after], since[row] + offset])
+    return np.concatenate([followers, writes[row]]), np.concatenate([last_write[followers], since[row] + offset])
 
 
 def _groups(blocks: Blocks, nranks: int, size: int) -> list[int]:
     """Bounds of the chunks of groups of consecutive ranks, each with few enough accesses to be handled together."""
     total = np.zeros(nranks, np.int64)
     for block in blocks():
-        for begin in (block.read, block.written):
+        for begin in (block.source, block.target):
             total += np.bincount(begin // max(size, 1), block.chunks, nranks).astype(np.int64)
     group = np.cumsum(total) // MOST
-    return [each * size for each in (0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), nranks)]
+    return [bound * size for bound in (0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), nranks)]
 
 
 def _with_overwriters(waits: Ints, swaps: Ints, count: int) -> Ints:
@@ -189,28 +190,31 @@ def _with_overwriters(waits: Ints, swaps: Ints, count: int) -> Ints:
     The reader sets its source aside when its waits are done; only then may the source change. A wait of transfer a for b is encoded as
     ``a * count + b``, and a swap of reader a and writer b likewise.
     """
-    readers, writers = swaps // count, swaps % count
+    readers = swaps // count
+    writers = swaps % count
     while len(swaps):
-        low, high = np.searchsorted(waits, readers * count), np.searchsorted(waits, (readers + 1) * count)
+        low = np.searchsorted(waits, readers * count)
+        high = np.searchsorted(waits, (readers + 1) * count)
         row, offset = spread(high - low)
-        writer, wait = writers[row], waits[low[row] + offset] % count
-        more = distinct(waits, (writer * count + wait)[writer != wait])
-        if len(more) == len(waits):
+        writer = writers[row]
+        wait = waits[low[row] + offset] % count
+        extended = distinct(waits, (writer * count + wait)[writer != wait])
+        if len(extended) == len(waits):
             break
-        waits = more
+        waits = extended
     return waits
 
 
-def _kept(steps: Steps, size: int) -> Blocks:
+def _block_source(steps: Steps, size: int) -> Blocks:
     """The steps in blocks, which are kept if they are few."""
-    kept: list[_Block] = []
+    blocks: list[_TransferBlock] = []
     rows = 0
     for block in _blocks(steps, size):
         rows += len(block.chunks)
         if rows > KEPT_ROWS:
             return partial(_blocks, steps, size)
-        kept.append(block)
-    return partial(iter, kept)
+        blocks.append(block)
+    return partial(iter, blocks)
 
 
 def derive_waits(steps: Steps, nranks: int, size: int) -> dict[int, tuple[int, ...]]:
@@ -220,9 +224,10 @@ def derive_waits(steps: Steps, nranks: int, size: int) -> dict[int, tuple[int, .
 
 def by_transfer(later: Array, earlier: Array) -> dict[int, tuple[int, ...]]:
     """Pairs, in order of ``later``, as a dictionary without empty entries."""
-    begin, each = np.flatnonzero(np.diff(later, prepend=-1)), earlier.tolist()
+    begin = np.flatnonzero(np.diff(later, prepend=-1))
+    awaited = earlier.tolist()
     edges = [*begin.tolist(), len(later)]
-    return {a: tuple(each[b:c]) for a, (b, c) in zip(later[begin].tolist(), pairwise(edges), strict=True)}
+    return {a: tuple(awaited[b:c]) for a, (b, c) in zip(later[begin].tolist(), pairwise(edges), strict=True)}
 
 
 def wait_pairs(steps: Steps, nranks: int, size: int) -> tuple[Array, Array]:
@@ -240,82 +245,89 @@ def wait_pairs(steps: Steps, nranks: int, size: int) -> tuple[Array, Array]:
     tuple
         Running numbers of the waiting transfers, in order, and of the transfers that they wait for.
     """
-    waits, swaps, count = _encoded(_kept(steps, size), nranks, size)
+    waits, swaps, count = _encode(_block_source(steps, size), nranks, size)
     waits = _with_overwriters(waits, swaps, count)
     kind = np.int32 if count < 2**31 else np.int64  # there may be millions, and they are kept
     return (waits // count).astype(kind), (waits % count).astype(kind)
 
 
-def _encoded(blocks: Blocks, nranks: int, size: int) -> tuple[Ints, Ints, int]:
-    """The pairs of :func:`_tied` for all transfers, as :func:`_with_overwriters` takes them."""
+def _encode(blocks: Blocks, nranks: int, size: int) -> tuple[Ints, Ints, int]:
+    """The pairs of :func:`_ordered_pairs` for all transfers, as :func:`_with_overwriters` takes them."""
     none = np.zeros(0, np.int64)
     columns = [(none, none, none), *((block.channel, block.op, np.array(block.lengths)) for block in blocks())]
     channel, op, lengths = (np.concatenate(column) for column in zip(*columns, strict=True))
     step = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
     of = _Transfers(channel.astype(np.int32), op.astype(np.int8), step)
-    count, starts = max(len(channel), 1), np.append(0, np.cumsum(lengths))
-    found, beside = [none], [none]
+    count = max(len(channel), 1)
+    starts = np.append(0, np.cumsum(lengths))
+    waits, swaps = [none], [none]
     for low, high in pairwise(_groups(blocks, nranks, size)):
         kind = np.int32 if max(count, high - low) < 2**31 else np.int64
         reads, writes, cells = _accesses(blocks, low, high, kind)
-        across, inside = _tied(reads, writes, _versions(reads, writes, cells, starts), cells, of)
-        for pairs, (first, second) in ((found, across), (beside, inside)):
-            pairs.append(first.astype(np.int64) * count + second)
-    return distinct(*found), distinct(*beside), count
+        across, overwriting = _ordered_pairs(reads, writes, _versions(reads, writes, cells, starts), cells, of)
+        for codes, (major, minor) in ((waits, across), (swaps, overwriting)):
+            codes.append(major.astype(np.int64) * count + minor)
+    return distinct(*waits), distinct(*swaps), count
 
 
-def _tied(
+def _ordered_pairs(
     reads: _Accesses, writes: _Accesses, versions: _Versions, cells: int, of: _Transfers
 ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
     """Pairs (later, earlier) of different channels that must stay in order, and pairs (reader, writer) of one step and channel."""
-    read, replaced, made = versions
-    reader, writer = reads.transfer, writes.transfer
+    observed, replaced, created = versions
+    reader = reads.transfer
+    writer = writes.transfer
     order = size = begin = np.zeros(0, np.int32)
-    folds = bool((made != np.arange(cells, cells + len(made))).any())
+    folds = bool((created != np.arange(cells, cells + len(created))).any())
     if folds:
-        order = np.argsort(made, kind="stable").astype(np.int32)
-        size = np.bincount(made - cells, minlength=len(made)).astype(np.int32)
+        order = np.argsort(created, kind="stable").astype(np.int32)
+        size = np.bincount(created - cells, minlength=len(created)).astype(np.int32)
         begin = np.cumsum(size, dtype=np.int32) - size
-        also = of.op[writer] == REDUCE  # each reads what others of its fold overwrite
-        read, reader = np.append(read, replaced[also]), np.append(reader, writer[also])
+        operand = of.op[writer] == REDUCE  # each reads what others of its fold overwrite
+        observed = np.append(observed, replaced[operand])
+        reader = np.append(reader, writer[operand])
 
     def makers(version: Shorts, owner: Array) -> tuple[Array, Array]:
         """Pairs of an owner of a version and a transfer that made it."""
         rows = np.flatnonzero(version >= cells)
-        write, owner = version[rows] - cells, owner[rows]
+        write = version[rows] - cells
+        owner = owner[rows]
         if not folds:
             return owner, writer[write]
         place, owner = _spread(begin[write], begin[write] + size[write], owner)
         return owner, writer[order[place]]
 
-    after, before = makers(np.append(read, replaced), np.append(reader, writer))
-    across = of.channel[after] != of.channel[before]
-    later, earlier = after[across], before[across]
-    following = np.full(cells + len(made), -1, np.int32)
-    following[replaced] = made
-    before, after = makers(following[read], reader)
-    across = of.channel[after] != of.channel[before]
-    later, earlier = np.append(later, after[across]), np.append(earlier, before[across])
-    before, after = before[~across], after[~across]
-    inside = (of.step[after] == of.step[before]) & (after != before)
-    return (later, earlier), (before[inside], after[inside])
+    # A read waits for the writer of the version that it observes, a write for that of the version that it replaces.
+    accessor, maker = makers(np.append(observed, replaced), np.append(reader, writer))
+    across = of.channel[accessor] != of.channel[maker]
+    later, earlier = accessor[across], maker[across]
+    # The writer of the next version waits for the readers of this one.
+    following = np.full(cells + len(created), -1, np.int32)
+    following[replaced] = created
+    reader, overwriter = makers(following[observed], reader)
+    across = of.channel[overwriter] != of.channel[reader]
+    later = np.append(later, overwriter[across])
+    earlier = np.append(earlier, reader[across])
+    reader, overwriter = reader[~across], overwriter[~across]
+    same_step = (of.step[overwriter] == of.step[reader]) & (overwriter != reader)
+    return (later, earlier), (reader[same_step], overwriter[same_step])
 
 
-def overwritten(layout: Layout, step: Step) -> NDArray[np.bool_]:
+def overwritten_sources(layout: Layout, step: Step) -> NDArray[np.bool_]:
     """Mask of the transfers that read a chunk which a transfer of the same step writes."""
     data = step.op != SYNC
     start = step.dst_rank * layout.size + step.dst_chunk
     order = np.argsort(start, kind="stable")
     if not data.all():
         order = order[data[order]]
-    first = start[order]
-    end = np.maximum.accumulate(first + step.count[order])
-    read = step.src_rank * layout.size + step.src_chunk
+    write_start = start[order]
+    write_end = np.maximum.accumulate(write_start + step.count[order])
+    read_start = step.src_rank * layout.size + step.src_chunk
     # Of the writes that start before the end of a read, the last to end reaches into the read if any does.
-    place = np.searchsorted(first, read + step.count) - 1
-    if len(first) == 0:
+    place = np.searchsorted(write_start, read_start + step.count) - 1
+    if len(write_start) == 0:
         return np.zeros(len(step), np.bool_)
-    reached: NDArray[np.bool_] = (place >= 0) & (end[place] > read) & data
+    reached: NDArray[np.bool_] = (place >= 0) & (write_end[place] > read_start) & data
     return reached
 
 
@@ -329,21 +341,22 @@ def check_orderable(schedule: Schedule) -> None:
     """
     # A transfer waits inside its step only for one whose source it overwrites; most schedules have no such transfer.
     exchanging = (
-        (step.channel != step.channel[:1]).any() and overwritten(schedule.layout, step).any()
+        (step.channel != step.channel[:1]).any() and overwritten_sources(schedule.layout, step).any()
         for _, step in lowered(schedule)
     )
     if not any(exchanging):
         return
-    waits, first = derive_waits(lambda: lowered(schedule), schedule.nranks, schedule.layout.size), 0
+    waits = derive_waits(lambda: lowered(schedule), schedule.nranks, schedule.layout.size)
+    base = 0
     for number, step in lowered(schedule):
-        inside = {n: [w for w in waits.get(n, ()) if w >= first] for n in range(first, first + len(step))}
+        step_waits = {n: [w for w in waits.get(n, ()) if w >= base] for n in range(base, base + len(step))}
         try:
-            TopologicalSorter(inside).prepare()
+            TopologicalSorter(step_waits).prepare()
         except CycleError as error:
-            rows = sorted({transfer - first for transfer in error.args[1]})
+            rows = sorted({transfer - base for transfer in error.args[1]})
             ends = ", ".join(transfer_text(schedule.layout, step, row) for row in rows[:4])
             message = (
                 f"transfers of different channels overwrite what each other read: {ends}. Use one channel or two steps."
             )
             raise fault(number, step, rows[0], f"{schedule}: step {number}: {message}") from None
-        first += len(step)
+        base += len(step)

@@ -68,7 +68,7 @@ def by_constructor(record: Any) -> tuple[type, tuple[Any, ...]]:
 
     Fields that the constructor computes do not travel.
     """
-    return type(record), tuple(getattr(record, each.name) for each in fields(record) if each.init)
+    return type(record), tuple(getattr(record, entry.name) for entry in fields(record) if entry.init)
 
 
 def without_subclasses(record: Class) -> Class:

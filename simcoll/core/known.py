@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from simcoll.arrays import Array
 from simcoll.core.step import Repeat, Step
 
 if TYPE_CHECKING:
@@ -20,30 +21,29 @@ class Known:
     """Derived facts about a schedule, each computed once; they are neither pickled nor copied.
 
     ``digests``: of the blocks that the source has yielded so far; ``complete``: these are all. ``keeps``: whether a short pass, or a
-    longer one while ``held``, is ``kept``, and then, without repeats, ``lowered``. ``expected_protocols``: number of protocols under
-    which each size is expected to run. ``switched``: whether a step reduces in a switch. ``again``: the function, with its arguments,
-    that makes the same schedule in another process.
+    longer one while ``held``, is ``kept``, and then, without repeats, ``lowered``. ``again``: the function, with its arguments, that
+    makes the same schedule in another process. These are facts of the core; other packages store theirs in their own
+    :class:`simcoll.core.facts.FactStore`.
     """
 
     digests: list[bytes] = field(default_factory=list)
     complete: bool = False
     lock: Lock = field(default_factory=Lock, repr=False)
-    again: tuple[Callable[..., Any], tuple[Any, ...]] | None = None
+    again: tuple[Callable[..., object], tuple[object, ...]] | None = None
     keeps: bool = False
     held: bool = False
     kept: tuple[Step | Repeat, ...] | None = None
     lowered: tuple[Step, ...] | None = None
     checked: bool = False
     content_hash: str = ""
-    folds: bool | None = None
-    switched: bool | None = None
     proof: Proof | None = None
     waits: Mapping[int, tuple[int, ...]] | None = None
-    wait_pairs: tuple[Any, Any] | None = None
-    summaries: dict[tuple[int, int], Any] = field(default_factory=dict)
-    foldings: dict[tuple[Any, ...], Any] = field(default_factory=dict)
-    rehearsals: dict[tuple[Any, ...], Any] = field(default_factory=dict)
-    expected_protocols: int = 0
+    wait_pairs: tuple[Array, Array] | None = None
+
+    @property
+    def folds(self) -> bool:
+        """Whether a step may add to one element more than once, which only a proof of this very schedule excludes."""
+        return self.proof is None or self.proof.of is not self or self.proof.folds
 
     def agrees(self, number: int, value: bytes) -> bool:
         """Whether a pass that yields this digest as its block ``number``, from 1 on, agrees with all others so far.

@@ -76,10 +76,10 @@ class Layout:
         whose: Any = self.collective  # whatever was given
         if type(whose) is not Collective:
             raise ConfigError(f"a layout needs a Collective, got {whose!r:.60}")
-        given: Any = self.chunks
-        if isinstance(given, bool) or not isinstance(given, (int, np.integer)):
+        raw_chunks: Any = self.chunks
+        if isinstance(raw_chunks, bool) or not isinstance(raw_chunks, (int, np.integer)):
             raise ConfigError(f"a block must be cut into a whole number of chunks, got {self.chunks!r}")
-        object.__setattr__(self, "chunks", int(given))
+        object.__setattr__(self, "chunks", int(raw_chunks))
         if not 1 <= self.chunks <= MAX_CHUNKS:
             raise ConfigError(
                 f"a block must be cut into at least 1 chunk, got {self.chunks} (at most {MAX_CHUNKS} are numbered)"
@@ -103,7 +103,7 @@ class Layout:
         if self.collective.nranks * self.size > MAX_ADDRESSES:
             raise ConfigError(f"{self.collective}: {self.size} chunks on each rank are too many to number")
 
-    def _check_slots(self, name: str, limit: int, what: str) -> None:
+    def _check_slots(self, name: str, limit: int, domain: str) -> None:
         """Check and convert an array with an entry per scratch slot, or one such row per rank."""
         values, n = whole_numbers(name, getattr(self, name), "iu"), self.collective.nranks
         # Equal columns take the memory of one.
@@ -116,7 +116,7 @@ class Layout:
             )
         if values.size and (values.min() < 0 or values.max() >= limit):
             wrong = values[(values < 0) | (values >= limit)][0]
-            raise ConfigError(f"{name} must lie in 0..{limit - 1}, the {what}; got {wrong}")
+            raise ConfigError(f"{name} must lie in 0..{limit - 1}, the {domain}; got {wrong}")
 
     __reduce__ = by_constructor
 
@@ -158,13 +158,13 @@ class Layout:
     def _by_region(self, rank: Ints, chunk: Ints, function: Callable[[int, Ints, Ints], Ints]) -> Ints:
         """Evaluate a function of (region, rank, place in the region) for each chunk."""
         region, bases = self.region(chunk), self.bases()
-        first = int(region[0]) if len(region) else 0
-        if (region == first).all():  # the common case
-            return function(first, rank, chunk - bases[first])
+        common_region = int(region[0]) if len(region) else 0
+        if (region == common_region).all():  # the common case
+            return function(common_region, rank, chunk - bases[common_region])
         result = np.zeros(chunk.shape, np.int64)
-        for which in range(3):
-            here = np.flatnonzero(region == which)
-            result[here] = function(which, rank[here], chunk[here] - bases[which])
+        for number in range(3):
+            rows = np.flatnonzero(region == number)
+            result[rows] = function(number, rank[rows], chunk[rows] - bases[number])
         return result
 
     def _block_in(self, region: int, rank: Ints, place: Ints) -> Ints:
@@ -184,18 +184,18 @@ class Layout:
 
     def same_size(self, step: Step) -> NDArray[np.bool_]:
         """Mask of the single-chunk transfers whose two chunks have the same size for every choice of block sizes."""
-        alike = self.collective.nblocks <= 1 or int(step.src_chunk.min(initial=self.size)) >= self.scratch_base
-        if alike and self.scratch.ndim == 1 and np.array_equal(step.src_chunk, step.dst_chunk):
+        by_address = self.collective.nblocks <= 1 or int(step.src_chunk.min(initial=self.size)) >= self.scratch_base
+        if by_address and self.scratch.ndim == 1 and np.array_equal(step.src_chunk, step.dst_chunk):
             return np.ones(len(step), np.bool_)  # the same addresses on all ranks
         if self.scratch_pieces is None:
-            same: NDArray[np.bool_] = (step.src_chunk - step.dst_chunk) % self.chunks == 0
+            equal: NDArray[np.bool_] = (step.src_chunk - step.dst_chunk) % self.chunks == 0
         else:
-            same = self.piece(*step.ends[0]) == self.piece(*step.ends[1])
+            equal = self.piece(*step.ends[0]) == self.piece(*step.ends[1])
         if self.collective.nblocks > 1:
-            same &= self.block(*step.ends[0]) == self.block(*step.ends[1])
-        return same
+            equal &= self.block(*step.ends[0]) == self.block(*step.ends[1])
+        return equal
 
-    def _aliased(self, rank: Ints) -> NDArray[np.bool_]:
+    def _has_alias(self, rank: Ints) -> NDArray[np.bool_]:
         return self.collective.has_input(rank) & self.collective.has_output(rank)
 
     def canonical(self, rank: Ints, chunk: Ints) -> Ints:
@@ -205,12 +205,12 @@ class Layout:
             return chunk
         inputs, outputs = self.collective.input_slots, self.collective.output_slots
         inner = outputs < inputs  # the outputs lie inside the inputs, or the other way round
-        here = (chunk >= self.output_base) & (chunk < self.scratch_base) if inner else chunk < self.output_base
-        if not here.any():  # the common case
+        in_inner = (chunk >= self.output_base) & (chunk < self.scratch_base) if inner else chunk < self.output_base
+        if not in_inner.any():  # the common case
             return chunk
         slot, piece = chunk // self.chunks, chunk % self.chunks
-        other = alias(rank, slot - inputs)[0] if inner else alias(rank, slot)[1] + inputs
-        return np.where(here & self._aliased(rank), other * self.chunks + piece, chunk)
+        outer_slot = alias(rank, slot - inputs)[0] if inner else alias(rank, slot)[1] + inputs
+        return np.where(in_inner & self._has_alias(rank), outer_slot * self.chunks + piece, chunk)
 
     def wanted(self, rank: Ints, chunk: Ints) -> tuple[Ints, Ints]:
         """Rank (or ``ALL``) and input chunk whose data each output chunk must hold."""
@@ -221,16 +221,16 @@ class Layout:
 
     def writable(self, rank: Ints, chunk: Ints) -> NDArray[np.bool_]:
         """Whether a schedule may write to each (canonical) chunk: all chunks except inputs that are not also outputs."""
-        outside: NDArray[np.bool_] = chunk >= self.output_base
+        allowed: NDArray[np.bool_] = chunk >= self.output_base
         alias = self.collective.spec.alias
         if (
             self.collective.in_place
             and alias is not None
             and self.collective.output_slots < self.collective.input_slots
         ):
-            own = chunk // self.chunks == alias(rank, np.zeros_like(chunk))[0]
-            outside |= own & self._aliased(rank)
-        return outside
+            is_output = chunk // self.chunks == alias(rank, np.zeros_like(chunk))[0]
+            allowed |= is_output & self._has_alias(rank)
+        return allowed
 
     def name(self, chunk: int) -> str:
         """A chunk in words.
@@ -240,13 +240,13 @@ class Layout:
         'output slot 2 chunk 1'
         """
         region = int(self.region(np.array(chunk)))
-        each = self.scratch_chunks if region == 2 else self.chunks
-        slot, piece = divmod(chunk - int(self.bases()[region]), each)
+        slot_chunks = self.scratch_chunks if region == 2 else self.chunks
+        slot, piece = divmod(chunk - int(self.bases()[region]), slot_chunks)
         slots = (self.collective.input_slots, self.collective.output_slots, self.scratch_slots)[region]
-        where = ("input", "output", "scratch")[region]
+        text = ("input", "output", "scratch")[region]
         if slots > 1:
-            where += f" slot {slot}"
-        return f"{where} chunk {piece}" if each > 1 or slots == 1 else where
+            text += f" slot {slot}"
+        return f"{text} chunk {piece}" if slot_chunks > 1 or slots == 1 else text
 
     def one_address(self, step: Step) -> Step:
         """A step with in-place aliases resolved to one address per chunk; transfers that become self-copies are dropped."""
@@ -254,5 +254,5 @@ class Layout:
             return step
         src, dst = (self.canonical(*end) for end in step.ends)
         keep = (step.src_rank != step.dst_rank) | (src != dst) | (step.op != 0)
-        one = Step(step.src_rank, src, step.dst_rank, dst, step.count, step.op, step.channel)
-        return one if keep.all() else one.rows(keep)
+        resolved = Step(step.src_rank, src, step.dst_rank, dst, step.count, step.op, step.channel)
+        return resolved if keep.all() else resolved.rows(keep)

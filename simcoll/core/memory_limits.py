@@ -39,14 +39,14 @@ def largest_automatic() -> int:
     return AUTOMATIC_BYTES if text is None else parse_size(text, what=VARIABLE)
 
 
-def check_room(wanted: int, what: str, remedy: str) -> None:
+def check_room(size_bytes: int, work: str, remedy: str) -> None:
     """Refuse work that does not fit in memory.
 
     Parameters
     ----------
-    wanted
+    size_bytes
         Estimated peak memory of the work in bytes.
-    what, remedy
+    work, remedy
         The work and an alternative, in the words of the message.
 
     Raises
@@ -60,11 +60,11 @@ def check_room(wanted: int, what: str, remedy: str) -> None:
     Traceback (most recent call last):
     simcoll.errors.ConfigError: proving this schedule takes 512 TiB, but only ... is available; fewer chunks need less
     """
-    if wanted <= UNQUESTIONED:
+    if size_bytes <= UNQUESTIONED:
         return
     free = available_bytes()
-    if free is not None and wanted > free:
-        raise ConfigError(f"{what} takes {in_words(wanted)}, but only {in_words(free)} is available; {remedy}")
+    if free is not None and size_bytes > free:
+        raise ConfigError(f"{work} takes {in_words(size_bytes)}, but only {in_words(free)} is available; {remedy}")
 
 
 def in_words(size: int) -> str:
@@ -93,11 +93,11 @@ def _machine() -> int | None:
     return None
 
 
-def _control_groups(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> list[int]:
+def _control_groups(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> list[int]:
     """Memory left in this process's control group and its ancestors, for both versions of cgroups."""
-    found = []
+    free_bytes = []
     with contextlib.suppress(OSError):
-        for line in own.read_text(encoding="utf-8").splitlines():
+        for line in membership.read_text(encoding="utf-8").splitlines():
             _, controllers, path = line.split(":", 2)
             if controllers and "memory" not in controllers.split(","):
                 continue
@@ -106,16 +106,21 @@ def _control_groups(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc
                 ("memory.limit_in_bytes", "memory.usage_in_bytes") if controllers else ("memory.max", "memory.current")
             )
             group = top / path.strip("/")
-            for each in (group, *group.parents):
+            for ancestor in (group, *group.parents):
                 with contextlib.suppress(OSError, ValueError):
-                    most = int((each / limit).read_text(encoding="ascii"))
-                    if most < UNLIMITED:
-                        found.append(
-                            max(0, most - int((each / usage).read_text(encoding="ascii")) + _reclaimable(each))
+                    limit_bytes = int((ancestor / limit).read_text(encoding="ascii"))
+                    if limit_bytes < UNLIMITED:
+                        free_bytes.append(
+                            max(
+                                0,
+                                limit_bytes
+                                - int((ancestor / usage).read_text(encoding="ascii"))
+                                + _reclaimable(ancestor),
+                            )
                         )
-                if each == top:
+                if ancestor == top:
                     break
-    return found
+    return free_bytes
 
 
 def _reclaimable(group: Path) -> int:
@@ -152,7 +157,7 @@ def _limits() -> list[int]:
     used = {resource.RLIMIT_AS: pages[0], resource.RLIMIT_DATA: pages[5]}
     page = resource.getpagesize()
     return [
-        max(0, most - count * page)
+        max(0, limit - count * page)
         for kind, count in used.items()
-        if (most := resource.getrlimit(kind)[0]) != resource.RLIM_INFINITY
+        if (limit := resource.getrlimit(kind)[0]) != resource.RLIM_INFINITY
     ]

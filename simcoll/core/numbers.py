@@ -19,23 +19,23 @@ LARGEST = 2**40
 NUMBER = np.dtype(np.int64)
 
 
-def whole_number(name: str, value: Any, least: int, most: int = LARGEST) -> int:
+def whole_number(name: str, value: Any, minimum: int, maximum: int = LARGEST) -> int:
     """A number as a Python int; refuses fractions, text and numbers out of range."""
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
         number = int(value)  # first: the number that is compared must be the one that is used
-        if least <= number <= most:
+        if minimum <= number <= maximum:
             return number
-    raise ConfigError(f"{name} must be a whole number from {least} to {most}, got {shown(value)}")
+    raise ConfigError(f"{name} must be a whole number from {minimum} to {maximum}, got {shown(value)}")
 
 
-def check_seed(seed: Any, most: int = MAX_INT64) -> int:
+def check_seed(seed: Any, maximum: int = MAX_INT64) -> int:
     """A seed as a Python int; refuses what draws the same as another one would.
 
     >>> check_seed(2**64)
     Traceback (most recent call last):
     simcoll.errors.ConfigError: seed must be a whole number from 0 to 9223372036854775807, got 18446744073709551616
     """
-    return whole_number("seed", seed, 0, most)
+    return whole_number("seed", seed, 0, maximum)
 
 
 def whole_numbers(name: str, values: ArrayLike, kinds: str = "iub", dtype: np.dtype[Any] = NUMBER) -> Ints:
@@ -47,7 +47,7 @@ def whole_numbers(name: str, values: ArrayLike, kinds: str = "iub", dtype: np.dt
     if type(values) is np.ndarray and values.dtype is dtype:  # the common case
         return immutable(values)
     try:
-        array: Array = np.asarray(None if _masked(values) else values)
+        array: Array = np.asarray(None if _has_mask(values) else values)
     except (ValueError, OverflowError, TypeError):
         array = np.asarray(None)
     if array.size == 0:
@@ -62,7 +62,7 @@ def whole_numbers(name: str, values: ArrayLike, kinds: str = "iub", dtype: np.dt
     raise ConfigError(f"{name} must be whole numbers of {8 * dtype.itemsize} bits, got {values!r:.60}")
 
 
-def _masked(values: Any) -> bool:
+def _has_mask(values: Any) -> bool:
     """Whether numbers are hidden by a mask, which ``np.asarray`` would drop."""
     # numpy.ma is loaded only where there can be such an array.
     return isinstance(values, np.ndarray) and type(values) is not np.ndarray and isinstance(values, np.ma.MaskedArray)

@@ -21,16 +21,16 @@ def lowest_first(needs: Mapping[Key, Collection[Key]]) -> Iterator[Key]:
     [1, 2, 0]
     """
     later: dict[Key, list[Key]] = defaultdict(list)
-    left = {key: len(before) for key, before in needs.items()}
-    for key, before in needs.items():
-        for other in before:
-            later[other].append(key)
-    ready = [key for key, count in left.items() if not count]
+    pending = {key: len(needed) for key, needed in needs.items()}
+    for key, needed in needs.items():
+        for need in needed:
+            later[need].append(key)
+    ready = [key for key, count in pending.items() if not count]
     heapq.heapify(ready)
     while ready:
         key = heapq.heappop(ready)
         yield key
-        for other in later[key]:
-            left[other] -= 1
-            if not left[other]:
-                heapq.heappush(ready, other)
+        for dependent in later[key]:
+            pending[dependent] -= 1
+            if not pending[dependent]:
+                heapq.heappush(ready, dependent)

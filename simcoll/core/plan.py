@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from simcoll.arrays import Array, Ints
 from simcoll.core.collective import Collective
 from simcoll.core.folds import operands
-from simcoll.core.hazards import by_transfer, overwritten, wait_pairs
+from simcoll.core.hazards import by_transfer, overwritten_sources, wait_pairs
 from simcoll.core.immutable import immutable, without_subclasses
 from simcoll.core.known import Known as ScheduleKnown
 from simcoll.core.numbers import whole_numbers
@@ -40,10 +40,10 @@ MOST_KEPT = 1 << 10
 """Up to this number of transfers, the steps of a plan are kept."""
 
 
-def _starts(held: Ints) -> Ints:
+def _starts(slot_sizes: Ints) -> Ints:
     """Offsets of the slots of a buffer, per rank, from their sizes: ``[nranks, slots + 1]``."""
-    result = np.zeros((held.shape[0], held.shape[1] + 1), np.int64)
-    np.cumsum(held, axis=1, out=result[:, 1:])
+    result = np.zeros((slot_sizes.shape[0], slot_sizes.shape[1] + 1), np.int64)
+    np.cumsum(slot_sizes, axis=1, out=result[:, 1:])
     return result
 
 
@@ -66,7 +66,7 @@ class Known:
 
 
 @without_subclasses
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Plan:
     """A schedule bound to sizes, made by :func:`simcoll.bind`.
 
@@ -166,7 +166,7 @@ class Plan:
                 collective.output_block(rank, np.arange(collective.output_slots)),
                 scratch,
             )
-            starts = [sizes if isinstance(sizes, int) else _starts(sizes[held]) for held in blocks]
+            starts = [sizes if isinstance(sizes, int) else _starts(sizes[block]) for block in blocks]
             if layout.scratch_pieces is not None:
                 piece = np.broadcast_to(layout.scratch_pieces, scratch.shape)
                 size = sizes if isinstance(sizes, int) else sizes[scratch]
@@ -176,37 +176,37 @@ class Plan:
 
     def positions(self) -> Ints | None:
         """Number of elements before each chunk of a rank, all buffers in a row, with the total; None if ranks differ or chunks are many."""
-        layout, sizes, known = self.schedule.layout, self.sizes, self.known
+        layout, sizes, facts = self.schedule.layout, self.sizes, self.known
         pieces = layout.scratch_pieces
         if not isinstance(sizes, int) or layout.size > MOST_POSITIONS or (pieces is not None and pieces.ndim > 1):
             return None
-        if known.positions is None:
+        if facts.positions is None:
             lengths = np.diff(np.arange(layout.chunks + 1, dtype=np.int64) * sizes // layout.chunks)
             visible = np.tile(lengths, layout.scratch_base // layout.chunks)
             scratch = np.tile(lengths, layout.scratch_slots) if pieces is None else lengths[pieces]
-            known.positions = immutable(np.concatenate([[0], np.cumsum(np.concatenate([visible, scratch]))]))
-        return known.positions
+            facts.positions = immutable(np.concatenate([[0], np.cumsum(np.concatenate([visible, scratch]))]))
+        return facts.positions
 
     def _address(self, rank: Ints, chunk: Ints, region: Ints) -> Ints:
         """Element offset of the start of each chunk; a buffer's end counts as one more chunk."""
         layout = self.schedule.layout
         relative = chunk - layout.bases()[region]
         pieces = layout.scratch_pieces is not None
-        each: Ints | int = np.where(region == SCRATCH, 1, layout.chunks) if pieces else layout.chunks
-        slot, piece = relative // each, relative % each
+        slot_chunks: Ints | int = np.where(region == SCRATCH, 1, layout.chunks) if pieces else layout.chunks
+        slot, piece = relative // slot_chunks, relative % slot_chunks
         if isinstance(self.sizes, int) and not pieces:
             return slot * self.sizes + piece * self.sizes // layout.chunks
         result = np.zeros(chunk.shape, np.int64)
-        for which, starts in enumerate(self._slot_starts()):
-            here = np.flatnonzero(region == which)
+        for buffer, starts in enumerate(self._slot_starts()):
+            rows = np.flatnonzero(region == buffer)
             if isinstance(starts, int):
-                result[here] = slot[here] * starts + piece[here] * starts // layout.chunks
-            elif len(here):
+                result[rows] = slot[rows] * starts + piece[rows] * starts // layout.chunks
+            elif len(rows):
                 # The end of a buffer, where ranges may end, lies in no slot.
-                at, last = slot[here], starts.shape[1] - 1
-                begin = starts[rank[here], np.minimum(at, last)]
-                size = starts[rank[here], np.minimum(at + 1, last)] - begin
-                result[here] = begin + piece[here] * size // layout.chunks
+                slots, last = slot[rows], starts.shape[1] - 1
+                begin = starts[rank[rows], np.minimum(slots, last)]
+                size = starts[rank[rows], np.minimum(slots + 1, last)] - begin
+                result[rows] = begin + piece[rows] * size // layout.chunks
         return result
 
     def _ranges(self, step: Step, src_region: Ints, dst_region: Ints) -> tuple[Ints, Ints, Ints]:
@@ -217,10 +217,10 @@ class Plan:
             elements = self._address(step.src_rank, step.src_chunk + step.count, src_region) - src_offset
             elements[step.op == SYNC] = 0
             return src_offset, self._address(step.dst_rank, step.dst_chunk, dst_region), elements
-        first = positions[self.schedule.layout.bases()]
+        bases = positions[self.schedule.layout.bases()]
         begin = positions[step.src_chunk]
         elements = positions[step.src_chunk + step.count] - begin
-        return begin - first[src_region], positions[step.dst_chunk] - first[dst_region], elements
+        return begin - bases[src_region], positions[step.dst_chunk] - bases[dst_region], elements
 
     def elements(self, step: Step) -> Ints:
         """Number of elements of each transfer of a step with resolved aliases."""
@@ -230,8 +230,8 @@ class Plan:
         if isinstance(sizes, int) and (step.op != SYNC).all():
             positions = self.positions()
             if positions is not None:
-                found: Ints = positions[step.src_chunk + step.count] - positions[step.src_chunk]
-                return found
+                lengths: Ints = positions[step.src_chunk + step.count] - positions[step.src_chunk]
+                return lengths
             if (step.count == 1).all():
                 cuts = np.arange(layout.chunks + 1, dtype=np.int64) * sizes // layout.chunks
                 return np.diff(cuts)[layout.piece(step.src_rank, step.src_chunk)]
@@ -242,11 +242,11 @@ class Plan:
 
         Without ``staged``, that column is all False and not computed.
         """
-        layout, itemsize, known = self.schedule.layout, self.dtype.itemsize, self.known
-        if known.steps is not None:
-            yield from known.steps
+        layout, itemsize, facts = self.schedule.layout, self.dtype.itemsize, self.known
+        if facts.steps is not None:
+            yield from facts.steps
             return
-        done: list[PlanStep] = []
+        records: list[PlanStep] = []
         room = MOST_KEPT if staged and self.schedule.known.kept is not None else -1
         for number, step in lowered(self.schedule):
             src_region, dst_region = layout.region(step.src_chunk), layout.region(step.dst_chunk)
@@ -257,21 +257,21 @@ class Plan:
             columns: tuple[Any, ...] = (
                 step.src_rank, src_region.astype(np.int8), src_offset, step.dst_rank, dst_region.astype(np.int8), dst_offset,
                 elements, elements * itemsize, step.src_chunk, step.dst_chunk, step.count, step.op, step.channel,
-                overwritten(layout, step) if staged else np.zeros(len(step), np.bool_),
+                overwritten_sources(layout, step) if staged else np.zeros(len(step), np.bool_),
             )  # fmt: skip
             if not keep.all():
                 columns = tuple(column[keep] for column in columns)
-            one = PlanStep(number, *columns)
-            room -= len(one)
+            record = PlanStep(number, *columns)
+            room -= len(record)
             if room >= 0:
-                done.append(one)
-            yield one
+                records.append(record)
+            yield record
         if room >= 0:
-            known.steps = tuple(done)
+            facts.steps = tuple(records)
 
     def operands(self, step: Step | PlanStep) -> Ints | int:
         """Length of the fold that each transfer of a step belongs to; a fold's reductions are sequential."""
-        if self.schedule.known.folds is False:
+        if not self.schedule.known.folds:
             return 1
         return operands(step.dst_rank, step.dst_chunk, step.count, step.op, self.schedule.layout.size)
 
@@ -289,24 +289,24 @@ class Plan:
 
         Keys and values are running numbers over :meth:`steps`. Empty unless two channels touch the same chunk.
         """
-        known = self._of_waits()
-        if known.waits is None:
-            known.waits = MappingProxyType(by_transfer(*self.wait_pairs))
-        return known.waits
+        facts = self._of_waits()
+        if facts.waits is None:
+            facts.waits = MappingProxyType(by_transfer(*self.wait_pairs))
+        return facts.waits
 
     @property
     def wait_pairs(self) -> tuple[Array, Array]:
         """The same as two columns: waiting transfers, in order, and the transfers that they wait for."""
         if not self._may_wait:
             return NO_NUMBERS, NO_NUMBERS
-        known = self._of_waits()
-        if known.wait_pairs is None:
-            whole = known is self.schedule.known
-            steps = (lambda: lowered(self.schedule)) if whole else self.transfers
+        facts = self._of_waits()
+        if facts.wait_pairs is None:
+            of_schedule = facts is self.schedule.known
+            steps = (lambda: lowered(self.schedule)) if of_schedule else self.transfers
             waiting, awaited = wait_pairs(steps, self.nranks, self.schedule.layout.size)
-            known.wait_pairs = immutable(waiting), immutable(awaited)
+            facts.wait_pairs = immutable(waiting), immutable(awaited)
             self.schedule.release()
-        return known.wait_pairs
+        return facts.wait_pairs
 
     def expect_waits(self) -> None:
         """Have the next pass over the steps kept if waits are still to be derived, which takes another."""
@@ -339,30 +339,30 @@ class Plan:
         if collective.kind == "send_recv":
             result[~collective.has_output(rank), OUTPUT] = 0
         if collective.in_place and collective.spec.alias is not None:
-            both = collective.has_input(rank) & collective.has_output(rank)
+            aliased = collective.has_input(rank) & collective.has_output(rank)
             inner = INPUT if collective.output_slots >= collective.input_slots else OUTPUT
-            result[both, inner] = 0
+            result[aliased, inner] = 0
         return result
 
     def visible_elements(self) -> Ints:
         """Number of elements of each rank's input and visible output: ``[nranks, 2]``."""
         rank = np.arange(self.nranks, dtype=np.int64)
-        seen = np.stack([self.collective.has_input(rank), self.collective.has_output(rank)], axis=1)
-        return np.where(seen, self._slot_elements()[:, :2], 0)
+        visible = np.stack([self.collective.has_input(rank), self.collective.has_output(rank)], axis=1)
+        return np.where(visible, self._slot_elements()[:, :2], 0)
 
     def _slot_elements(self) -> Ints:
         """Number of elements of all slots of input, output and scratch: ``[nranks, 3]``."""
         collective, layout = self.collective, self.schedule.layout
         result = np.zeros((self.nranks, 3), np.int64)
-        for which, starts in enumerate(self._slot_starts()):
-            slots = (collective.input_slots, collective.output_slots, layout.scratch_slots)[which]
-            result[:, which] = slots * starts if isinstance(starts, int) else starts[:, -1]
+        for buffer, starts in enumerate(self._slot_starts()):
+            slots = (collective.input_slots, collective.output_slots, layout.scratch_slots)[buffer]
+            result[:, buffer] = slots * starts if isinstance(starts, int) else starts[:, -1]
         return result
 
     def has(self, rank: int, which: int) -> bool:
         """Whether the caller supplies a rank's input (0) or sees its output (1)."""
-        at = np.array([rank], np.int64)
-        return bool((self.collective.has_input(at) if which == INPUT else self.collective.has_output(at))[0])
+        ranks = np.array([rank], np.int64)
+        return bool((self.collective.has_input(ranks) if which == INPUT else self.collective.has_output(ranks))[0])
 
     def view(self, rank: int, which: int) -> tuple[int, int, int]:
         """Place of a rank's visible input (0) or output (1) in storage: ``(buffer, offset, elements)``."""
@@ -371,19 +371,19 @@ class Plan:
         buffer, offset, elements = self.known.views[which][:, rank].tolist()
         return buffer, offset, elements
 
-    def _views(self, which: int) -> Ints:
+    def _views(self, side: int) -> Ints:
         """The places of the visible inputs or outputs of all ranks: ``[3, nranks]``."""
         collective, layout = self.collective, self.schedule.layout
-        slots = (collective.input_slots, collective.output_slots)[which]
-        rank, region = np.arange(self.nranks, dtype=np.int64), np.full(self.nranks, which, np.int64)
-        has = collective.has_input(rank) if which == INPUT else collective.has_output(rank)
+        slots = (collective.input_slots, collective.output_slots)[side]
+        rank, region = np.arange(self.nranks, dtype=np.int64), np.full(self.nranks, side, np.int64)
+        has = collective.has_input(rank) if side == INPUT else collective.has_output(rank)
         if slots == 0 or not has.any():
             return np.stack([region, 0 * region, 0 * region])
-        first = np.full(self.nranks, layout.input() if which == INPUT else layout.output(), np.int64)
-        elements = self._address(rank, first + slots * layout.chunks, region) - self._address(rank, first, region)
-        place = layout.canonical(rank, first)
+        start = np.full(self.nranks, layout.input() if side == INPUT else layout.output(), np.int64)
+        elements = self._address(rank, start + slots * layout.chunks, region) - self._address(rank, start, region)
+        place = layout.canonical(rank, start)
         stored = layout.region(place)
-        return np.stack([np.where(has, stored, which), has * self._address(rank, place, stored), has * elements])
+        return np.stack([np.where(has, stored, side), has * self._address(rank, place, stored), has * elements])
 
     @property
     def total_bytes(self) -> int:
@@ -400,5 +400,5 @@ class Plan:
         return int(self.sizes.sum()) * self.dtype.itemsize
 
     def __str__(self) -> str:
-        shown = "unproved" if self.proof is None else f"proved ({self.proof.kind})"
-        return f"{self.schedule} count={self.count} {self.dtype.name} {self.protocol.name}, {shown}"
+        status = "unproved" if self.proof is None else f"proved ({self.proof.kind})"
+        return f"{self.schedule} count={self.count} {self.dtype.name} {self.protocol.name}, {status}"

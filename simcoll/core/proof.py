@@ -33,6 +33,8 @@ class Proof:
         Two channels touch the same chunk, so plans need explicit dependencies.
     error_bits
         A wrong schedule has a proof like this with probability ``2**-error_bits`` at most; 0 if ``exact``, or if the salt was given.
+    folds
+        Some step adds to one element more than once, so the order inside the step matters; assumed until the opposite is shown.
     salt
         Secret bytes from which a proof by fingerprints drew its tokens: ``verify(schedule, salt=...)`` repeats it.
     of
@@ -46,6 +48,7 @@ class Proof:
     transfers: int
     shared_chunks: bool
     error_bits: int = 0
+    folds: bool = field(default=True, repr=False)
     salt: bytes = field(default=b"", repr=False, compare=False)
     of: object = field(default=None, repr=False, compare=False)
 

@@ -17,25 +17,25 @@ from simcoll.units import MAX_INT64, Ratio, format_rate, format_time
 __all__ = ["GENERATIONS", "IDEAL", "PROTOCOL_NAMES", "Protocol", "ideal", "nccl", "protocol"]
 
 
-def _fraction(value: Ratio, what: str, most: int | None = None) -> Fraction:
+def _fraction(value: Ratio, name: str, maximum: int | None = None) -> Fraction:
     """A positive number, exactly."""
     try:
         factor = Fraction(value)
     except (TypeError, ValueError, OverflowError, ZeroDivisionError):
         factor = Fraction(0)
-    if factor <= 0 or (most is not None and factor > most):
-        limit = "" if most is None else f" and at most {most}"
-        raise ConfigError(f"{what} must be a number above 0{limit}, got {value!r}")
+    if factor <= 0 or (maximum is not None and factor > maximum):
+        limit = "" if maximum is None else f" and at most {maximum}"
+        raise ConfigError(f"{name} must be a number above 0{limit}, got {value!r}")
     return factor
 
 
-def _by_kind(pairs: Any, what: str) -> tuple[tuple[str, Any], ...]:
+def _by_kind(pairs: Any, name: str) -> tuple[tuple[str, Any], ...]:
     """Pairs of a link kind and its value, as tuples."""
     try:
         return tuple((kind, value) for kind, value in pairs)
     except (TypeError, ValueError):
         raise ConfigError(
-            f"{what} must be pairs (link kind, value), such as [('net', 1)]; got {shown(pairs)}"
+            f"{name} must be pairs (link kind, value), such as [('net', 1)]; got {shown(pairs)}"
         ) from None
 
 
@@ -128,10 +128,10 @@ class Protocol:
             object.__setattr__(self, name, _by_kind(getattr(self, name), name))
         shares = tuple((kind, _fraction(share, f"link_shares of {kind}", 1)) for kind, share in self.link_shares)
         object.__setattr__(self, "link_shares", shares)
-        whole = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.type == "int"}
-        whole |= {f"occupancy_fs of {kind}": occupancy for kind, occupancy in self.occupancy_fs}
-        whole |= {f"hop_latency_fs of {kind}": latency for kind, latency in self.hop_latency_fs}
-        for name, value in whole.items():
+        numbers = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.type == "int"}
+        numbers |= {f"occupancy_fs of {kind}": occupancy for kind, occupancy in self.occupancy_fs}
+        numbers |= {f"hop_latency_fs of {kind}": latency for kind, latency in self.hop_latency_fs}
+        for name, value in numbers.items():
             if type(value) is not int or value < 0:
                 raise ConfigError(
                     f"{name} of protocol {self.name!r} must be a whole number, at least 0; got {shown(value)}"

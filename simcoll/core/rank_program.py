@@ -22,8 +22,16 @@ from simcoll.core.schedule import Layout
 from simcoll.errors import ConfigError, ScheduleError, nearest
 
 __all__ = [
-    "NAMES", "OPS", "Code", "Instruction", "Lane", "Lanes", "Op", "RankProgram", "place",
-]  # fmt: skip
+    "NAMES",
+    "OPS",
+    "Code",
+    "Instruction",
+    "Lane",
+    "Lanes",
+    "Op",
+    "RankProgram",
+    "place",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,11 +165,11 @@ class Code:
     def instruction(self, number: int) -> Instruction:
         """One instruction as a record."""
         lane = int(np.searchsorted(self.start, number, "right")) - 1
-        first = self.lanes_of(int(self.rank[lane]))[0]
+        first_lane = self.lanes_of(int(self.rank[lane]))[0]
         low, high = np.searchsorted(self.waiter, [number, number + 1])
         awaited = self.awaited[low:high]
         lanes = np.searchsorted(self.start, awaited, "right") - 1
-        spots = zip((lanes - first).tolist(), (awaited - self.start[lanes]).tolist(), strict=True)
+        spots = zip((lanes - first_lane).tolist(), (awaited - self.start[lanes]).tolist(), strict=True)
         return Instruction(
             NAMES[self.op[number]],
             int(self.src[number]),
@@ -190,7 +198,7 @@ class Lanes(Sequence[tuple[Lane, ...]]):
     def __getitem__(self, rank: int | slice) -> tuple[Any, ...]:
         """The lanes of one rank, or of a slice of ranks."""
         if isinstance(rank, slice):
-            return tuple(self[each] for each in range(*rank.indices(self.nranks)))
+            return tuple(self[index] for index in range(*rank.indices(self.nranks)))
         code, edges = self.code, range(self.nranks)[rank]
         return tuple(
             Lane(int(code.channel[lane]), tuple(map(code.instruction, range(*code.start[lane : lane + 2].tolist()))))
@@ -200,18 +208,18 @@ class Lanes(Sequence[tuple[Lane, ...]]):
 
 def _code(lanes: Sequence[Sequence[Lane]]) -> Code:
     """Convert records to arrays."""
-    flat = [lane for own in lanes for lane in own]
-    rank = np.repeat(np.arange(len(lanes)), [len(own) for own in lanes])
+    flat = [lane for rank_lanes in lanes for lane in rank_lanes]
+    rank = np.repeat(np.arange(len(lanes)), [len(rank_lanes) for rank_lanes in lanes])
     start = np.concatenate([[0], np.cumsum([len(lane.instructions) for lane in flat], dtype=np.int64)])
-    each = [instruction for lane in flat for instruction in lane.instructions]
+    instructions = [instruction for lane in flat for instruction in lane.instructions]
     number = {name: index for index, name in enumerate(NAMES)}
-    rows = [(number[i.op], i.src, i.dst, i.count, i.recv_from, i.send_to) for i in each]
-    first = np.searchsorted(rank, rank)
+    rows = [(number[i.op], i.src, i.dst, i.count, i.recv_from, i.send_to) for i in instructions]
+    first_lane = np.searchsorted(rank, rank)
     waits = [
-        (position, start[base + other] + at)
-        for base, (begin, end) in zip(first.tolist(), pairwise(start.tolist()), strict=True)
+        (position, start[base + awaited_lane] + awaited_position)
+        for base, (begin, end) in zip(first_lane.tolist(), pairwise(start.tolist()), strict=True)
         for position in range(begin, end)
-        for other, at in each[position].waits
+        for awaited_lane, awaited_position in instructions[position].waits
     ]
     channel = np.array([lane.channel for lane in flat], np.int64)
     columns, pairs = np.array(rows, np.int64).reshape(-1, 6).T, np.array(waits, np.int64).reshape(-1, 2).T
@@ -288,23 +296,30 @@ class RankProgram:
                 for position, instruction in enumerate(lane.instructions):
                     fault = self._fault(rank, number, position, instruction)
                     if fault:
-                        where = f"rank {rank} lane {number} step {position}"
+                        location = f"rank {rank} lane {number} step {position}"
                         raise ScheduleError(
-                            f"{self.name}: {where}: {fault}", step=position, rank=rank, channel=lane.channel
+                            f"{self.name}: {location}: {fault}", step=position, rank=rank, channel=lane.channel
                         )
 
     def _check_buffers(self) -> None:
         """Refuse buffers elsewhere than where the proof looks for the collective's data."""
         if min(self.buffers) < 0:
             raise ScheduleError(f"{self.name}: buffers of {self.buffers} chunks: a buffer has at least 0")
-        whole = self.collective
-        if whole is None:
+        collective = self.collective
+        if collective is None:
             return
-        given = self.nranks, tuple(self.buffers[:2]), self.in_place
-        expected = whole.nranks, (whole.input_slots * self.chunks, whole.output_slots * self.chunks), whole.in_place
-        for what, got, wanted in zip(("ranks", "input and output chunks", "in place"), given, expected, strict=True):
-            if got != wanted:
-                raise ScheduleError(f"{self.name}: {what}: {got}, but {whole} with {self.chunks} chunks has {wanted}")
+        actual = self.nranks, tuple(self.buffers[:2]), self.in_place
+        expected = (
+            collective.nranks,
+            (collective.input_slots * self.chunks, collective.output_slots * self.chunks),
+            collective.in_place,
+        )
+        subjects = "ranks", "input and output chunks", "in place"
+        for subject, value, required in zip(subjects, actual, expected, strict=True):
+            if value != required:
+                raise ScheduleError(
+                    f"{self.name}: {subject}: {value}, but {collective} with {self.chunks} chunks has {required}"
+                )
 
     def _fault(self, rank: int, lane: int, position: int, instruction: Instruction) -> str:
         """What is wrong with an instruction taken by itself; empty if nothing."""
@@ -314,20 +329,23 @@ class RankProgram:
             return f"unknown operation {instruction.op!r}; {nearest(instruction.op, OPS)}"
         op, size = OPS[instruction.op], sum(self.buffers)
         ends = ((op.receives, instruction.recv_from, "receives from"), (op.sends, instruction.send_to, "sends to"))
-        for wanted, peer, verb in ends:
-            if wanted and not 0 <= peer < self.nranks:
+        for needed, peer, verb in ends:
+            if needed and not 0 <= peer < self.nranks:
                 return f"{verb} rank {peer}, which does not exist; ranks are 0..{self.nranks - 1}"
-            if wanted and peer == rank:
+            if needed and peer == rank:
                 return f"{verb} its own rank {rank}; use copy or reduce"
         if instruction.count < 0:
             return f"count {instruction.count} is negative"
         for used, chunk, verb in ((op.reads, instruction.src, "reads"), (op.writes, instruction.dst, "writes")):
             if used and instruction.count and not 0 <= chunk <= size - instruction.count:
                 return f"{verb} {instruction.count} chunks from {chunk}; a rank has {size} chunks"
-        for other, step in instruction.waits:
-            if not (0 <= other < len(self.lanes[rank]) and 0 <= step < len(self.lanes[rank][other].instructions)):
-                return f"waits for lane {other} step {step}, which does not exist"
-            if other == lane and step >= position:
+        for awaited_lane, step in instruction.waits:
+            if not (
+                0 <= awaited_lane < len(self.lanes[rank])
+                and 0 <= step < len(self.lanes[rank][awaited_lane].instructions)
+            ):
+                return f"waits for lane {awaited_lane} step {step}, which does not exist"
+            if awaited_lane == lane and step >= position:
                 return f"waits for step {step} of its own lane"
         return ""
 
@@ -349,8 +367,8 @@ class RankProgram:
         return self.lanes.code if isinstance(self.lanes, Lanes) else _code(self.lanes)
 
     def __str__(self) -> str:
-        what = f"{self.collective}" if self.collective else f"custom n={self.nranks}"
-        return f"{self.name} {what}"
+        subject = f"{self.collective}" if self.collective else f"custom n={self.nranks}"
+        return f"{self.name} {subject}"
 
 
 def place(program: RankProgram, chunk: int) -> str:

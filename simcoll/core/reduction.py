@@ -25,8 +25,19 @@ REDUCTIONS: dict[str, np.ufunc] = {
 }
 _DERIVED = ("avg", "premul_sum")
 # Names that other libraries use.
-_MEANT = {"add": "sum", "plus": "sum", "mean": "avg", "average": "avg", "prod": "product", "mul": "product", "minimum": "min",
-          "maximum": "max", "and": "band", "or": "bor", "xor": "bxor"}  # fmt: skip
+_MEANT = {
+    "add": "sum",
+    "plus": "sum",
+    "mean": "avg",
+    "average": "avg",
+    "prod": "product",
+    "mul": "product",
+    "minimum": "min",
+    "maximum": "max",
+    "and": "band",
+    "or": "bor",
+    "xor": "bxor",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +118,16 @@ _ML_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "fl
 
 
 _DTYPE_ALIASES = {
-    "half": "float16", "fp16": "float16", "bf16": "bfloat16", "float": "float32", "fp32": "float32", "double": "float64",
-    "fp64": "float64", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2",
-}  # fmt: skip
+    "half": "float16",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "float": "float32",
+    "fp32": "float32",
+    "double": "float64",
+    "fp64": "float64",
+    "fp8_e4m3": "float8_e4m3fn",
+    "fp8_e5m2": "float8_e5m2",
+}
 
 
 def parse_dtype(name: Any) -> np.dtype[Any]:
@@ -133,14 +151,14 @@ def parse_dtype(name: Any) -> np.dtype[Any]:
     try:
         dtype: np.dtype[Any] = np.dtype(name)
     except (TypeError, ValueError, SyntaxError):
-        known = [
+        names = [
             f"{kind}{bits}"
             for kind in ("int", "uint", "float")
             for bits in (8, 16, 32, 64)
             if (kind, bits) != ("float", 8)
         ]
         raise ConfigError(
-            f"unknown dtype {name!r}; {nearest(str(name), [*known, 'complex64', 'complex128', 'bool', *_ML_DTYPES, *_DTYPE_ALIASES])}"
+            f"unknown dtype {name!r}; {nearest(str(name), [*names, 'complex64', 'complex128', 'bool', *_ML_DTYPES, *_DTYPE_ALIASES])}"
         ) from None
     if dtype.kind not in "biufcV" or (dtype.kind == "V" and dtype.name not in _ML_DTYPES):
         raise ConfigError(f"dtype {name!r} is not a number type")
@@ -165,17 +183,17 @@ def parse_reduction(op: str | Reduction, dtype: np.dtype[Any]) -> Reduction:
     >>> parse_reduction("premul_sum:0.5", np.dtype("float32"))
     Reduction(name='premul_sum', factor=0.5)
     """
-    found = _named(op) if isinstance(op, str) else op
-    if not isinstance(found, Reduction):
+    reduction = _from_text(op) if isinstance(op, str) else op
+    if not isinstance(reduction, Reduction):
         raise ConfigError(f"op must be the name of a reduction or a Reduction, got {op!r:.60}")
-    name = found.name
+    name = reduction.name
     if name not in REDUCTIONS and name not in _DERIVED:
         raise ConfigError(f"unknown reduction {op!r}; {nearest(_MEANT.get(name, name), [*REDUCTIONS, *_DERIVED])}")
-    if name == "premul_sum" and found.factor is None:
+    if name == "premul_sum" and reduction.factor is None:
         raise ConfigError("premul_sum needs its factor: simcoll.types.premul_sum(0.5), or as text premul_sum:0.5")
-    if name != "premul_sum" and found.factor is not None:
+    if name != "premul_sum" and reduction.factor is not None:
         raise ConfigError(
-            f"reduction {name!r} takes no factor, got {found.factor!r:.60}; only premul_sum scales its inputs"
+            f"reduction {name!r} takes no factor, got {reduction.factor!r:.60}; only premul_sum scales its inputs"
         )
     if name in ("band", "bor", "bxor") and dtype.kind not in "biu":
         raise ConfigError(f"reduction {name!r} needs an integer or bool dtype, got {dtype.name}")
@@ -183,13 +201,13 @@ def parse_reduction(op: str | Reduction, dtype: np.dtype[Any]) -> Reduction:
         raise ConfigError(f"reduction {name!r} is not defined on {dtype.name}: complex numbers have no order")
     if name in _DERIVED and dtype.kind == "b":
         raise ConfigError(f"reduction {name!r} is not defined on bool")
-    if found.factor is not None:
-        _number(found.factor)
-        _check_factor(found, found.factor, dtype)
-    return found
+    if reduction.factor is not None:
+        _number(reduction.factor)
+        _check_factor(reduction, reduction.factor, dtype)
+    return reduction
 
 
-def _named(text: str) -> Reduction:
+def _from_text(text: str) -> Reduction:
     """A reduction from text; the factor of premul_sum follows a colon."""
     name, colon, factor = text.lower().partition(":")
     if not colon or name != "premul_sum":

@@ -29,7 +29,7 @@ _EXACT_TO = {
 }
 
 
-def _hashed(seed: int, rank: int, count: int) -> Words:
+def _random_bits(seed: int, rank: int, count: int) -> Words:
     """64 pseudo-random bits as a function of (seed, rank, index)."""
     with np.errstate(over="ignore"):
         begin = np.uint64((seed * 0x1000193 + rank + 1) % 2**64) * np.uint64(0x9E3779B97F4A7C15)
@@ -38,7 +38,7 @@ def _hashed(seed: int, rank: int, count: int) -> Words:
 
 def _values(plan: Plan, seed: int, rank: int, count: int) -> Array:
     dtype, n = plan.dtype, plan.nranks
-    bits = _hashed(seed, rank, count)
+    bits = _random_bits(seed, rank, count)
     if dtype.kind == "b":
         return (bits & np.uint64(1)).astype(dtype)
     if dtype.kind in "iu":
@@ -50,13 +50,13 @@ def _values(plan: Plan, seed: int, rank: int, count: int) -> Array:
     scaled = 1.0 if factor is None else _real(dtype, factor)
     # Of n ranks at most reach / 4 contribute to an element, between -2 and 2: every partial sum is exact in any order.
     reach = limit // _odd_part(scaled)
-    most, contributing = 2, reach // 4
+    largest, contributing = 2, reach // 4
     if reach < 8:  # doubling is always exact: two ranks contribute, between -1 and 1
-        most, contributing = 1, 2
+        largest, contributing = 1, 2
     contributing = min(n, contributing)
     turn = (np.arange(count, dtype=np.int64) * (7 if n % 7 else 1) + rank) % n
-    whole = (bits % np.uint64(2 * most + 1)).astype(np.int64) - most
-    return np.where(turn < contributing, whole * _fitting(dtype, scaled, most * contributing), 0).astype(dtype)
+    numbers = (bits % np.uint64(2 * largest + 1)).astype(np.int64) - largest
+    return np.where(turn < contributing, numbers * _fitting(dtype, scaled, largest * contributing), 0).astype(dtype)
 
 
 def _real(dtype: np.dtype[Any], value: float) -> float:
@@ -67,14 +67,14 @@ def _real(dtype: np.dtype[Any], value: float) -> float:
 
 def _odd_part(value: float) -> int:
     """The odd factor of a binary fraction, with powers of two removed: 3 for 0.75; at least 1."""
-    whole = abs(value.as_integer_ratio()[0])
-    return max(1, whole // max(1, whole & -whole))
+    numerator = abs(value.as_integer_ratio()[0])
+    return max(1, numerator // max(1, numerator & -numerator))
 
 
-def _fitting(dtype: np.dtype[Any], factor: float, most: int) -> float:
-    """The largest power of two, at most 1, that keeps its product with the factor and ``most`` in the range of the dtype."""
+def _fitting(dtype: np.dtype[Any], factor: float, largest: int) -> float:
+    """The largest power of two, at most 1, that keeps its product with the factor and ``largest`` in the range of the dtype."""
     power = 1.0
-    while not math.isfinite(_real(dtype, factor * power * most)):
+    while not math.isfinite(_real(dtype, factor * power * largest)):
         power /= 2
     return power
 
@@ -92,14 +92,14 @@ def exact_inputs(plan: Plan, seed: int = 0) -> list[Array]:
     return inputs
 
 
-def _slots(plan: Plan, rank: int, which: int) -> Ints:
+def _slots(plan: Plan, rank: int, side: int) -> Ints:
     """Element offsets of a rank's input or output slots, and the total."""
     collective = plan.collective
-    count = (collective.input_slots, collective.output_slots)[which]
+    count = (collective.input_slots, collective.output_slots)[side]
     if isinstance(plan.sizes, int):
         return np.arange(count + 1, dtype=np.int64) * plan.sizes
     slot = np.arange(count, dtype=np.int64)
-    block = (collective.input_block, collective.output_block)[which](np.full(count, rank, np.int64), slot)
+    block = (collective.input_block, collective.output_block)[side](np.full(count, rank, np.int64), slot)
     return np.concatenate([[0], np.cumsum(plan.sizes[block])])
 
 
@@ -114,10 +114,10 @@ def expected_outputs(plan: Plan, inputs: Sequence[Array]) -> list[Array | None]:
     total: Array | None = None
     if collective.spec.reduces:
         total = np.array(plan.reduction.prepared(inputs[0]), plan.dtype)
-        for other in inputs[1:]:
-            combine(plan.op, total, plan.reduction.prepared(other))
+        for summand in inputs[1:]:
+            combine(plan.op, total, plan.reduction.prepared(summand))
         if plan.reduction.name == "avg":
-            total = _averaged(total, n)
+            total = _average(total, n)
     outputs: list[Array | None] = []
     for rank, visible in enumerate(collective.has_output(np.arange(n)).tolist()):
         if not visible:
@@ -126,25 +126,25 @@ def expected_outputs(plan: Plan, inputs: Sequence[Array]) -> list[Array | None]:
         parts = []
         for slot in range(collective.output_slots):
             source, source_slot = (int(a[0]) for a in collective.source(np.array([rank]), np.array([slot])))
-            held, at = (total, starts[0]) if source < 0 else (inputs[source], starts[source])
-            if held is not None:
-                parts.append(held[at[source_slot] : at[source_slot + 1]])
+            data, offsets = (total, starts[0]) if source < 0 else (inputs[source], starts[source])
+            if data is not None:
+                parts.append(data[offsets[source_slot] : offsets[source_slot + 1]])
         shared = total is not None and len(parts) == 1
         outputs.append(parts[0] if shared else np.concatenate([np.zeros(0, plan.dtype), *parts]))
     return outputs
 
 
-def _averaged(total: Array, n: int) -> Array:
+def _average(total: Array, n: int) -> Array:
     """A sum divided by the number of ranks, computed differently from :meth:`~simcoll.core.reduction.Reduction.finish`."""
     dtype = total.dtype
     if dtype.kind == "c":
         result = np.empty_like(total)
-        result.real, result.imag = _averaged(total.real, n), _averaged(total.imag, n)
+        result.real, result.imag = _average(total.real, n), _average(total.imag, n)
         return result
     if dtype.kind in "iu":
-        whole = total.astype(np.int64 if dtype.kind == "i" else np.uint64)
-        count = whole.dtype.type(n)
-        return ((whole - np.fmod(whole, count)) // count).astype(dtype)
+        integers = total.astype(np.int64 if dtype.kind == "i" else np.uint64)
+        count = integers.dtype.type(n)
+        return ((integers - np.fmod(integers, count)) // count).astype(dtype)
     quotient = total / np.float64(n)
     return (quotient.astype(np.float32) if dtype.itemsize < 4 else quotient).astype(dtype)
 
@@ -152,7 +152,11 @@ def _averaged(total: Array, n: int) -> Array:
 def count_wrong(outputs: Sequence[Array | None], expected: Sequence[Array | None]) -> int:
     """Number of elements that differ from the expected ones, over all ranks."""
     wrong = 0
-    for got, want in zip(outputs, expected, strict=True):
-        if want is not None:
-            wrong += want.size if got is None or got.shape != want.shape else int((got != want).sum())
+    for output, reference in zip(outputs, expected, strict=True):
+        if reference is not None:
+            wrong += (
+                reference.size
+                if output is None or output.shape != reference.shape
+                else int((output != reference).sum())
+            )
     return wrong

@@ -41,6 +41,9 @@ from simcoll.core.step import (
 )
 from simcoll.errors import ConfigError, ScheduleError, shown
 
+if TYPE_CHECKING:
+    from simcoll.core.proof import Proof
+
 __all__ = [
     "COPY",
     "MULTICAST",
@@ -67,7 +70,7 @@ HELD = 1 << 19
 
 
 @without_subclasses
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Schedule:
     """A collective algorithm for one number of ranks: a stream of steps over a layout.
 
@@ -153,8 +156,8 @@ class Schedule:
     @property
     def title(self) -> str:
         """Name and parameters, such as ``ring(channels=2)``."""
-        shown = ", ".join(f"{key}={value}" for key, value in self.params if value is not None)
-        return f"{self.name}({shown})" if shown else self.name
+        arguments = ", ".join(f"{key}={value}" for key, value in self.params if value is not None)
+        return f"{self.name}({arguments})" if arguments else self.name
 
     def blocks(self) -> Iterator[Step | Repeat]:
         """Steps and repeats as the source yields them, without empty steps.
@@ -168,37 +171,37 @@ class Schedule:
         ScheduleError
             When it yields different steps than the first time: the schedule that runs would not be the proved one.
         """
-        known, number = self.known, 0
-        held = known.kept  # read once: another thread may release it
-        if held is not None:
-            yield from held
+        facts, number = self.known, 0
+        stored = facts.kept  # read once: another thread may release it
+        if stored is not None:
+            yield from stored
             return
         blocks = self.source()
         if not isinstance(blocks, Iterable):
             raise ConfigError(
                 f"{self.title}: its source returns {shown(blocks):.60}; expected steps, yielded one by one"
             )
-        kept: list[Step | Repeat] = []
-        room = (HELD if known.held else KEPT) if known.keeps else -1
+        collected: list[Step | Repeat] = []
+        room = (HELD if facts.held else KEPT) if facts.keeps else -1
         for number, block in enumerate(blocks, 1):
             if type(block) is not Step and type(block) is not Repeat:
                 raise ConfigError(
                     f"{self.title}: its source yields {shown(block):.60}; expected steps, made by transfers()"
                 )
             private = private_copy(block)
-            if not known.agrees(number, digest(private)):
-                raise self._changed(number - 1)
+            if not facts.agrees(number, digest(private)):
+                raise self._change_error(number - 1)
             moving = moving_part(private)
             if moving is not None:
                 room -= _transfers(moving)
                 if room >= 0:
-                    kept.append(moving)
+                    collected.append(moving)
                 else:
-                    kept.clear()
+                    collected.clear()
                 yield moving
-        if not known.ends(number):
-            raise self._changed(number)
-        known.kept = tuple(kept) if room >= 0 else None
+        if not facts.ends(number):
+            raise self._change_error(number)
+        facts.kept = tuple(collected) if room >= 0 else None
 
     def hold(self) -> None:
         """Keep the next pass until :meth:`release`, unless it is very long."""
@@ -206,12 +209,26 @@ class Schedule:
 
     def release(self) -> None:
         """Forget a pass that was held, unless it is short."""
-        known = self.known
-        known.held, kept = False, known.kept
-        if kept is not None and sum(map(_transfers, kept)) > KEPT:
-            known.kept = known.lowered = None
+        facts = self.known
+        facts.held, blocks = False, facts.kept
+        if blocks is not None and sum(map(_transfers, blocks)) > KEPT:
+            facts.kept = facts.lowered = None
 
-    def _changed(self, block: int) -> ScheduleError:
+    def keep_passes(self, again: Callable[..., object] | None = None, *arguments: object) -> None:
+        """Keep short passes, since the source is one of the registered algorithms; ``again``, with its arguments, makes it elsewhere."""
+        self.known.keeps = True
+        self.known.again = None if again is None else (again, arguments)
+
+    def keep_proof(self, proof: Proof) -> Proof:
+        """Keep the proof of this schedule, and return it as such."""
+        self.known.proof = replace(proof, of=self.known)
+        return self.known.proof
+
+    def skip_checks(self) -> None:
+        """Take steps as they are, because they have been checked, or are part of steps that have been."""
+        self.known.checked = True
+
+    def _change_error(self, block: int) -> ScheduleError:
         return ScheduleError(
             f"{self}: when called again, its source yields other steps, from step or repeat number {block} on; "
             "it must be a function that yields the same steps at every call"
@@ -288,8 +305,8 @@ class Schedule:
         for step in block.steps:
             for chunk in (step.src_chunk, step.dst_chunk):
                 start = block.window(chunk)[0]
-                outside = (start < 0) | (start + block.modulus > room) | (step.count != 1)
-                if (outside & (step.op != SYNC)).any():
+                escapes = (start < 0) | (start + block.modulus > room) | (step.count != 1)
+                if (escapes & (step.op != SYNC)).any():
                     return False
         return True
 
@@ -342,13 +359,13 @@ class Schedule:
             bad = data & (chunk + step.count > bases[self.layout.region(chunk) + 1])
         if bad.any():
             row = int(np.flatnonzero(bad)[0])
-            wanted = f"chunks {chunk[row]}..{int(chunk[row]) + int(step.count[row]) - 1} on rank {rank[row]}"
+            chunks = f"chunks {chunk[row]}..{int(chunk[row]) + int(step.count[row]) - 1} on rank {rank[row]}"
             buffers = f"buffers start at {bases[:-1].tolist()}, end {size}"
-            self._refuse(number, step, row, f"{end} {wanted} do not lie in one buffer ({buffers})")
+            self._refuse(number, step, row, f"{end} {chunks} do not lie in one buffer ({buffers})")
 
     def _refuse(self, number: int, step: Step, row: int, reason: str) -> None:
-        where = f"step {number}, rank {step.src_rank[row]} -> {step.dst_rank[row]}, channel {step.channel[row]}"
-        raise fault(number, step, row, f"{self.title}: {where}: {reason}")
+        location = f"step {number}, rank {step.src_rank[row]} -> {step.dst_rank[row]}, channel {step.channel[row]}"
+        raise fault(number, step, row, f"{self.title}: {location}: {reason}")
 
     def __str__(self) -> str:
         return f"{self.title} {self.collective}"
@@ -376,24 +393,24 @@ def lowered(schedule: Schedule, *, as_given: bool = False) -> Iterator[tuple[int
 
     The transfers of a fold come in the order in which they are applied, unless ``as_given``.
     """
-    known, number = schedule.known, 0
-    as_given = as_given and known.folds is not False
-    kept, before = known.kept, known.lowered  # read once: another thread may release them
-    if before is not None and not as_given:
-        yield from enumerate(before)
+    facts, number = schedule.known, 0
+    as_given = as_given and facts.folds
+    blocks, stored = facts.kept, facts.lowered  # read once: another thread may release them
+    if stored is not None and not as_given:
+        yield from enumerate(stored)
         return
-    done: list[Step] | None = [] if kept is not None and not as_given else None
+    collected: list[Step] | None = [] if blocks is not None and not as_given else None
     for block in schedule.blocks():
-        if not known.checked:
+        if not facts.checked:
             schedule.check_block(number, block)
         for step in block.unrolled() if isinstance(block, Repeat) else (block,):
-            one = schedule.layout.one_address(step)
-            if not as_given and known.folds is not False:
-                one = in_fold_order(one, schedule.layout.size)
-            if done is not None:
-                done.append(one)
-            yield number, one
+            resolved = schedule.layout.one_address(step)
+            if not as_given and facts.folds:
+                resolved = in_fold_order(resolved, schedule.layout.size)
+            if collected is not None:
+                collected.append(resolved)
+            yield number, resolved
             number += 1
-    known.checked = True
-    if done is not None and kept is not None and kept is known.kept and number == len(kept):
-        known.lowered = tuple(done)
+    facts.checked = True
+    if collected is not None and blocks is not None and blocks is facts.kept and number == len(blocks):
+        facts.lowered = tuple(collected)

@@ -166,26 +166,33 @@ def transfers(
     ConfigError
         For columns that are not whole numbers or do not broadcast, and for unknown operations.
     """
-    given: dict[str, Any] = {
-        "src_rank": src_rank, "src_chunk": src_chunk, "dst_rank": dst_rank, "dst_chunk": dst_chunk,
-        "count": count, "channel": channel, "op": op,
-    }  # fmt: skip
+    arguments: dict[str, Any] = {
+        "src_rank": src_rank,
+        "src_chunk": src_chunk,
+        "dst_rank": dst_rank,
+        "dst_chunk": dst_chunk,
+        "count": count,
+        "channel": channel,
+        "op": op,
+    }
     if isinstance(op, str):
         if op.lower() not in OP_NAMES:
             raise ConfigError(f"unknown op {op!r}; {nearest(op.lower(), OP_NAMES)}")
-        given["op"] = OP_NAMES.index(op.lower())
+        arguments["op"] = OP_NAMES.index(op.lower())
     columns: list[Any] = [  # whole numbers, or arrays of them
-        values if _is_plain(name, values) else whole_numbers(name, values) for name, values in given.items()
+        values if _is_plain(name, values) else whole_numbers(name, values) for name, values in arguments.items()
     ]
     ops = columns[-1]
-    most = ops if isinstance(ops, int) else int(ops.view(np.uint64).max(initial=0))  # negative ones are huge there
-    if most >= len(OP_NAMES):
+    highest = ops if isinstance(ops, int) else int(ops.view(np.uint64).max(initial=0))  # negative ones are huge there
+    if highest >= len(OP_NAMES):
         wrong = next(number for number in np.ravel(ops).tolist() if not 0 <= number < len(OP_NAMES))
         raise ConfigError(f"op {wrong} is unknown; use {', '.join(OP_NAMES).upper()}")
     try:
         shape = np.broadcast(*columns).shape
     except ValueError:
-        shapes = [f"{name} {np.shape(column)}" for name, column in zip(given, columns, strict=True) if np.ndim(column)]
+        shapes = [
+            f"{name} {np.shape(column)}" for name, column in zip(arguments, columns, strict=True) if np.ndim(column)
+        ]
         raise ConfigError(f"the columns of a step must broadcast together; got shapes {', '.join(shapes)}") from None
     src, src_c, dst, dst_c, cnt, ch = (_flat(column, shape) for column in columns[:-1])
     return Step(src, src_c, dst, dst_c, cnt, _flat(ops, shape, OPERATION), ch)
@@ -252,18 +259,18 @@ def first_alike(*columns: Array) -> Ints:
     """
     key = np.zeros(len(columns[0]), np.int64)
     for column in columns:
-        most = int(column.max(initial=0))
-        if most == 0:
+        highest = int(column.max(initial=0))
+        if highest == 0:
             continue
-        key = key * (most + 1) + column
+        key = key * (highest + 1) + column
         if int(key.max(initial=0)) > SPARSE * len(key):
             key = np.unique(key, return_inverse=True)[1]
-    first = np.zeros(int(key.max(initial=-1)) + 1, np.int64)
-    first[key[::-1]] = np.arange(len(key))[::-1]  # of equal keys, the last one counts
-    return first[key]
+    first_row = np.zeros(int(key.max(initial=-1)) + 1, np.int64)
+    first_row[key[::-1]] = np.arange(len(key))[::-1]  # of equal keys, the last one counts
+    return first_row[key]
 
 
-def expanded(step: Step) -> Step:
+def by_chunk(step: Step) -> Step:
     """The step with one row per chunk."""
     if (step.count == 1).all():
         return step
@@ -307,8 +314,8 @@ class Repeat:
         if not all(type(step) is Step for step in inner):
             raise ConfigError(f"the steps of a Repeat are a tuple of steps, made by transfers(); got {steps!r:.60}")
         object.__setattr__(self, "steps", inner)
-        for name, least in (("count", 0), ("stride", -LARGEST), ("base", -LARGEST), ("modulus", 1)):
-            number = whole_number(f"{name} of a Repeat", getattr(self, name), least)
+        for name, minimum in (("count", 0), ("stride", -LARGEST), ("base", -LARGEST), ("modulus", 1)):
+            number = whole_number(f"{name} of a Repeat", getattr(self, name), minimum)
             object.__setattr__(self, name, number)
         if self.order is not None:
             self._check_order(whole_numbers("order of a Repeat", self.order))
@@ -316,9 +323,9 @@ class Repeat:
     def _check_order(self, order: Ints) -> None:
         """Check and convert the list of chunks."""
         if order.ndim != 1 or not len(order) or len(order) % self.modulus or self.base % self.modulus:
-            got = f"got {len(np.ravel(order))} chunks and base {self.base}"
+            actual = f"got {len(np.ravel(order))} chunks and base {self.base}"
             raise ConfigError(
-                f"order of a Repeat must list whole windows of {self.modulus} chunks, one of them at base; {got}"
+                f"order of a Repeat must list whole windows of {self.modulus} chunks, one of them at base; {actual}"
             )
         if len(np.unique(order)) < len(order) or int(order.min(initial=0)) < 0:
             raise ConfigError("order of a Repeat must list distinct chunks from 0 on")
@@ -343,8 +350,8 @@ class Repeat:
                     continue
                 # Sums below twice the modulus need no division, which would take longer than all the rest.
                 src, dst = (
-                    self.chunk_at(first + place + shift - (place >= self.modulus - shift) * self.modulus)
-                    for first, place in ends
+                    self.chunk_at(start + place + shift - (place >= self.modulus - shift) * self.modulus)
+                    for start, place in ends
                 )
                 yield Step(step.src_rank, src, step.dst_rank, dst, step.count, step.op, step.channel)
 
@@ -356,15 +363,15 @@ class Repeat:
         ConfigError
             For a chunk that is not in ``order``.
         """
-        whole = chunk.astype(np.int64)
+        position = chunk.astype(np.int64)
         if self.order is not None:
             ascending = np.argsort(self.order)
-            found = ascending[np.searchsorted(self.order, whole, sorter=ascending) % len(ascending)]
-            if (self.order[found] != whole).any():
-                raise ConfigError(f"chunk {whole[self.order[found] != whole][0]} of a Repeat is not in its order")
-            whole = found
-        place = (whole - self.base) % self.modulus
-        return whole - place, place
+            index = ascending[np.searchsorted(self.order, position, sorter=ascending) % len(ascending)]
+            if (self.order[index] != position).any():
+                raise ConfigError(f"chunk {position[self.order[index] != position][0]} of a Repeat is not in its order")
+            position = index
+        place = (position - self.base) % self.modulus
+        return position - place, place
 
     def chunk_at(self, place: Ints) -> Ints:
         """Chunk at a place counted like the starts of windows."""
@@ -380,10 +387,10 @@ def moving_part(block: Step | Repeat) -> Step | Repeat | None:
     """A step or repeat without empty steps; None if nothing is left."""
     if isinstance(block, Step):
         return block if _moves(block) else None
-    kept = tuple(step for step in block.steps if _moves(step))
-    if not kept or not block.count:
+    steps = tuple(step for step in block.steps if _moves(step))
+    if not steps or not block.count:
         return None
-    return block if len(kept) == len(block.steps) else replace(block, steps=kept)
+    return block if len(steps) == len(block.steps) else replace(block, steps=steps)
 
 
 def private_copy(block: Step | Repeat) -> Step | Repeat:

@@ -49,7 +49,7 @@ class Wiring:
         The program that was wired, and its instructions.
     lane, position
         Lane of every instruction, and its position there.
-    first
+    first_lane
         Number of the first lane of every rank.
     connections
         All connections.
@@ -63,7 +63,7 @@ class Wiring:
     code: Code
     lane: Ints
     position: Ints
-    first: Ints
+    first_lane: Ints
     connections: tuple[Connection, ...]
     sends: Ints
     recvs: Ints
@@ -76,15 +76,15 @@ class Wiring:
         """The rank of an instruction."""
         return int(self.code.rank[self.lane[number]])
 
-    def fault(self, number: int, message: str, **where: int) -> ScheduleError:
+    def fault(self, number: int, message: str, **overrides: int) -> ScheduleError:
         """The error for an instruction."""
         lane = self.lane[number]
-        own = {
+        location = {
             "step": int(self.position[number]),
             "rank": int(self.code.rank[lane]),
             "channel": int(self.code.channel[lane]),
         }
-        return ScheduleError(f"{self.program}: {message}", **{**own, **where})
+        return ScheduleError(f"{self.program}: {message}", **{**location, **overrides})
 
     def where(self, number: int) -> str:
         """An instruction in words: ``rank 0 lane 2 step 5 (recv output[3] from rank 1)``."""
@@ -99,7 +99,7 @@ class Wiring:
             parts.append(f"from rank {instruction.recv_from}")
         if op.sends:
             parts.append(f"to rank {instruction.send_to}")
-        return f"rank {rank} lane {lane - self.first[rank]} step {self.position[number]} ({' '.join(parts)})"
+        return f"rank {rank} lane {lane - self.first_lane[rank]} step {self.position[number]} ({' '.join(parts)})"
 
 
 def wire(program: RankProgram) -> Wiring:
@@ -113,13 +113,13 @@ def wire(program: RankProgram) -> Wiring:
     """
     code = program.code
     total, lane = len(code.op), np.repeat(np.arange(len(code.rank)), np.diff(code.start))
-    position, first = np.arange(total) - code.start[lane], np.searchsorted(code.rank, np.arange(program.nranks))
+    position, first_lane = np.arange(total) - code.start[lane], np.searchsorted(code.rank, np.arange(program.nranks))
     rank, channel = code.rank[lane], code.channel[lane]
-    least = int(channel.min(initial=0))
-    channels = int(channel.max(initial=0)) + 1 - least
+    lowest_channel = int(channel.min(initial=0))
+    channels = int(channel.max(initial=0)) + 1 - lowest_channel
     sends, recvs = (np.flatnonzero(op_where(code, trait)) for trait in ("sends", "receives"))
     keys = [
-        (src * program.nranks + dst) * channels + channel[ends] - least
+        (src * program.nranks + dst) * channels + channel[ends] - lowest_channel
         for ends, src, dst in ((sends, rank[sends], code.send_to[sends]), (recvs, code.recv_from[recvs], rank[recvs]))
     ]
     ends = []
@@ -129,55 +129,69 @@ def wire(program: RankProgram) -> Wiring:
     for (numbers, key), direction, peers in zip(ends, ("to", "from"), (code.send_to, code.recv_from), strict=True):
         split = np.flatnonzero((key[1:] == key[:-1]) & (lane[numbers[1:]] != lane[numbers[:-1]]))
         if len(split):
-            one, other = numbers[split[0]], numbers[split[0] + 1]
-            at = int(rank[one])
+            earlier, later = numbers[split[0]], numbers[split[0] + 1]
+            owner = int(rank[earlier])
+            lanes = [lane[number] - first_lane[owner] for number in (earlier, later)]
             raise ScheduleError(
-                f"{program}: lanes {lane[one] - first[at]} and {lane[other] - first[at]} of rank {at} share the connection "
-                f"{direction} rank {peers[one]} on channel {channel[one]}: the order of their messages is undefined",
-                rank=at,
-                channel=int(channel[one]),
+                f"{program}: lanes {lanes[0]} and {lanes[1]} of rank {owner} share the connection "
+                f"{direction} rank {peers[earlier]} on channel {channel[earlier]}: the order of their messages is undefined",
+                rank=owner,
+                channel=int(channel[earlier]),
             )
-    (sends, sent), (recvs, taken) = ends
-    every = np.union1d(sent, taken)
-    edges = [np.searchsorted(key, [every, every + 1]) for key in (sent, taken)]
+    (sends, send_keys), (recvs, recv_keys) = ends
+    every = np.union1d(send_keys, recv_keys)
+    edges = [np.searchsorted(key, [every, every + 1]) for key in (send_keys, recv_keys)]
     connections = []
-    for key, s, e, r, t in zip(every.tolist(), *edges[0].tolist(), *edges[1].tolist(), strict=True):
-        (src, dst), offset = divmod(key // channels, program.nranks), key % channels
-        outs, ins = sends[s:e], recvs[r:t]
+    for key, send_span, recv_span in zip(every.tolist(), *(edge.T.tolist() for edge in edges), strict=True):
+        src, dst = divmod(key // channels, program.nranks)
+        offset = key % channels
+        outs, ins = sends[slice(*send_span)], recvs[slice(*recv_span)]
         sender, receiver = (int(lane[numbers[0]]) if len(numbers) else -1 for numbers in (outs, ins))
-        connections.append(Connection(src, dst, offset + least, sender, receiver, outs, ins))
+        connections.append(Connection(src, dst, offset + lowest_channel, sender, receiver, outs, ins))
     unmatched = [c for c in connections if len(c.sends) != len(c.recvs)]
     incoming, outgoing = np.full(total, -1), np.full(total, -1)
-    connection = np.searchsorted(every, sent)
+    connection = np.searchsorted(every, send_keys)
     ordinal = np.arange(len(sends)) - edges[0][0][connection]
     if not unmatched:
         outgoing[sends] = incoming[recvs] = np.arange(len(sends))
     wiring = Wiring(
-        program, code, lane, position, first, tuple(connections), sends, recvs, connection, ordinal, incoming, outgoing
+        program,
+        code,
+        lane,
+        position,
+        first_lane,
+        tuple(connections),
+        sends,
+        recvs,
+        connection,
+        ordinal,
+        incoming,
+        outgoing,
     )
     if unmatched:
-        _unmatched(wiring, unmatched[0])
+        _unmatched_message(wiring, unmatched[0])
     differ = np.flatnonzero(code.count[sends] != code.count[recvs])
     if len(differ):
-        _unequal(wiring, int(differ[0]))
+        _size_mismatch(wiring, int(differ[0]))
     return wiring
 
 
-def _unmatched(wiring: Wiring, connection: Connection) -> NoReturn:
+def _unmatched_message(wiring: Wiring, connection: Connection) -> NoReturn:
     """Raise the error for a message without its other end."""
     sends, recvs = len(connection.sends), len(connection.recvs)
     send_is_left = sends > recvs
     number = int(connection.sends[recvs] if send_is_left else connection.recvs[sends])
-    left = "this message is never received" if send_is_left else "this message is never sent"
-    message = f"unmatched message, {connection}: {sends} sends but {recvs} receives\n  {left}: {wiring.where(number)}"
+    complaint = "this message is never received" if send_is_left else "this message is never sent"
+    message = (
+        f"unmatched message, {connection}: {sends} sends but {recvs} receives\n  {complaint}: {wiring.where(number)}"
+    )
     raise wiring.fault(number, message)
 
 
-def _unequal(wiring: Wiring, message: int) -> NoReturn:
+def _size_mismatch(wiring: Wiring, message: int) -> NoReturn:
     """Raise the error for a message whose ends differ in size."""
-    send, recv, connection = (
-        int(wiring.sends[message]), int(wiring.recvs[message]), wiring.connections[wiring.connection[message]],
-    )  # fmt: skip
-    given, taken = wiring.code.count[[send, recv]]
-    told = f"{connection}: a message of {given} chunks meets a receive of {taken}"
-    raise wiring.fault(recv, f"{told}\n  {wiring.where(send)}\n  {wiring.where(recv)}")
+    send, recv = int(wiring.sends[message]), int(wiring.recvs[message])
+    connection = wiring.connections[wiring.connection[message]]
+    sent_chunks, received_chunks = wiring.code.count[[send, recv]]
+    summary = f"{connection}: a message of {sent_chunks} chunks meets a receive of {received_chunks}"
+    raise wiring.fault(recv, f"{summary}\n  {wiring.where(send)}\n  {wiring.where(recv)}")

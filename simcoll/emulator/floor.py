@@ -28,7 +28,7 @@ def latency_floor_fs(plan: Plan, topology: Topology) -> int:
     """
     if plan.nranks == 1 or _may_be_empty(plan):
         return 0
-    floors, key = topology.known.floors, (plan.collective, plan.protocol, plan.ranks.tobytes())
+    floors, key = topology.derived.floors, (plan.collective, plan.protocol, plan.ranks.tobytes())
     if key not in floors:
         if len(floors) == REMEMBERED:
             floors.pop(next(iter(floors)))

@@ -9,6 +9,7 @@ from simcoll.arrays import Array, Ints, MaybeNone
 from simcoll.core.collective import bus_factor
 from simcoll.core.plan import Plan
 from simcoll.emulator.events.cut import Cut
+from simcoll.emulator.steps.step_columns import PlanSummary
 from simcoll.terminal import printable
 from simcoll.units import format_rate, format_size, format_time
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from simcoll.bounds import Bound
 
 
-__all__ = ["Result"]
+__all__ = ["Result", "compiled_result"]
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -35,7 +36,8 @@ class Result:
     engine
         The engine that ran: ``simpy`` or ``fast``.
     path
-        Why that engine ran, or which quotient stood in for all messages.
+        Why that engine ran: the reasons for which the ways before it refuse the run, or the quotient that stands for all messages. Like
+        everything here but ``wall_s``, it depends on the request alone, not on what ran before.
     time_fs
         Completion time of the last transfer; every rank starts at 0.
     steps, messages, bytes_moved
@@ -48,7 +50,7 @@ class Result:
     done_fs
         Completion time of each transfer, in schedule order; ``None`` without ``keep``.
     classes
-        Number of messages of the quotient that were played; ``None`` if all were.
+        Number of messages of the quotient that stands for all; ``None`` without one.
     wall_s
         Wall-clock seconds of the run on this machine; part of no hash.
     data
@@ -183,6 +185,23 @@ class Result:
                 self.data, f"none, timing only{self.no_data and ': '}{self.no_data}"
             )
         return f"exact, {self.wrong} wrong elements"
+
+
+def compiled_result(
+    plan: Plan,
+    topology: str,
+    seen: PlanSummary,
+    time_fs: int,
+    trace_hash: str,
+    done: Ints | None = None,
+    classes: int | None = None,
+    *,
+    path: str = "",
+) -> Result:
+    """The record of a run of the compiled loops, by the counts of its plan."""
+    moved = sum(seen.bytes_by_op)
+    counts = seen.steps, seen.messages, moved, seen.switched
+    return Result(plan, topology, "fast", path, time_fs, *counts, trace_hash, done, classes)
 
 
 def _rate(rate: float) -> str:

@@ -16,14 +16,12 @@ from simcoll.core.numbers import check_seed
 from simcoll.core.plan import Plan
 from simcoll.emulator.data.budget import check_exact, exact_bytes
 from simcoll.emulator.data.dataplane import Storage
-from simcoll.emulator.engine_choice import choose, play_fast, play_folded, play_lockstep, play_quotient, play_simpy
-from simcoll.emulator.events import Event, Policy, Timeline, timeline_of
+from simcoll.emulator.events import Event, Policy, timeline_of
 from simcoll.emulator.floor import latency_floor_fs
 from simcoll.emulator.reference.ledger import Observer
-from simcoll.emulator.rehearsals import play_rehearsed
+from simcoll.emulator.request import Request
 from simcoll.emulator.result import Result
-from simcoll.emulator.steps.plan_placement import placement_of
-from simcoll.emulator.steps.timed import StepTimer
+from simcoll.emulator.ways import play
 from simcoll.errors import ConfigError, InternalError, expect, nearest
 from simcoll.topology import Topology
 
@@ -32,9 +30,9 @@ if TYPE_CHECKING:
     from simcoll.emulator.programs import Program, ProgramObserver, ProgramResult
 
 
-__all__ = ["emulate"]
+__all__ = ["emulate", "run_checked"]
 
-WAYS = ("auto", "exact", "none")
+DATA = ("auto", "exact", "none")
 
 
 @overload
@@ -154,12 +152,25 @@ def emulate(
             f"emulate takes a plan, made by bind(schedule, count), a list of plans, or a program; got {plan!r:.60}"
         )
     expect(topology, Topology, "emulate takes a topology, made by load_topology(name)")
+    timeline = timeline_of(events, policy, topology, plan.nranks)
+    request = Request(plan, topology, observer=observer, timeline=timeline, keep=keep, engine=engine, quotient=quotient)
+    return run_checked(request, data=data, seed=seed, bound=bound)
+
+
+def run_checked(
+    request: Request,
+    *,
+    data: str | Sequence[Array | None] = "auto",
+    seed: int = 0,
+    bound: bool | Bottleneck = True,
+) -> Result:
+    """Play a request on generated data and check the run, as :func:`emulate` does; ``request`` has no storage yet."""
+    plan, topology, timeline = request.plan, request.topology, request.timeline
     _check_placement(plan, topology)
     inputs, no_data = _inputs(plan, data, seed)
     storage = None if inputs is None else Storage(plan, inputs)
     began = perf_counter()
-    timeline = timeline_of(events, policy, topology, plan.nranks)
-    played = _run(plan, topology, storage, observer, timeline, keep=keep, engine=engine, quotient=quotient)
+    played = play(replace(request, storage=storage))
     wall = perf_counter() - began
     # A detour around a dead link may not be a route of the topology, for which the bound holds.
     firm = played.cut is None and (timeline is None or not timeline.detours)
@@ -183,51 +194,13 @@ def _check_placement(plan: Plan, topology: Topology) -> None:
         )
 
 
-def _run(
-    plan: Plan,
-    topology: Topology,
-    storage: Storage | None,
-    observer: Observer | None,
-    timeline: Timeline | None,
-    *,
-    keep: bool,
-    engine: str,
-    quotient: bool | None,
-) -> Result:
-    watched, timing_only = observer is not None, storage is None
-    if timing_only and not (watched or timeline or keep or quotient is not None):
-        rehearsed = play_rehearsed(plan, topology, engine)
-        if rehearsed is not None:
-            return rehearsed
-    way, why, seen = choose(
-        plan, topology, engine, quotient, watched=watched, timing_only=timing_only, timeline=timeline
-    )
-    if way == "quotient" and seen is not None:
-        if quotient is None:
-            played = play_folded(plan, topology, seen, keep=keep)
-        else:
-            played = play_quotient(plan, topology, seen, keep=keep, worth_it=False)
-        if isinstance(played, Result):
-            return played
-        way, _, seen = choose(plan, topology, engine, False, watched=False, timing_only=True)
-        why = f"no quotient: {played}"
-    if way == "fast" and seen is not None:
-        timer = StepTimer(plan.protocol, topology, placement_of(plan, topology.nlinks), joint=True)
-        together = play_lockstep(plan, topology, seen, keep=keep, timer=timer) if timeline is None else None
-        fast = together or play_fast(plan, topology, seen, why, keep=keep, timeline=timeline, timer=timer)
-        if storage is not None:
-            storage.play()
-        return fast
-    return play_simpy(plan, topology, seen, why, storage, observer, keep=keep, timeline=timeline)
-
-
 def _inputs(plan: Plan, data: str | Sequence[Array | None], seed: int) -> tuple[Sequence[Array | None] | None, str]:
     """The data to move, or the reason for moving none; memory is checked before anything is allocated."""
     if not isinstance(data, str):
         check_exact(exact_bytes(plan, inputs_exist=True))
         return data, ""
-    if data not in WAYS:
-        raise ConfigError(f"data {data!r} is not known; {nearest(data, WAYS)}, or one array per rank")
+    if data not in DATA:
+        raise ConfigError(f"data {data!r} is not known; {nearest(data, DATA)}, or one array per rank")
     if data == "none":
         return None, ""
     wanted = exact_bytes(plan)

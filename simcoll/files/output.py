@@ -45,7 +45,7 @@ def open_folder(path: Path, names: Iterable[str] = ()) -> None:
             pass
     except OSError as error:
         raise ConfigError(f"cannot write to the output folder: {error.strerror}", file=str(path)) from None
-    refuse_taken(path, names)
+    refuse_existing(path, names)
 
 
 def refuse_places(outputs: Iterable[str | Path | None], inputs: Iterable[str | Path | None] = ()) -> None:
@@ -56,16 +56,16 @@ def refuse_places(outputs: Iterable[str | Path | None], inputs: Iterable[str | P
     ConfigError
         For an unwritable file, for two outputs of one name, and for an output that is one of the ``inputs``.
     """
-    taken: list[Path] = []
-    for target in (Path(each) for each in outputs if each is not None):
-        if any(target.absolute() == other.absolute() or _same(target, other) for other in taken):
+    targets: list[Path] = []
+    for target in (Path(output) for output in outputs if output is not None):
+        if any(target.absolute() == earlier.absolute() or _same(target, earlier) for earlier in targets):
             raise ConfigError("cannot be written: it is named for two outputs", file=str(target))
-        taken.append(target)
+        targets.append(target)
         try:
-            refuse_taken(target.parent, [target.name])
+            refuse_existing(target.parent, [target.name])
             if _own_descriptor(target) is not None or _is_special(target):
                 continue
-            if any(_same(target, Path(each)) for each in inputs if each):
+            if any(_same(target, Path(source)) for source in inputs if source):
                 raise ConfigError("cannot be written: it is also read; name another file", file=str(target))
             with _alone_in(target.parent):
                 _New.beside(target).discard()
@@ -73,14 +73,14 @@ def refuse_places(outputs: Iterable[str | Path | None], inputs: Iterable[str | P
             raise ConfigError(f"cannot be written: {getattr(error, 'strerror', error)}", file=str(target)) from None
 
 
-def _same(one: Path, other: Path) -> bool:
+def _same(path: Path, second_path: Path) -> bool:
     try:
-        return one.samefile(other)
+        return path.samefile(second_path)
     except (OSError, ValueError):
         return False
 
 
-def refuse_taken(folder: Path, names: Iterable[str]) -> None:
+def refuse_existing(folder: Path, names: Iterable[str]) -> None:
     """Refuse to replace a folder (detected late, some files would be new and some old), or another user's pipe, which may block."""
     for target in (folder / name for name in names):
         if target.is_dir():
@@ -102,10 +102,10 @@ class _New:
         """Create an empty file beside its target, and remove what a killed process left there."""
         for old in target.parent.glob(f".{glob.escape(target.name)}.*.part"):
             with contextlib.suppress(OSError):
-                _remove_unless_locked(old)
+                _remove_unless_in_use(old)
         part = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
         descriptor = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)  # never follows a link
-        _locked(descriptor)
+        _lock(descriptor)
         return cls(target, part, descriptor)
 
     def write(self, content: bytes) -> None:
@@ -113,7 +113,7 @@ class _New:
         write_whole(self.descriptor, content)
         os.fsync(self.descriptor)
 
-    def put(self) -> None:
+    def publish(self) -> None:
         """Replace the old file; a link there is replaced, not followed."""
         self.part.replace(self.target)
 
@@ -126,21 +126,21 @@ class _New:
 
 def write_whole(descriptor: int, content: bytes) -> None:
     """Write everything, in as many system calls as needed."""
-    left = memoryview(content)
-    while left:
-        left = left[os.write(descriptor, left) :]
+    unwritten = memoryview(content)
+    while unwritten:
+        unwritten = unwritten[os.write(descriptor, unwritten) :]
 
 
-def _remove_unless_locked(part: Path) -> None:
+def _remove_unless_in_use(part: Path) -> None:
     descriptor = os.open(part, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
     try:
-        if _locked(descriptor):
+        if _lock(descriptor):
             part.unlink()
     finally:
         os.close(descriptor)
 
 
-def _locked(descriptor: int) -> bool:
+def _lock(descriptor: int) -> bool:
     """Lock a file until it is closed; False if another process holds the lock, or locks are unsupported."""
     try:
         import fcntl
@@ -170,7 +170,7 @@ def _write_into(target: Path, content: bytes) -> None:
     """Write into a descriptor of this process, after earlier output, or into a device or a pipe."""
     descriptor = _own_descriptor(target)
     if descriptor is None:
-        with open(target, "wb", opener=_open_read) as place:
+        with open(target, "wb", opener=_open_pipe) as place:
             place.write(content)
         return
     for stream in (sys.stdout, sys.stderr):
@@ -179,7 +179,7 @@ def _write_into(target: Path, content: bytes) -> None:
     write_whole(descriptor, content)
 
 
-def _open_read(target: str, flags: int) -> int:
+def _open_pipe(target: str, flags: int) -> int:
     """Open a pipe that has a reader, or gets one within the time limit; a planted pipe would block forever."""
     until_s = time.monotonic() + LOCK_S
     while True:
@@ -213,11 +213,11 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
     ConfigError
         When one cannot be written; all old files are then kept, unless a rename fails: the error lists the files already replaced.
     """
-    shown = str(folder / next(iter(files))) if len(files) == 1 else str(folder)
+    subject = str(folder / next(iter(files))) if len(files) == 1 else str(folder)
     new: list[_New] = []
-    done: list[str] = []
+    replaced: list[str] = []
     try:
-        refuse_taken(folder, files)
+        refuse_existing(folder, files)
         special = [name for name in files if _own_descriptor(folder / name) is not None or _is_special(folder / name)]
         for name in special:
             _write_into(folder / name, files[name])
@@ -225,18 +225,18 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
             return
         with _alone_in(folder):
             new.extend(_New.beside(folder / name) for name in files if name not in special)
-        for each in new:
-            each.write(files[each.target.name])
+        for file in new:
+            file.write(files[file.target.name])
         with _alone_in(folder):
-            for each in new:
-                each.put()
-                done.append(each.target.name)
+            for file in new:
+                file.publish()
+                replaced.append(file.target.name)
     except (OSError, ValueError) as error:  # a path with a zero byte is a ValueError
-        mixed = f"; new already: {', '.join(done)}" if done else ""
-        raise ConfigError(f"cannot be written: {getattr(error, 'strerror', error)}{mixed}", file=shown) from None
+        mixed = f"; new already: {', '.join(replaced)}" if replaced else ""
+        raise ConfigError(f"cannot be written: {getattr(error, 'strerror', error)}{mixed}", file=subject) from None
     finally:
-        for each in new:
-            each.discard()
+        for file in new:
+            file.discard()
 
 
 @contextlib.contextmanager
@@ -248,7 +248,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY) if os.name == "posix" else -1
     try:
         until_s = time.monotonic() + LOCK_S
-        while descriptor >= 0 and not _locked(descriptor) and time.monotonic() < until_s:
+        while descriptor >= 0 and not _lock(descriptor) and time.monotonic() < until_s:
             time.sleep(0.005)
         yield
         if descriptor >= 0:

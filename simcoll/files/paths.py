@@ -38,8 +38,8 @@ def data_folder(name: str) -> Path:
     ['mpi', 'nccl-2.27', 'rccl-2.22']
     """
     package = Path(__file__).resolve().parents[1]
-    inside = package / "data" / name
-    return inside if inside.is_dir() else package.parent / name
+    packaged = package / "data" / name
+    return packaged if packaged.is_dir() else package.parent / name
 
 
 @cache

@@ -22,11 +22,11 @@ def path_of(path: FilePath, reader: str, parser: str = "") -> str:
     Traceback (most recent call last):
     simcoll.errors.ConfigError: load_plan takes the path of a file, got b'{}'; parse_plan takes the content of one
     """
-    given: Any = path  # whatever was given
-    name = fspath(given) if isinstance(given, (str, PathLike)) else None
+    value: Any = path
+    name = fspath(value) if isinstance(value, (str, PathLike)) else None
     if not isinstance(name, str):
-        other = f"; {parser} takes the content of one" if parser else ""
-        raise ConfigError(f"{reader} takes the path of a file, got {shown(path)}{other}")
+        advice = f"; {parser} takes the content of one" if parser else ""
+        raise ConfigError(f"{reader} takes the path of a file, got {shown(path)}{advice}")
     return name
 
 
@@ -39,11 +39,11 @@ def content_of(content: Content, parser: str) -> bytes:
     Traceback (most recent call last):
     simcoll.errors.ConfigError: parse_plan takes the content of a file, as bytes or text; got None
     """
-    given: Any = content  # whatever was given
-    if isinstance(given, bytes):
-        return given
-    if isinstance(given, str):
-        return given.encode("utf-8", "surrogatepass")  # lone surrogates become bytes that every reader refuses
-    if isinstance(given, (bytearray, memoryview)):
-        return bytes(given)
+    value: Any = content
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogatepass")  # lone surrogates become bytes that every reader refuses
+    if isinstance(value, (bytearray, memoryview)):
+        return bytes(value)
     raise ConfigError(f"{parser} takes the content of a file, as bytes or text; got {shown(content)}")

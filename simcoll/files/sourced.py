@@ -13,13 +13,13 @@ from typing import Any, TypeAlias
 
 from simcoll.errors import ConfigError, nearest, shown
 
-__all__ = ["FactSchema", "Kind", "Rows", "text"]
+__all__ = ["FactRows", "FactSchema", "Kind", "text"]
 
 Kind: TypeAlias = Callable[[Any, str], Any]
 """From the value in the file and the name of its key, for messages, to the value; raises ConfigError, which needs no place."""
 
 
-def text(value: Any, what: str) -> str:
+def text(value: Any, subject: str) -> str:
     """Text, as it is.
 
     >>> text(3, "name")
@@ -27,19 +27,19 @@ def text(value: Any, what: str) -> str:
     simcoll.errors.ConfigError: name: expected text, got 3
     """
     if not isinstance(value, str):
-        raise ConfigError(f"{what}: expected text, got {shown(value)}")
+        raise ConfigError(f"{subject}: expected text, got {shown(value)}")
     return value
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class FactRows:
     """A list of tables with facts, such as ``[[network.tiers]]``, each made into a record.
 
     Attributes
     ----------
     keys, required
         The kinds of the keys of a table, and those that it must have.
-    what
+    labels
         A table and its list, for messages.
     make
         From the values by key to the record.
@@ -47,7 +47,7 @@ class Rows:
 
     keys: Mapping[str, Kind]
     required: Collection[str]
-    what: tuple[str, str]
+    labels: tuple[str, str]
     make: Callable[..., Any]
 
 
@@ -60,7 +60,7 @@ class FactSchema:
     kinds
         By place, such as ``"memory.size"``. A part of a place may be a pattern, such as ``"fabric.*.latency"``; the first place that
         fits counts.
-    others
+    ignored
         Keys of the first level that are no facts; they are left alone.
     nouns
         By table, what its keys name, for messages; default: a key.
@@ -78,8 +78,8 @@ class FactSchema:
     simcoll.errors.ConfigError: gpu.toml: $.memory.sise: unknown key; did you mean 'size'? (valid: size)
     """
 
-    kinds: Mapping[str, Kind | Rows]
-    others: Collection[str] = ()
+    kinds: Mapping[str, Kind | FactRows]
+    ignored: Collection[str] = ()
     nouns: Mapping[str, str] = field(default_factory=dict)
     bare: bool = False
 
@@ -97,14 +97,14 @@ class FactSchema:
             values[place] = self.value(entry, place, file, sources)
         return values, sources
 
-    def kind(self, place: str) -> Kind | Rows | None:
+    def kind(self, place: str) -> Kind | FactRows | None:
         """The kind of a fact; None for places that hold none."""
         return next((kind for pattern, kind in self.kinds.items() if _fits(place.split("."), pattern.split("."))), None)
 
     def value(self, entry: Any, place: str, file: str | None, sources: dict[str, str]) -> Any:
         """The value of one fact, at a place that may hold one; its source is added to ``sources``."""
         kind = self.kind(place)
-        if isinstance(kind, Rows):
+        if isinstance(kind, FactRows):
             return self._rows(entry, kind, place, file, sources)
         if kind is None:
             raise ConfigError(f"unknown key; {nearest(place, self.kinds)}", file=file, path=f"$.{place}")
@@ -125,13 +125,13 @@ class FactSchema:
                 if not isinstance(entry, dict):
                     raise ConfigError(f"expected a table [{place}], got {shown(entry)}", file=file, path=f"$.{place}")
                 yield from self._entries(entry, place, file)
-            elif above or key not in self.others:
-                valid = names if above else {*names, *self.others}
+            elif above or key not in self.ignored:
+                valid = names if above else {*names, *self.ignored}
                 wrong = f"unknown {self.nouns.get(above, 'key')}; {nearest(key, valid)}"
                 raise ConfigError(wrong, file=file, path=f"$.{place}")
 
-    def _rows(self, entry: Any, rows: Rows, place: str, file: str | None, sources: dict[str, str]) -> list[Any]:
-        row_noun, list_noun = rows.what
+    def _rows(self, entry: Any, rows: FactRows, place: str, file: str | None, sources: dict[str, str]) -> list[Any]:
+        row_noun, list_noun = rows.labels
         if not isinstance(entry, list):
             name = place.rpartition(".")[2]
             raise ConfigError(f"{name}: expected {list_noun}, got {shown(entry)}", file=file, path=f"$.{place}")
@@ -155,7 +155,7 @@ class FactSchema:
         return records
 
     def _fact(self, entry: Any, kind: Kind, place: str, file: str | None, sources: dict[str, str]) -> Any:
-        where = f"$.{place}"
+        path = f"$.{place}"
         value = entry
         if isinstance(entry, dict):
             strange = [key for key in entry if key not in {"value", "source"}]
@@ -163,18 +163,18 @@ class FactSchema:
             absent = [key for key in needed if key not in entry]
             if strange or absent:
                 instead = shown(strange[0]) if strange else f"no {absent[0]}"
-                raise ConfigError(f"expected {{ value = ..., source = '...' }}, got {instead}", file=file, path=where)
+                raise ConfigError(f"expected {{ value = ..., source = '...' }}, got {instead}", file=file, path=path)
             value, source = entry["value"], entry.get("source")
             if source is not None:
                 if not isinstance(source, str) or not source.strip():
-                    raise ConfigError(f"source: expected text, got {shown(source)}", file=file, path=where)
+                    raise ConfigError(f"source: expected text, got {shown(source)}", file=file, path=path)
                 sources[place] = source
         elif not self.bare:
-            raise ConfigError(f"expected {{ value = ..., source = '...' }}, got {shown(entry)}", file=file, path=where)
+            raise ConfigError(f"expected {{ value = ..., source = '...' }}, got {shown(entry)}", file=file, path=path)
         try:
             return kind(value, place.rpartition(".")[2])
         except ConfigError as error:
-            raise ConfigError(error.message, file=file, path=where) from None
+            raise ConfigError(error.message, file=file, path=path) from None
 
 
 def _fits(parts: list[str], patterns: list[str]) -> bool:

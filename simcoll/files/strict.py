@@ -53,48 +53,56 @@ def read_start(path: str | Path, most_bytes: int = 1 << 20) -> bytes:
         raise ConfigError("cannot read: no file can have this name", file=str(path)) from None
 
 
-def _field_names(record: Any, seen: dict[Any, None]) -> dict[str, None]:
+def _field_names(record: Any, visited: dict[Any, None]) -> dict[str, None]:
     """Names of all fields of a record and of its nested records."""
     names: dict[str, None] = {}
-    if isinstance(record, type) and issubclass(record, msgspec.Struct) and record not in seen:
-        seen[record] = None
+    if isinstance(record, type) and issubclass(record, msgspec.Struct) and record not in visited:
+        visited[record] = None
         for entry in msgspec.structs.fields(record):
             names[entry.encode_name] = None
-            names.update(_field_names(entry.type, seen))
+            names.update(_field_names(entry.type, visited))
     for inner in get_args(record):
-        names.update(_field_names(inner, seen))
+        names.update(_field_names(inner, visited))
     return names
 
 
 def _inside(record: Any, place: str) -> list[Any]:
     """The possible types at a path such as ``$.links[0]``."""
-    found = [record]
+    types = [record]
     for step in re.findall(r"\.(\w+)|\[[^\]]*\]", place):
-        found = [inner for each in found for inner in (each, *get_args(each))]
+        types = [inner for member in types for inner in (member, *get_args(member))]
         if step:
-            records = [each for each in found if isinstance(each, type) and issubclass(each, msgspec.Struct)]
-            found = [
-                entry.type for each in records for entry in msgspec.structs.fields(each) if entry.encode_name == step
+            records = [member for member in types if isinstance(member, type) and issubclass(member, msgspec.Struct)]
+            types = [
+                entry.type
+                for struct in records
+                for entry in msgspec.structs.fields(struct)
+                if entry.encode_name == step
             ]
         else:
-            found = [inner for each in found for inner in get_args(each)]
-    return found
+            types = [inner for outer in types for inner in get_args(outer)]
+    return types
 
 
 def _records(types: list[Any]) -> list[type[msgspec.Struct]]:
     """The records among some types, including those inside unions."""
-    inner = [each for one in types for each in (one, *get_args(one))]
-    return [each for each in inner if isinstance(each, type) and issubclass(each, msgspec.Struct)]
+    inner = [member for outer in types for member in (outer, *get_args(outer))]
+    return [member for member in inner if isinstance(member, type) and issubclass(member, msgspec.Struct)]
 
 
 def _keys(records: list[type[msgspec.Struct]]) -> dict[str, None]:
-    return {entry.encode_name: None for each in records for entry in msgspec.structs.fields(each)}
+    return {entry.encode_name: None for struct in records for entry in msgspec.structs.fields(struct)}
 
 
 _KINDS = {
-    "object": "a table of keys", "array": "a list", "str": "text", "int": "a whole number", "float": "a number", "bool": "true or false",
+    "object": "a table of keys",
+    "array": "a list",
+    "str": "text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
     "null": "nothing",
-}  # fmt: skip
+}
 
 
 def in_words(reason: str) -> str:
@@ -103,11 +111,11 @@ def in_words(reason: str) -> str:
     >>> in_words("Expected `int | null`, got `str`")
     'expected a whole number or nothing, got text'
     """
-    found = re.fullmatch(r"Expected `([a-z |]+)`(?:, got `([a-z]+)`)?(.*)", reason, re.DOTALL)
-    if not found or not {*found[1].split(" | "), found[2] or "str"} <= _KINDS.keys():
+    match = re.fullmatch(r"Expected `([a-z |]+)`(?:, got `([a-z]+)`)?(.*)", reason, re.DOTALL)
+    if not match or not {*match[1].split(" | "), match[2] or "str"} <= _KINDS.keys():
         return reason
-    wanted = " or ".join(_KINDS[kind] for kind in found[1].split(" | "))
-    return f"expected {wanted}{f', got {_KINDS[found[2]]}' if found[2] else ''}{found[3]}"
+    expected = " or ".join(_KINDS[kind] for kind in match[1].split(" | "))
+    return f"expected {expected}{f', got {_KINDS[match[2]]}' if match[2] else ''}{match[3]}"
 
 
 def _refuse(error: msgspec.ValidationError, record: type[Record], file: str | None) -> ConfigError:
@@ -121,9 +129,11 @@ def _refuse(error: msgspec.ValidationError, record: type[Record], file: str | No
         reason, place = f"unknown key; {nearest(unknown.group(1), keys)}", f"{place}.{unknown.group(1)}"
     missing = re.fullmatch(r"Object missing required field `(.*)`", reason)
     if missing:
-        needed = [entry.encode_name for each in records[:1] for entry in msgspec.structs.fields(each) if entry.required]
-        told = f"; needed are {', '.join(needed)}" if len(records) == 1 and len(needed) > 1 else ""
-        reason = f"missing key {missing.group(1)!r}{told}"
+        needed = [
+            entry.encode_name for struct in records[:1] for entry in msgspec.structs.fields(struct) if entry.required
+        ]
+        hint = f"; needed are {', '.join(needed)}" if len(records) == 1 and len(needed) > 1 else ""
+        reason = f"missing key {missing.group(1)!r}{hint}"
     return ConfigError(reason, file=file, path=place)
 
 
@@ -140,13 +150,13 @@ def decode_json(data: bytes | str, record: type[Record], file: str | None = None
     try:
         if isinstance(data, bytes):
             data.decode()  # what a record does not name is skipped without a look at it
-        found = msgspec.json.decode(data, type=record)
+        document = msgspec.json.decode(data, type=record)
     except msgspec.ValidationError as error:
         raise _refuse(error, record, file) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"not a JSON file: {error}", file=file) from None
     refuse_repeated_keys(data.encode() if isinstance(data, str) else data, file)
-    return found
+    return document
 
 
 def decode_toml(data: bytes, record: type[Record], file: str | None = None) -> Record:

@@ -50,6 +50,6 @@ def _value(value: object) -> str:
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_value, value))}]"
     if isinstance(value, dict):
-        inside = ", ".join(f"{_key(name)} = {_value(each)}" for name, each in value.items())
-        return f"{{ {inside} }}" if inside else "{}"
+        entries = ", ".join(f"{_key(name)} = {_value(member)}" for name, member in value.items())
+        return f"{{ {entries} }}" if entries else "{}"
     raise InternalError(f"{type(value).__name__} has no form in TOML")

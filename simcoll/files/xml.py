@@ -32,7 +32,7 @@ class XmlLimits:
     letters: int = 4096
 
 
-class _Builder(TreeBuilder):
+class _TreeBuilder(TreeBuilder):
     """Builds the tree within the limits."""
 
     def __init__(self, limits: XmlLimits, file: str | None) -> None:
@@ -58,8 +58,8 @@ class _Builder(TreeBuilder):
         return super().end(tag)
 
     def _refuse(self, why: str) -> None:
-        shown = self._path if len(self._path) <= SHOWN_LEVELS else [*self._path[:SHOWN_LEVELS], "..."]
-        raise ConfigError(why, file=self._file, path="/".join(shown))
+        path = self._path if len(self._path) <= SHOWN_LEVELS else [*self._path[:SHOWN_LEVELS], "..."]
+        raise ConfigError(why, file=self._file, path="/".join(path))
 
 
 def parse_xml(data: bytes, limits: XmlLimits, file: str | None = None) -> Element:
@@ -75,7 +75,7 @@ def parse_xml(data: bytes, limits: XmlLimits, file: str | None = None) -> Elemen
     >>> parse_xml(b"<a><b c='1'/></a>", XmlLimits(depth=2, elements=10))[0].get("c")
     '1'
     """
-    parser: Any = DefusedXMLParser(target=_Builder(limits, file), forbid_dtd=True)
+    parser: Any = DefusedXMLParser(target=_TreeBuilder(limits, file), forbid_dtd=True)
     try:
         for begin in range(0, len(data), PIECE_BYTES):
             parser.feed(data[begin : begin + PIECE_BYTES])

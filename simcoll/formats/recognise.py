@@ -66,8 +66,12 @@ TITLES: Mapping[str, str] = {
 """Descriptions of all formats by short name, worded to follow "this is"."""
 
 _ROOTS = {
-    "algo": "msccl", "system": "nccl-topology", "graphs": "nccl-graph", "platform": "simgrid", "graphml": "graphml",
-}  # fmt: skip
+    "algo": "msccl",
+    "system": "nccl-topology",
+    "graphs": "nccl-graph",
+    "platform": "simgrid",
+    "graphml": "graphml",
+}
 # Keys that tell a JSON object apart, and below a TOML file; the first row that fits decides.
 _KEYS: tuple[tuple[str, frozenset[str]], ...] = (
     ("schedule", frozenset({"format", "version"})),
@@ -131,13 +135,13 @@ def recognise(content: bytes) -> str:
     if is_chakra(content):
         return "chakra"
     text = head.decode("utf-8", "replace")
-    first = text.lstrip("\ufeff \t\r\n")[:1]
-    if first == "<":
+    first_letter = text.lstrip("\ufeff \t\r\n")[:1]
+    if first_letter == "<":
         return _xml(text)
-    if first in {"{", "["}:
-        found = _json(content)
-        if found is not None:
-            return found
+    if first_letter in {"{", "["}:
+        name = _json(content)
+        if name is not None:
+            return name
     return _text(text, content)
 
 
@@ -151,22 +155,22 @@ def title_of(content: bytes) -> str:
 
 
 def _xml(text: str) -> str:
-    at = text.find("<")
-    while text.startswith(("<?", "<!"), at):  # comments and declarations before the root
-        close = "-->" if text.startswith("<!--", at) else ">"
-        end = text.find(close, at)
-        at = text.find("<", end) if end >= 0 else -1
-        if at < 0:
+    begin = text.find("<")
+    while text.startswith(("<?", "<!"), begin):  # comments and declarations before the root
+        close = "-->" if text.startswith("<!--", begin) else ">"
+        end = text.find(close, begin)
+        begin = text.find("<", end) if end >= 0 else -1
+        if begin < 0:
             return "xml"
-    root = re.compile(r"<(?:\w+:)?(\w+)").match(text, at)
+    root = re.compile(r"<(?:\w+:)?(\w+)").match(text, begin)
     return _ROOTS.get(root[1], "xml") if root else "xml"
 
 
 def _json(content: bytes) -> str | None:
     """The format of a JSON object or list, possibly truncated or broken; None if it does not look like JSON."""
     try:
-        found: object = msgspec.json.decode(content, type=dict[str, msgspec.Raw] | list[msgspec.Raw])
-        keys = set(found) if isinstance(found, dict) else set()
+        document: object = msgspec.json.decode(content, type=dict[str, msgspec.Raw] | list[msgspec.Raw])
+        keys = set(document) if isinstance(document, dict) else set()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         keys = {key.decode() for key in re.findall(rb'"([\w=]{1,40})"\s*:', content[:_HEAD])}
         if not keys:
@@ -196,5 +200,5 @@ def _text(text: str, content: bytes) -> str:
         return "topology"
     if isinstance(table.get("op"), list):
         return "operations"
-    found = next((name for name, marks in _TABLES if marks <= table.keys()), "toml")
-    return found if table else "text"
+    table_format = next((name for name, marks in _TABLES if marks <= table.keys()), "toml")
+    return table_format if table else "text"

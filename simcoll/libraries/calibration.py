@@ -19,7 +19,7 @@ from simcoll.errors import ConfigError
 from simcoll.files.output import write_file
 from simcoll.files.reader_arguments import Content, FilePath, content_of, path_of
 from simcoll.files.strict import decode_toml, read_file
-from simcoll.formats.logs.nccl_tuning import Tuned, TuningTable
+from simcoll.formats.logs.nccl_tuning import TunedCost, TuningTable
 from simcoll.units import MAX_TIME_FS, parse_rate, parse_size, parse_time
 
 __all__ = [
@@ -54,10 +54,10 @@ class Correction:
     def factor(self, size_bytes: int) -> Fraction:
         """The factor for a size."""
         sizes = [size for size, _ in self.points]
-        after = bisect_right(sizes, size_bytes)
-        if after in (0, len(sizes)):
-            return self.points[min(after, len(sizes) - 1)][1]
-        (small, low), (large, high) = self.points[after - 1 : after + 1]
+        upper = bisect_right(sizes, size_bytes)
+        if upper in (0, len(sizes)):
+            return self.points[min(upper, len(sizes) - 1)][1]
+        (small, low), (large, high) = self.points[upper - 1 : upper + 1]
         share = math.log(size_bytes / small) / math.log(large / small)
         return in_millionths(math.exp((1 - share) * math.log(low) + share * math.log(high)))
 
@@ -101,7 +101,7 @@ class Calibration:
             if not abs(getattr(self, name)) <= MAX_TIME_FS:
                 raise ConfigError(f"{name} {getattr(self, name)} is out of range")
         factors = [("rate", self.rate), ("growth", self.growth)]
-        factors += [("a correction", factor) for each in self.corrections for _, factor in each.points]
+        factors += [("a correction", factor) for correction in self.corrections for _, factor in correction.points]
         for name, factor in factors:
             if not LEAST <= factor <= MOST:
                 raise ConfigError(f"{name} must lie in {LEAST}..{MOST}, got {float(factor):g}")
@@ -113,9 +113,9 @@ class Calibration:
 
     def factor(self, collective: str, nranks: int, size_bytes: int) -> Fraction:
         """The correction for a size; 1 if none was fitted for this collective and number of ranks."""
-        for each in self.corrections:
-            if each.collective == collective and each.nranks == nranks:
-                return each.factor(size_bytes)
+        for correction in self.corrections:
+            if correction.collective == collective and correction.nranks == nranks:
+                return correction.factor(size_bytes)
         return Fraction(1)
 
     def corrected_fs(self, time_fs: int, collective: str, nranks: int, size_bytes: int) -> int:
@@ -123,7 +123,7 @@ class Calibration:
         launched = max(Fraction(time_fs + self.launch_fs), time_fs * LEAST_SHARE)
         return max(1, int(launched * self.factor(collective, nranks, size_bytes)))
 
-    def tuned(self, collective: str, nranks: int, nnodes: int) -> tuple[Tuned, ...]:
+    def tuning_rows(self, collective: str, nranks: int, nnodes: int) -> tuple[TunedCost, ...]:
         """NCCL's own table for a collective with these numbers of ranks and nodes; empty if none was read."""
         for table in self.tuning:
             if table.nranks in {nranks, 0} and table.nnodes in {nnodes, 0}:
@@ -148,7 +148,7 @@ class _Correction(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     points: dict[str, float]
 
 
-class _Tuned(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+class _TuningRow(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     collective: str
     algorithm: str
     protocol: str
@@ -159,10 +159,10 @@ class _Tuned(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 class _Tuning(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     ranks: int
     nodes: int
-    rows: list[_Tuned]
+    rows: list[_TuningRow]
 
 
-class _File(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+class _CalibrationFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """A calibration file."""
 
     format: str
@@ -178,17 +178,17 @@ class _File(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     tuning: list[_Tuning] = []
 
 
-def _signed_fs(text: str, what: str, file: str | None) -> int:
+def _signed_fs(text: str, key: str, file: str | None) -> int:
     """A time that may be negative."""
     bare = text.strip()
-    time = parse_time(bare.removeprefix("-"), what=what, file=file, path=f"$.{what}")
+    time = parse_time(bare.removeprefix("-"), what=key, file=file, path=f"$.{key}")
     return -time if bare.startswith("-") else time
 
 
-def _factor(value: float, what: str, file: str | None) -> Fraction:
+def _factor(value: float, key: str, file: str | None) -> Fraction:
     """A factor within its limits; infinities and NaN are refused."""
     if not LEAST <= value <= MOST:
-        raise ConfigError(f"expected a factor from {LEAST} to {MOST}, got {value!r}", file=file, path=f"$.{what}")
+        raise ConfigError(f"expected a factor from {LEAST} to {MOST}, got {value!r}", file=file, path=f"$.{key}")
     return Fraction(str(value))
 
 
@@ -201,30 +201,28 @@ def parse_calibration(data: Content, file: str | None = None) -> Calibration:
         States the file and the place in it.
     """
     data = content_of(data, "parse_calibration")
-    record = decode_toml(data, _File, file)
+    record = decode_toml(data, _CalibrationFile, file)
     if (record.format, record.version) != (FORMAT, VERSION):
-        given = f"format {record.format!r}, version {record.version}"
-        raise ConfigError(f"{given}: expected {FORMAT!r}, version {VERSION}", file=file, path="$.format")
+        header = f"format {record.format!r}, version {record.version}"
+        raise ConfigError(f"{header}: expected {FORMAT!r}, version {VERSION}", file=file, path="$.format")
     corrections = []
-    for number, each in enumerate(record.correction):
+    for number, entry in enumerate(record.correction):
         place = f"correction[{number}].points"
         points = [
             (parse_size(size, what="size", file=file, path=f"$.{place}"), _factor(value, place, file))
-            for size, value in each.points.items()
+            for size, value in entry.points.items()
         ]
         if not points or len({size for size, _ in points}) < len(points) or min(points)[0] < 1:
             raise ConfigError("expected factors by size, each size once", file=file, path=f"$.{place}")
-        corrections.append(Correction(each.collective, each.ranks, tuple(sorted(points))))
+        corrections.append(Correction(entry.collective, entry.ranks, tuple(sorted(points))))
     tables = []
     for number, table in enumerate(record.tuning):
-        where = f"$.tuning[{number}]"
-        rows = [
-            Tuned(
-                row.collective, row.algorithm, row.protocol,
-                parse_time(row.latency, file=file, path=where), parse_rate(row.bandwidth, file=file, path=where),
-            )
-            for row in table.rows
-        ]  # fmt: skip
+        place = f"$.tuning[{number}]"
+        rows = []
+        for row in table.rows:
+            latency_fs = parse_time(row.latency, file=file, path=place)
+            bandwidth_uBps = parse_rate(row.bandwidth, file=file, path=place)
+            rows.append(TunedCost(row.collective, row.algorithm, row.protocol, latency_fs, bandwidth_uBps))
         tables.append(TuningTable(table.ranks, table.nodes, tuple(rows)))
     return Calibration(
         _signed_fs(record.launch, "launch", file),
@@ -287,9 +285,9 @@ def calibration_toml(calibration: Calibration) -> str:
         f"fabric_latency = {_us(calibration.fabric_latency_fs)}",
         f"growth = {float(calibration.growth):.6f}",
     ]
-    for each in calibration.corrections:
-        points = ", ".join(f"{size} = {float(factor):.6f}" for size, factor in each.points)
-        lines += ["", "[[correction]]", f"collective = {_text(each.collective)}", f"ranks = {each.nranks}"]
+    for correction in calibration.corrections:
+        points = ", ".join(f"{size} = {float(factor):.6f}" for size, factor in correction.points)
+        lines += ["", "[[correction]]", f"collective = {_text(correction.collective)}", f"ranks = {correction.nranks}"]
         lines.append(f"points = {{ {points} }}")
     for table in calibration.tuning:
         lines += ["", "[[tuning]]", f"ranks = {table.nranks}", f"nodes = {table.nnodes}", "rows = ["]

@@ -54,7 +54,7 @@ class Plans:
     protocol: str | Protocol
     algorithm: Choice = None
     library: str | None = None
-    made: dict[Any, Schedule] = field(default_factory=dict)
+    named_schedules: dict[Any, Schedule] = field(default_factory=dict)
     schedules: dict[Any, Schedule] = field(default_factory=dict)
     plans: dict[Any, tuple[Plan, Any]] = field(default_factory=dict)
 
@@ -77,8 +77,8 @@ def _schedule(
 
     The first choice is that of the call and must fit; those of the group and the world apply where they serve.
     """
-    for position, given in enumerate(choices):
-        choice = given
+    for position, scoped_choice in enumerate(choices):
+        choice = scoped_choice
         if isinstance(choice, Mapping):
             choice = choice.get(collective.kind)
         elif callable(choice):
@@ -98,32 +98,32 @@ def _schedule(
         served = [algorithm.collective for algorithm in ALGORITHMS if algorithm.name == choice]
         if not served or collective.kind in served or position == 0:
             try:
-                return _made(plans, collective, choice, endpoints)
+                return _cached_schedule(plans, collective, choice, endpoints)
             except UnservedError:
                 if position == 0:
                     raise
     return None
 
 
-def _made(plans: Plans, collective: Collective, name: str, endpoints: tuple[int, ...]) -> Schedule:
+def _cached_schedule(plans: Plans, collective: Collective, name: str, endpoints: tuple[int, ...]) -> Schedule:
     """The cached schedule of a named algorithm, with one channel."""
     key = (name, collective, endpoints)
-    if key not in plans.made:
+    if key not in plans.named_schedules:
         topology = plans.topology.with_ranks(list(endpoints))
-        plans.made[key] = schedule_on(collective, name, topology, most_channels=1)
-    return plans.made[key]
+        plans.named_schedules[key] = schedule_on(collective, name, topology, most_channels=1)
+    return plans.named_schedules[key]
 
 
-def _chosen_by_library(
+def _library_choice(
     plans: Plans, library: str, collective: Collective, endpoints: tuple[int, ...], total_bytes: int
 ) -> tuple[Schedule, Protocol]:
     """The library's schedule and protocol on these ranks; for another root or other pairs, its algorithm adapted to these."""
     topology = plans.topology.with_ranks(list(endpoints))
-    found, protocol = library_play(collective.kind, total_bytes, topology, library=library)
-    if found.collective != collective:
-        params = {name: value for name, value in found.params if name in {"channels", "pieces"}}
-        found = schedule_on(collective, found.name, topology, params)
-    return found, protocol
+    library_schedule, protocol = library_play(collective.kind, total_bytes, topology, library=library)
+    if library_schedule.collective != collective:
+        params = {name: value for name, value in library_schedule.params if name in {"channels", "pieces"}}
+        library_schedule = schedule_on(collective, library_schedule.name, topology, params)
+    return library_schedule, protocol
 
 
 def plan_for(
@@ -139,27 +139,29 @@ def plan_for(
 
     Raises the errors of an algorithm, a protocol or the caller's own schedule.
     """
-    named = tuple(
+    choice_ids = tuple(
         id(choice) if isinstance(choice, (Schedule, Mapping)) or callable(choice) else choice for choice in choices
     )
-    key = (collective, sizes, dtype, op, endpoints, named)
-    known = plans.plans.get(key)
-    if known is None:
+    key = (collective, sizes, dtype, op, endpoints, choice_ids)
+    entry = plans.plans.get(key)
+    if entry is None:
         total = (sizes if isinstance(sizes, int) else int(np.max(sizes, initial=0))) * dtype.itemsize
         total *= max(collective.input_slots, collective.output_slots)
-        chosen, protocol = _schedule(plans, choices, collective, endpoints, total), None
-        if chosen is None and plans.library is not None and len(endpoints) > 1:
-            chosen, protocol = _chosen_by_library(plans, plans.library, collective, endpoints, total)
-        if chosen is None:
-            chosen = schedule(collective, default_algorithm(collective, total_bytes=total))
+        chosen_schedule, protocol = _schedule(plans, choices, collective, endpoints, total), None
+        if chosen_schedule is None and plans.library is not None and len(endpoints) > 1:
+            chosen_schedule, protocol = _library_choice(plans, plans.library, collective, endpoints, total)
+        if chosen_schedule is None:
+            chosen_schedule = schedule(collective, default_algorithm(collective, total_bytes=total))
         # Equal schedules share their proof, which is the expensive part.
-        own = id(chosen) if chosen in choices else 0
-        place = endpoints if "topology" in dict(chosen.params) else ()
-        kept = plans.schedules.setdefault((chosen.title, collective, own, place), chosen)
+        schedule_id = id(chosen_schedule) if chosen_schedule in choices else 0
+        topology_ranks = endpoints if "topology" in dict(chosen_schedule.params) else ()
+        shared_schedule = plans.schedules.setdefault(
+            (chosen_schedule.title, collective, schedule_id, topology_ranks), chosen_schedule
+        )
         count: Any = sizes if isinstance(sizes, int) else list(sizes)
-        protocol = costs(plans.protocol, plans.topology, kept) if protocol is None else protocol
-        plan = bind(kept, count, dtype, op, ranks=list(endpoints), protocol=protocol)
+        protocol = costs(plans.protocol, plans.topology, shared_schedule) if protocol is None else protocol
+        plan = bind(shared_schedule, count, dtype, op, ranks=list(endpoints), protocol=protocol)
         if len(plans.plans) >= KEPT_PLANS:
             plans.plans.clear()
-        known = plans.plans[key] = (plan, choices)  # objects whose ids are in the key stay alive
-    return known[0]
+        entry = plans.plans[key] = (plan, choices)  # objects whose ids are in the key stay alive
+    return entry[0]

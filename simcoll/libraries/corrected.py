@@ -15,89 +15,48 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simcoll.arrays import Floats
-from simcoll.errors import ConfigError, nearest
-from simcoll.libraries.environment import DEFAULT, Environment
 from simcoll.libraries.formula import (
     ONE_WAY,
     PROTOCOLS,
     Buses,
     Cost,
-    Shape,
     Terms,
-    searched,
-    shape,
+    search_channels,
     stated_terms,
     tree_correction,
 )
+from simcoll.libraries.question import Question
 
 if TYPE_CHECKING:
     from simcoll.libraries.library import Library
-    from simcoll.topology.machine import Machine
 
-__all__ = ["P2P", "class_of", "costs", "fabric_of", "measured"]
-
-P2P = ("all_to_all", "gather", "scatter", "send_recv")
-"""Collectives that NCCL implements as grouped sends and receives."""
+__all__ = ["costs", "measured_buses"]
 
 NVLS_CHANNELS = 16
 """Number of channels that NCCL uses for reduction in switches on Hopper."""
 
 
-def class_of(machine: Machine, library: Library) -> str:
-    """The class of GPU whose measured numbers apply: by GPU interconnect, by model, else by generation.
-
-    Raises
-    ------
-    ConfigError
-        When the library has no numbers for it.
-    """
-    classes = library.tables("class")
-    by_model = [name for name in classes if machine.gpu in library.texts(f"class.{name}.gpus")]
-    found = machine.inside if machine.inside in {"pcie", "host"} else (by_model or [machine.generation])[0]
-    if found not in classes:
-        shown = machine.gpu or machine.generation or "unnamed"
-        raise ConfigError(f"{library} has no measured numbers for {shown} GPUs; {nearest(shown, classes)}")
-    return f"class.{found}"
-
-
-def fabric_of(machine: Machine, library: Library) -> str:
-    """The fabric whose measured numbers apply; empty within one domain.
-
-    Raises
-    ------
-    ConfigError
-        When the topology states no fabric, or one for which the library has no numbers.
-    """
-    if machine.domains == 1:
-        return ""
-    known = library.tables("fabric")
-    if machine.fabric not in known:
-        given = f"fabric {machine.fabric!r}" if machine.fabric else "a topology without the trait 'fabric'"
-        raise ConfigError(f"{library} has no numbers for {given}; {nearest(machine.fabric, known)}")
-    return f"fabric.{machine.fabric}"
-
-
-def measured(machine: Machine, library: Library, environment: Environment = DEFAULT) -> Buses:
+def measured_buses(question: Question) -> Buses:
     """Channels as NCCL's search finds them, and the measured rates of links."""
-    found, s, kind = searched(machine, library), shape(machine), class_of(machine, library)
+    machine, constants, s = question.machine, question.constants, question.shape
+    stated, max_channels = search_channels(machine, constants), question.environment.max_channels
+    gpu_class = question.gpu_class
     gpu = machine.gpu_uBps / 1e15 or inf
-    ring, nvls = gpu * library.number(f"{kind}.ring_share"), gpu * library.number(f"{kind}.nvls_share", 0.0)
-    if environment.max_channels:  # NCCL's own limit of one channel under Simple
-        ring = min(
-            ring, environment.max_channels * library.numbers(f"generation.{machine.generation}.tree_rate")[s.column]
-        )
-        nvls *= min(1.0, environment.max_channels / NVLS_CHANNELS)
+    ring = gpu * constants.number(f"{gpu_class}.ring_share")
+    nvls = gpu * constants.number(f"{gpu_class}.nvls_share", 0.0)
+    if max_channels:  # NCCL's own limit of one channel under Simple
+        channel_rates = constants.numbers(f"generation.{machine.generation}.tree_rate")
+        ring = min(ring, max_channels * channel_rates[s.column])
+        nvls *= min(1.0, max_channels / NVLS_CHANNELS)
     if s.domains == 1:
-        return replace(found, ring_GBps=ring, tree_GBps=ring, nvls_GBps=nvls)
-    fabric = fabric_of(machine, library)
-    net = machine.nic_uBps / 1e15 * library.number(f"{fabric}.share")
-    tree = 2 * net if s.domains == 2 else net * library.number(f"{fabric}.tree_share", 1.0)
-    return Buses(found.channels, min(ring, net), min(ring, tree), nvls, net)
+        return replace(stated, ring_GBps=ring, tree_GBps=ring, nvls_GBps=nvls)
+    fabric = question.fabric
+    net = machine.nic_uBps / 1e15 * constants.number(f"{fabric}.share")
+    tree = 2 * net if s.domains == 2 else net * constants.number(f"{fabric}.tree_share", 1.0)
+    return Buses(stated.channels, min(ring, net), min(ring, tree), nvls, net)
 
 
-def costs(
-    machine: Machine, collective: str, size_bytes: Floats, library: Library, environment: Environment = DEFAULT
-) -> list[Cost]:
+def costs(question: Question, size_bytes: Floats) -> list[Cost]:
     """The corrected estimate of every algorithm and protocol, for every size.
 
     Raises
@@ -105,215 +64,218 @@ def costs(
     ConfigError
         When the library has no numbers for the GPUs or the fabric of the machine.
     """
-    if collective in P2P:
-        return [_started(_grouped(machine, collective, size_bytes, library, environment), machine, library)]
-    found, s, fabric = measured(machine, library, environment), shape(machine), fabric_of(machine, library)
-    found_costs = []
-    for each in _paired(stated_terms(machine, collective, library, found), machine, collective, library, found):
-        if not _offered(each, machine, collective, library, fabric, environment):
+    if question.is_p2p:
+        return [_with_start(_grouped_cost(question, size_bytes), question)]
+    buses = measured_buses(question)
+    all_terms = stated_terms(question.machine, question.collective, question.constants, buses)
+    corrected = []
+    for terms in _with_full_nics(all_terms, question, buses):
+        if not _offers(question, terms):
             continue
-        if each.algorithm.startswith("nvls"):
-            found_costs.append(_switched(each, machine, size_bytes, library, found, s))
+        if terms.algorithm.startswith("nvls"):
+            cost = _switch_cost(terms, question, size_bytes, buses)
         else:
-            found_costs.append(_linked(each, machine, collective, size_bytes, library, found, s))
-    return [_started(cost, machine, library) for cost in found_costs]
+            cost = _link_cost(terms, question, size_bytes, buses)
+        corrected.append(_with_start(cost, question))
+    return corrected
 
 
-def _paired(terms: list[Terms], machine: Machine, collective: str, library: Library, found: Buses) -> list[Terms]:
+def _with_full_nics(all_terms: list[Terms], question: Question, buses: Buses) -> list[Terms]:
     """Trees over two nodes at the rate of the NICs, where NCCL expects more of them than of rings.
 
     Every NIC then sends the data once, half up one tree and half down the other. NCCL's factor for their pattern and its rate of a
     channel, of which twice as many run, decide its choice only; on V100 they hold.
     """
+    machine, collective, constants = question.machine, question.collective, question.constants
     if machine.domains != 2 or machine.generation == "volta" or collective != "all_reduce":
-        return terms
-    simple = ("tree", "Simple")
-    own = {
-        (each.algorithm, each.protocol): each.rate_GBps
-        for each in stated_terms(machine, collective, library, searched(machine, library))
+        return all_terms
+    tree, ring = ("tree", "Simple"), ("ring", "Simple")
+    nccl_rates = {
+        (terms.algorithm, terms.protocol): terms.rate_GBps
+        for terms in stated_terms(machine, collective, constants, search_channels(machine, constants))
     }
-    if own[simple] <= own["ring", "Simple"]:
-        return terms
-    rate = found.tree_GBps / 2 * library.numbers("share.tree")[0]
-    return [replace(each, rate_GBps=rate) if (each.algorithm, each.protocol) == simple else each for each in terms]
+    if nccl_rates[tree] <= nccl_rates[ring]:
+        return all_terms
+    rate = buses.tree_GBps / 2 * constants.numbers("share.tree")[0]
+    return [
+        replace(terms, rate_GBps=rate) if (terms.algorithm, terms.protocol) == tree else terms for terms in all_terms
+    ]
 
 
-def _started(cost: Cost, machine: Machine, library: Library) -> Cost:
+def _with_start(cost: Cost, question: Question) -> Cost:
     """A cost with the start-up time of typical machines over nodes beyond NCCL's constants, which describe an idle one."""
-    fabric = fabric_of(machine, library)
-    return replace(cost, latency_us=cost.latency_us + library.number(f"{fabric}.launch", 0.0))
+    start = question.constants.number(f"{question.fabric}.launch", 0.0)
+    return replace(cost, latency_us=cost.latency_us + start)
 
 
-def _offered(
-    each: Terms, machine: Machine, collective: str, library: Library, fabric: str, environment: Environment
-) -> bool:
+def _offers(question: Question, terms: Terms) -> bool:
     """Whether the machine offers an algorithm and protocol; the environment's choice takes precedence over the fabric's defaults."""
-    if each.protocol == "LL128" and machine.inside in {"pcie", "host"}:
+    if terms.protocol == "LL128" and question.machine.inside in {"pcie", "host"}:
         return False
-    protocols, algorithms = library.texts(f"{fabric}.protocols"), library.texts(f"{fabric}.algorithms")
-    usual = not protocols or each.protocol in protocols or environment.names_protocols(collective)
-    return usual and (not algorithms or each.algorithm in algorithms or environment.names_algorithms(collective))
+    fabric, collective, environment = question.fabric, question.collective, question.environment
+    protocols = question.constants.texts(f"{fabric}.protocols")
+    algorithms = question.constants.texts(f"{fabric}.algorithms")
+    if protocols and terms.protocol not in protocols and not environment.names_protocols(collective):
+        return False
+    return not algorithms or terms.algorithm in algorithms or environment.names_algorithms(collective)
 
 
-def _ramp(size_bytes: Floats, library: Library) -> Floats:
+def _ramp(size_bytes: Floats, constants: Library) -> Floats:
     """The growth of LL's latency, from 0 to 1, by powers of two of the size."""
-    table = np.array(library.numbers("correction.ll_growth_factor"))
-    place = np.floor(np.log2(np.maximum(size_bytes, 1.0))).astype(np.int64)
-    return table[np.minimum(place, len(table) - 1)]
+    table = np.array(constants.numbers("correction.ll_growth_factor"))
+    row = np.floor(np.log2(np.maximum(size_bytes, 1.0))).astype(np.int64)
+    return table[np.minimum(row, len(table) - 1)]
 
 
-def _over_fabric(net_us: Floats | float, protocol: str, library: Library, fabric: str) -> Floats:
+def _over_fabric(net_us: Floats | float, protocol: str, question: Question) -> Floats:
     """The latency of a message over the network; a calibration may lower it to 0."""
-    latency = library.number(f"{fabric}.latency") * (2 if protocol == "Simple" else 1)
-    factor = library.numbers("correction.net_hop_factor")[PROTOCOLS.index(protocol)]
+    constants = question.constants
+    latency = constants.number(f"{question.fabric}.latency") * (2 if protocol == "Simple" else 1)
+    factor = constants.numbers("correction.net_hop_factor")[PROTOCOLS.index(protocol)]
     return np.maximum(net_us + latency, 0.0) * factor
 
 
-def _linked(
-    each: Terms, machine: Machine, collective: str, size_bytes: Floats, library: Library, found: Buses, s: Shape
-) -> Cost:
+def _link_cost(terms: Terms, question: Question, size_bytes: Floats, buses: Buses) -> Cost:
     """The cost of a ring or a tree over links."""
-    kind, fabric, number = class_of(machine, library), fabric_of(machine, library), library.number
-    protocol = PROTOCOLS.index(each.protocol)
-    one = np.ones(len(size_bytes))
-    hop, net, rate = each.hop_us * one, each.net_us * one, each.rate_GBps * one
+    constants, number, s = question.constants, question.constants.number, question.shape
+    gpu_class, fabric = question.gpu_class, question.fabric
+    protocol = PROTOCOLS.index(terms.protocol)
+    ones = np.ones(len(size_bytes))
+    hop, net, rate = terms.hop_us * ones, terms.net_us * ones, terms.rate_GBps * ones
     if s.domains > 1:
-        net = _over_fabric(net, each.protocol, library, fabric)
-    if each.protocol == "LL":
-        hop = hop * number(f"{kind}.ll_hop_factor", 1.0)
-        grown, own = _ramp(size_bytes, library), number(f"{kind}.ll_growth", 0.0)
+        net = _over_fabric(net, terms.protocol, question)
+    if terms.protocol == "LL":
+        hop = hop * number(f"{gpu_class}.ll_hop_factor", 1.0)
+        growth, class_growth = _ramp(size_bytes, constants), number(f"{gpu_class}.ll_growth", 0.0)
         if s.domains > 1:
-            net = net + number(f"{fabric}.ll_growth", 0.0) * grown
-            if each.algorithm == "ring":  # trees reach NCCL's rate
+            net = net + number(f"{fabric}.ll_growth", 0.0) * growth
+            if terms.algorithm == "ring":  # trees reach NCCL's rate
                 rate = rate * number("correction.net_ll_share", 1.0)
         else:
-            rate = rate * number(f"{kind}.ll_factor", 1.0)
-            if (
-                own
-            ):  # a channel's first bytes take this long, and all channels the size over their rate: the longer counts
-                grown = np.maximum(grown - size_bytes / (1000 * rate * each.hops * own), 0.0)
-        hop = hop + (own or number("correction.ll_growth")) * grown
-    elif each.protocol == "LL128":
-        rate, hop = rate * number(f"{kind}.ll128_factor", 1.0), hop * number(f"{kind}.ll128_hop_factor", 1.0)
-        if s.domains > 1 and each.algorithm == "ring":
-            rate = rate * number(f"{kind}.net_ll128_share", 1.0)
-    if collective in ONE_WAY and s.domains == 1:
+            rate = rate * number(f"{gpu_class}.ll_factor", 1.0)
+            if class_growth:
+                # A channel's first bytes take this long, and all channels the size over their rate: the longer counts.
+                growth = np.maximum(growth - size_bytes / (1000 * rate * terms.hops * class_growth), 0.0)
+        hop = hop + (class_growth or number("correction.ll_growth")) * growth
+    elif terms.protocol == "LL128":
+        rate = rate * number(f"{gpu_class}.ll128_factor", 1.0)
+        hop = hop * number(f"{gpu_class}.ll128_hop_factor", 1.0)
+        if s.domains > 1 and terms.algorithm == "ring":
+            rate = rate * number(f"{gpu_class}.net_ll128_share", 1.0)
+    if question.collective in ONE_WAY and s.domains == 1:
         # A rank copies its own block, and does not send meanwhile.
         rate = rate * (s.ranks - 1) / (s.ranks - 1 + number("correction.copy_share", 0.0))
-    if each.algorithm == "tree":
-        power = library.numbers("correction.tree_power_factor")[protocol]
-        rate = rate * tree_correction(size_bytes, each.protocol, library) ** power
-    base = each.base_us * library.numbers("correction.base_factor")[protocol]
-    hop = np.maximum(hop, library.numbers("correction.net_post")[protocol] if s.domains > 1 else 0.0)
-    latency = base + each.hops * hop + each.nets * net
-    crossings = log2(s.domains) if each.algorithm == "tree" else s.domains - 1
-    if each.protocol == "Simple":
-        latency = _filled(latency, each, machine, collective, size_bytes, library, s)
+    if terms.algorithm == "tree":
+        power = constants.numbers("correction.tree_power_factor")[protocol]
+        rate = rate * tree_correction(size_bytes, terms.protocol, constants) ** power
+    base = terms.base_us * constants.numbers("correction.base_factor")[protocol]
+    hop = np.maximum(hop, constants.numbers("correction.net_post")[protocol] if s.domains > 1 else 0.0)
+    latency = base + terms.hops * hop + terms.nets * net
+    crossings = log2(s.domains) if terms.algorithm == "tree" else s.domains - 1
+    if terms.protocol == "Simple":
+        latency = _with_fill(latency, terms, question, size_bytes)
     elif s.domains > 1:
-        steps = library.numbers(f"{fabric}.steps")
+        steps = constants.numbers(f"{fabric}.steps")
         if steps:
-            latency = (
-                latency + np.interp(np.log2(np.maximum(size_bytes, 1.0)), 11 + np.arange(len(steps)), steps) * crossings
-            )
+            powers = np.log2(np.maximum(size_bytes, 1.0))
+            latency = latency + np.interp(powers, 11 + np.arange(len(steps)), steps) * crossings
         rate = np.minimum(rate, number(f"{fabric}.ll_rate", inf))
-    return Cost(each.algorithm, each.protocol, found.channels, latency, rate, each.hops, hop, each.nets, net)
+    return Cost(terms.algorithm, terms.protocol, buses.channels, latency, rate, terms.hops, hop, terms.nets, net)
 
 
-def _filled(
-    latency: Floats, each: Terms, machine: Machine, collective: str, size_bytes: Floats, library: Library, s: Shape
-) -> Floats:
+def _with_fill(latency: Floats, terms: Terms, question: Question, size_bytes: Floats) -> Floats:
     """The latency of Simple plus the time that its pipeline needs to fill."""
-    number, kind = library.number, class_of(machine, library)
+    number, machine, s = question.constants.number, question.machine, question.shape
     if s.domains == 1:
-        one_way = number("correction.one_way_share") if collective != "all_reduce" else 1.0
-        return latency + number(f"{kind}.simple_start", 0.0) * one_way
-    if each.algorithm == "ring" and collective == "all_reduce":
-        crowded = size_bytes // (each.channels * s.ranks) >= 64
+        one_way = number("correction.one_way_share") if question.collective != "all_reduce" else 1.0
+        return latency + number(f"{question.gpu_class}.simple_start", 0.0) * one_way
+    if terms.algorithm == "ring" and question.collective == "all_reduce":
+        crowded = size_bytes // (terms.channels * s.ranks) >= 64
         latency = np.where(crowded, latency * number(f"generation.{machine.generation}.plateau"), latency)
-    fabric, times = fabric_of(machine, library), log2(s.domains) if each.algorithm == "tree" else 1.0
-    return latency + number("correction.net_start") + number(f"{fabric}.simple_start", 0.0) * times
+    levels = log2(s.domains) if terms.algorithm == "tree" else 1.0
+    return latency + number("correction.net_start") + number(f"{question.fabric}.simple_start", 0.0) * levels
 
 
-def _switched(each: Terms, machine: Machine, size_bytes: Floats, library: Library, found: Buses, s: Shape) -> Cost:
+def _switch_cost(terms: Terms, question: Question, size_bytes: Floats, buses: Buses) -> Cost:
     """The cost of a reduction in the switches of a domain and, over domains, a tree of them."""
-    number, kind = library.number, class_of(machine, library)
-    gpu = machine.gpu_uBps / 1e15
-    large = gpu * number(f"{kind}.nvls_large_share", number(f"{kind}.nvls_share"))
-    bus = np.where(size_bytes > number("correction.nvls_large_bytes"), large, found.nvls_GBps)
+    constants, number, gpu_class, s = question.constants, question.constants.number, question.gpu_class, question.shape
+    gpu = question.machine.gpu_uBps / 1e15
+    large = gpu * number(f"{gpu_class}.nvls_large_share", number(f"{gpu_class}.nvls_share"))
+    bus = np.where(size_bytes > number("correction.nvls_large_bytes"), large, buses.nvls_GBps)
     p = s.per_domain
-    inside = bus * p / (2 * (p - 1)) if p >= 8 else bus * 8 / 14 * 1.125 / (1 + 1 / p)
+    domain_rate = bus * p / (2 * (p - 1)) if p >= 8 else bus * 8 / 14 * 1.125 / (1 + 1 / p)
     if s.domains == 1:
-        return Cost(
-            each.algorithm, each.protocol, found.channels, number(f"{kind}.nvls_start") + 0 * size_bytes, inside
-        )
-    net = found.net_GBps * (1.0 if s.domains == 2 else 0.5)
-    rate = np.minimum(inside * number("correction.nvls_tree_share"), net)
-    hop = _over_fabric(each.net_us, each.protocol, library, fabric_of(machine, library))
-    latency = (
-        number("correction.nvls_tree_start") + each.nets * hop * library.numbers("correction.nvls_tree_hop_factor")[0]
-    )
-    return Cost(each.algorithm, each.protocol, found.channels, latency + 0 * size_bytes, rate)
+        latency = number(f"{gpu_class}.nvls_start") + 0 * size_bytes
+        return Cost(terms.algorithm, terms.protocol, buses.channels, latency, domain_rate)
+    net = buses.net_GBps * (1.0 if s.domains == 2 else 0.5)
+    rate = np.minimum(domain_rate * number("correction.nvls_tree_share"), net)
+    hop = _over_fabric(terms.net_us, terms.protocol, question)
+    hop_factor = constants.numbers("correction.nvls_tree_hop_factor")[0]
+    latency = number("correction.nvls_tree_start") + terms.nets * hop * hop_factor
+    return Cost(terms.algorithm, terms.protocol, buses.channels, latency + 0 * size_bytes, rate)
 
 
-def _grouped(machine: Machine, collective: str, size_bytes: Floats, library: Library, environment: Environment) -> Cost:
+def _grouped_cost(question: Question, size_bytes: Floats) -> Cost:
     """The cost of concurrent sends and receives of all pairs."""
-    number, s, kind, fabric = library.number, shape(machine), class_of(machine, library), fabric_of(machine, library)
-    links = (collective == "send_recv" and machine.peer_uBps) or machine.gpu_uBps
-    gpu = (links / 1e15 or inf) * number(f"{kind}.p2p_share")
-    peers = 1 if collective == "send_recv" else s.ranks - 1
+    machine, collective, number, s = question.machine, question.collective, question.constants.number, question.shape
+    gpu_class, fabric = question.gpu_class, question.fabric
+    shift = collective == "send_recv"
+    gpu = (((shift and machine.peer_uBps) or machine.gpu_uBps) / 1e15 or inf) * number(f"{gpu_class}.p2p_share")
+    peers = 1 if shift else s.ranks - 1
     start = number("correction.p2p_start") + number("correction.p2p_peer") * peers
-    piece = size_bytes / (1 if collective == "send_recv" else s.ranks)
-    sent = 1.0 if collective == "send_recv" else (s.ranks - 1) / s.ranks  # share of the size sent by one GPU
-    channels, short = _sending(machine, piece, peers, library, environment)
+    piece = size_bytes / (1 if shift else s.ranks)
+    sent = 1.0 if shift else (s.ranks - 1) / s.ranks  # share of the size sent by one GPU
+    channels, uses_ll = _send_channels(question, piece, peers)
     if s.domains > 1:
-        each = np.full(len(piece), number("correction.p2p_net_rate"))
+        channel_rate = np.full(len(piece), number("correction.p2p_net_rate"))
     else:
-        one = number(f"{kind}.p2p_channel_rate", inf)
-        each = np.where(short & (one < inf), number("correction.p2p_ll_rate"), one)
+        simple_rate = number(f"{gpu_class}.p2p_channel_rate", inf)
+        channel_rate = np.where(uses_ll & (simple_rate < inf), number("correction.p2p_ll_rate"), simple_rate)
     # A GPU then reaches its NIC over the links to its neighbours, and cannot reach another GPU's NIC.
-    beside = machine.inside in {"pcie", "host"}
-    near = (s.per_domain - 1) / s.ranks if collective == "all_to_all" and not beside else sent
-    seconds_per_GB = np.maximum(near / gpu, sent / (channels * each))
-    latency = start + np.where(short, 0.0, number("correction.p2p_simple_start"))
+    own_nic_only = machine.inside in {"pcie", "host"}
+    over_links = (s.per_domain - 1) / s.ranks if collective == "all_to_all" and not own_nic_only else sent
+    seconds_per_GB = np.maximum(over_links / gpu, sent / (channels * channel_rate))
+    latency = start + np.where(uses_ll, 0.0, number("correction.p2p_simple_start"))
     if s.domains > 1:
-        remote = 1 if collective == "send_recv" else s.ranks - s.per_domain
+        remote = 1 if shift else s.ranks - s.per_domain
         latency = np.maximum(latency + number(f"{fabric}.latency") + number("correction.p2p_net"), latency)
         latency = latency + number(f"{fabric}.p2p_peer", 0.0) * remote
-        nic = machine.nic_uBps / 1e15 * number(f"{fabric}.p2p_share")
-        own = nic / machine.nics
-        if collective == "send_recv":  # to the next rank: one rank of a domain sends over the network
-            net = 1 / own
+        all_nics = machine.nic_uBps / 1e15 * number(f"{fabric}.p2p_share")
+        one_nic = all_nics / machine.nics
+        if shift:  # to the next rank: one rank of a domain sends over the network
+            net = 1 / one_nic
         elif collective == "all_to_all":
-            net = remote / s.ranks * s.per_domain / nic
+            net = remote / s.ranks * s.per_domain / all_nics
         else:  # NCCL receives on a GPU's own NIC, and sends, over NVLink, on the NIC of the receiver's place in its node
-            net = remote / s.ranks / (own if beside or collective == "gather" else nic)
+            net = remote / s.ranks / (one_nic if own_nic_only or collective == "gather" else all_nics)
         seconds_per_GB = np.maximum(seconds_per_GB, net)
-    return Cost("grouped", "Simple", searched(machine, library).channels, latency, 1 / seconds_per_GB)
+    stated = search_channels(machine, question.constants)
+    return Cost("grouped", "Simple", stated.channels, latency, 1 / seconds_per_GB)
 
 
-def _sending(
-    machine: Machine, piece: Floats, peers: int, library: Library, environment: Environment
-) -> tuple[Floats, NDArray[np.bool_]]:
+def _send_channels(question: Question, piece: Floats, peers: int) -> tuple[Floats, NDArray[np.bool_]]:
     """Number of channels on which a GPU sends pieces to its peers, and a mask of the sizes that use LL.
 
     As in NCCL's ``ncclTopoComputeP2pChannels`` and ``addP2pToPlan``, a message has few channels, so that messages to different ranks
     have separate channels; the number doubles while a channel's part of a message is too long.
     """
-    s = shape(machine)
-    found = 2 * searched(machine, library).channels
-    found = max(min(found, environment.max_channels or found), environment.min_channels)
-    total = 1 << (found - 1).bit_length()
-    links = machine.peer_uBps / 1e15 / library.number(f"generation.{machine.generation}.link_rate", inf)
-    most = 2 * max(1, int(links)) if s.per_domain > 1 else total
+    machine, constants, environment, s = question.machine, question.constants, question.environment, question.shape
+    limit = 2 * search_channels(machine, constants).channels
+    limit = max(min(limit, environment.max_channels or limit), environment.min_channels)
+    total = 1 << (limit - 1).bit_length()
+    links = machine.peer_uBps / 1e15 / constants.number(f"generation.{machine.generation}.link_rate", inf)
+    per_peer = 2 * max(1, int(links)) if s.per_domain > 1 else total
     if s.domains > 1:
-        most = min(most, 1 if 2 * s.ranks > 4 * total else 2)
-    most = min(1 << (most - 1).bit_length(), total)
-    few = max(1, min(most, 1 << max(0, (total // s.ranks).bit_length() - 1)))
-    long = library.number(f"correction.{'p2p_net_slot' if s.domains > 1 or not links else 'p2p_slot'}_bytes")
-    short = piece <= most * library.number("correction.p2p_ll_bytes") if s.domains == 1 else piece < 0
-    slot = np.where(short, library.number("correction.p2p_ll_slot_bytes"), long)
-    least, longest = (slot / 2, slot) if s.domains > 1 else (slot / 8, slot * 32)
-    channels = np.minimum(few, np.ceil(piece / least))
-    while (more := (np.ceil(piece / channels) > longest) & (channels <= most // 2)).any():
-        channels = np.where(more, 2 * channels, channels)
-    return np.minimum(total, peers * channels), short
+        per_peer = min(per_peer, 1 if 2 * s.ranks > 4 * total else 2)
+    per_peer = min(1 << (per_peer - 1).bit_length(), total)
+    few = max(1, min(per_peer, 1 << max(0, (total // s.ranks).bit_length() - 1)))
+    slot_key = "p2p_net_slot" if s.domains > 1 or not links else "p2p_slot"
+    ll_bytes = per_peer * constants.number("correction.p2p_ll_bytes") if s.domains == 1 else -1.0
+    uses_ll = piece <= ll_bytes
+    simple_slot = constants.number(f"correction.{slot_key}_bytes")
+    slot = np.where(uses_ll, constants.number("correction.p2p_ll_slot_bytes"), simple_slot)
+    shortest, longest = (slot / 2, slot) if s.domains > 1 else (slot / 8, slot * 32)
+    channels = np.minimum(few, np.ceil(piece / shortest))
+    while (too_long := (np.ceil(piece / channels) > longest) & (channels <= per_peer // 2)).any():
+        channels = np.where(too_long, 2 * channels, channels)
+    return np.minimum(total, peers * channels), uses_ll

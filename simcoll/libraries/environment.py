@@ -69,7 +69,7 @@ class Environment:
         """
         if algorithm.startswith("nvls") and not self.nvls:
             return False
-        return _allowed(self.algorithms, collective, algorithm) and _allowed(self.protocols, collective, protocol)
+        return _allows(self.algorithms, collective, algorithm) and _allows(self.protocols, collective, protocol)
 
     def names_algorithms(self, collective: str) -> bool:
         """Whether the environment restricts the algorithms of a collective."""
@@ -83,10 +83,10 @@ class Environment:
 DEFAULT = Environment()
 
 
-def _allowed(limits: tuple[tuple[str, tuple[str, ...]], ...], collective: str, name: str) -> bool:
-    named = dict(limits)
-    chosen = named.get(collective, named.get(""))
-    return chosen is None or name in chosen
+def _allows(limits: tuple[tuple[str, tuple[str, ...]], ...], collective: str, name: str) -> bool:
+    names_by_collective = dict(limits)
+    names = names_by_collective.get(collective, names_by_collective.get(""))
+    return names is None or name in names
 
 
 def parse_environment(text: str) -> Environment:
@@ -106,11 +106,11 @@ def parse_environment(text: str) -> Environment:
     >>> parse_environment("NCCL_NVLS_ENABLE=0 NCCL_BUFFSIZE=4194304").ignored
     ('NCCL_BUFFSIZE=4194304',)
     """
-    found = list(_SETTING.finditer(text))
-    if text.strip() and (not found or text[: found[0].start()].strip()):
+    matches = list(_SETTING.finditer(text))
+    if text.strip() and (not matches or text[: matches[0].start()].strip()):
         raise ConfigError(f"environment {text!r:.80}: expected settings such as 'NCCL_ALGO=Ring,NCCL_PROTO=^LL128'")
-    ends = [*(match.start() for match in found[1:]), len(text)][: len(found)]
-    settings = {match[1]: text[match.end() : end].strip(" ,;\t\n") for match, end in zip(found, ends, strict=True)}
+    ends = [*(match.start() for match in matches[1:]), len(text)][: len(matches)]
+    settings = {match[1]: text[match.end() : end].strip(" ,;\t\n") for match, end in zip(matches, ends, strict=True)}
     return from_settings(settings)
 
 
@@ -122,19 +122,21 @@ def from_settings(settings: Mapping[str, str]) -> Environment:
     ConfigError
         For a value unknown to NCCL.
     """
-    known = dict(settings)
-    algorithms = _limits(known.pop("NCCL_ALGO", ""), ALGORITHMS, "NCCL_ALGO")
-    protocols = _limits(known.pop("NCCL_PROTO", ""), {each.lower(): each for each in PROTOCOLS}, "NCCL_PROTO")
-    nvls = _whole(known, "NCCL_NVLS_ENABLE", 2)
-    least = max(_whole(known, name, 0) for name in ("NCCL_MIN_CTAS", "NCCL_MIN_NCHANNELS"))
-    most = [_whole(known, name, 0) for name in ("NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS")]
-    limit = min((each for each in most if each), default=0)
-    least = min(least, limit or MOST_CHANNELS)  # as NCCL, which lowers a least number above the most
-    launcher = known.pop("LAUNCHER", LAUNCHERS[0])
+    remaining = dict(settings)
+    algorithms = _limits(remaining.pop("NCCL_ALGO", ""), ALGORITHMS, "NCCL_ALGO")
+    protocol_names = {protocol.lower(): protocol for protocol in PROTOCOLS}
+    protocols = _limits(remaining.pop("NCCL_PROTO", ""), protocol_names, "NCCL_PROTO")
+    nvls = _whole(remaining, "NCCL_NVLS_ENABLE", 2)
+    min_channels = max(_whole(remaining, name, 0) for name in ("NCCL_MIN_CTAS", "NCCL_MIN_NCHANNELS"))
+    maxima = [_whole(remaining, name, 0) for name in ("NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS")]
+    max_channels = min((maximum for maximum in maxima if maximum), default=0)
+    # As NCCL, which lowers a least number above the most.
+    min_channels = min(min_channels, max_channels or MOST_CHANNELS)
+    launcher = remaining.pop("LAUNCHER", LAUNCHERS[0])
     if launcher not in LAUNCHERS:
         raise ConfigError(f"unknown LAUNCHER {launcher!r}; {nearest(launcher, LAUNCHERS)}")
-    ignored = tuple(f"{name}={value}" for name, value in known.items())
-    return Environment(algorithms, protocols, nvls != 0, least, limit, launcher, ignored)
+    ignored = tuple(f"{name}={value}" for name, value in remaining.items())
+    return Environment(algorithms, protocols, nvls != 0, min_channels, max_channels, launcher, ignored)
 
 
 def _whole(settings: dict[str, str], name: str, default: int) -> int:
@@ -146,20 +148,20 @@ def _whole(settings: dict[str, str], name: str, default: int) -> int:
     return int(text)
 
 
-def _limits(text: str, names: Mapping[str, str], what: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
+def _limits(text: str, names: Mapping[str, str], variable: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """NCCL's lists: ``Ring``, ``^Tree``, or ``allreduce:Tree;broadcast:Ring``."""
     limits: dict[str, tuple[str, ...]] = {}
     for part in filter(None, text.split(";")):
-        prefix, colon, given = part.rpartition(":")
+        prefix, colon, names_text = part.rpartition(":")
         collective = _COLLECTIVES.get(prefix.strip().lower(), "") if colon else ""
         if colon and not collective:
-            raise ConfigError(f"{what}: unknown collective {prefix!r}; {nearest(prefix, _COLLECTIVES)}")
-        given = given.strip()
+            raise ConfigError(f"{variable}: unknown collective {prefix!r}; {nearest(prefix, _COLLECTIVES)}")
+        names_text = names_text.strip()
         chosen = []
-        for name in given.removeprefix("^").split(","):
+        for name in names_text.removeprefix("^").split(","):
             if name.strip().lower() not in names:
-                raise ConfigError(f"{what}: unknown value {name.strip()!r}; {nearest(name.strip().lower(), names)}")
+                raise ConfigError(f"{variable}: unknown value {name.strip()!r}; {nearest(name.strip().lower(), names)}")
             chosen.append(names[name.strip().lower()])
         every = tuple(dict.fromkeys(names.values()))
-        limits[collective] = tuple(name for name in every if (name in chosen) != given.startswith("^"))
+        limits[collective] = tuple(name for name in every if (name in chosen) != names_text.startswith("^"))
     return tuple(limits.items())

@@ -4,14 +4,28 @@ The launch offset for any rate is a weighted median, found without a search. Rat
 that equal rows yield equal bytes. A parameter is fitted only if the rows determine it; others keep their neutral value.
 """
 
+# Why so, and not by least squares:
+#
+# - The error of a row is |log(predicted / measured)|, whose sum is minimised. Squares would let a single row disturbed by another job move
+#   all numbers; here it counts like any other row. Logarithms count 8 B and 8 GiB alike, and too slow by half like too fast by half.
+# - Launch is the only additive parameter. With the others fixed, the offset of the least sum of relative errors is the median of
+#   (measured - predicted), each row weighted by 1 / measured: exact, so a search over it would only be slower and depend on its start.
+# - The others act inside the library's choice of algorithm and protocol: the error has jumps where the choice changes, and no gradient
+#   there. The search needs none, only comparisons: a descent with steps of 128 units, then 64, down to 1.
+#   Invariant: all(abs(units[name]) <= _BOUNDS[name]), and units are integers. A point of the lattice is reached by one path of exact steps,
+#   so the same rows in another order, on another machine, give the same calibration file; the last bits of a continuous optimum would not.
+# - Parameters are added one by one and stay only for a real gain (GAIN, LEAST_GAIN). All at once they would trade with each other: with few
+#   rows, a slow fabric looks much like a lower rate.
+# - What remains is kept as a correction by size, damped by SHARE_OF_RESIDUAL, and only for the collective and ranks that showed it.
+
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -19,12 +33,24 @@ from simcoll.errors import ConfigError, nearest
 from simcoll.libraries.calibration import LEAST, LEAST_SHARE, MOST, Calibration, Correction, in_millionths
 from simcoll.libraries.environment import DEFAULT, Environment
 from simcoll.libraries.library import Library, load_library
-from simcoll.libraries.prediction import calibrated, chosen, in_time, launch_us
+from simcoll.libraries.prediction import choose, in_time, launch_us
+from simcoll.libraries.question import Question
 from simcoll.topology import Topology
 from simcoll.topology.machine import machine as machine_of
 from simcoll.units import counted, format_size, format_time
 
-__all__ = ["PARAMETERS", "WARM_UP", "LeftOut", "Predictor", "Row", "Series", "fit", "fit_series", "formula", "left_out"]
+__all__ = [
+    "PARAMETERS",
+    "WARM_UP",
+    "LeftOut",
+    "Predictor",
+    "Series",
+    "TimedRow",
+    "fit",
+    "fit_series",
+    "formula",
+    "left_out",
+]
 
 PARAMETERS = ("launch", "rate", "growth", "fabric_latency")
 """In the order in which they are added to a fit."""
@@ -53,7 +79,7 @@ _UNITS = {"rate": 0.05 / 32, "growth": 0.35 / 32, "fabric_latency": 156_250_000}
 _BOUNDS = {"rate": 900, "growth": 180, "fabric_latency": 12_800}
 
 
-class Row(Protocol):
+class TimedRow(Protocol):
     """A measured row."""
 
     @property
@@ -83,12 +109,12 @@ class Series:
         """Sizes of the rows."""
         return tuple(size for size, _ in self.rows)
 
-    def predicted(self, calibration: Calibration) -> Sequence[int]:
-        """Predicted femtoseconds of every row."""
-        return self.predictor(self.sizes, calibration)
+    def predict(self, calibration: Calibration) -> dict[int, int]:
+        """Predicted femtoseconds of every row, by its size."""
+        return dict(zip(self.sizes, self.predictor(self.sizes, calibration), strict=True))
 
     @classmethod
-    def of(cls, collective: str, nranks: int, rows: Sequence[Row], predictor: Predictor) -> Series:
+    def of(cls, collective: str, nranks: int, rows: Sequence[TimedRow], predictor: Predictor) -> Series:
         """Raw rows condensed: the median of each size, without a first row that is warm-up.
 
         Raises
@@ -101,13 +127,13 @@ class Series:
             if row.size_bytes <= 0 or row.time_fs <= 0:
                 raise ConfigError(f"a fit needs sizes and times above 0, got {row.size_bytes} bytes, {row.time_fs} fs")
             times.setdefault(row.size_bytes, []).append(row.time_fs)
-        found = [(size, int(median(times[size]))) for size in sorted(times)]
+        medians = [(size, int(median(times[size]))) for size in sorted(times)]
         aside: tuple[str, ...] = ()
-        if len(found) > 1 and found[0][1] > WARM_UP * found[1][1]:
-            (size, time), (_, later) = found[:2]
+        if len(medians) > 1 and medians[0][1] > WARM_UP * medians[1][1]:
+            (size, time), (_, later) = medians[:2]
             aside = (f"{format_size(size)} took {format_time(time)}, {time / later:.1f} times the next size: warm-up",)
-            found = found[1:]
-        return cls(collective, nranks, tuple(found), predictor, aside)
+            medians = medians[1:]
+        return cls(collective, nranks, tuple(medians), predictor, aside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,26 +143,36 @@ class LeftOut:
     collective: str
     nranks: int
     size_bytes: int
-    before: float
-    after: float
+    uncalibrated_error: float
+    calibrated_error: float
 
 
-class _Rest:
-    """Predicted times without launch offset and correction, cached."""
+class _FitRow(NamedTuple):
+    """A row of one of the series that are fitted together."""
+
+    series: int
+    size_bytes: int
+    time_fs: int
+
+
+def _fit_rows(series: Sequence[Series]) -> list[_FitRow]:
+    return [_FitRow(number, size, time) for number, table in enumerate(series) for size, time in table.rows]
+
+
+class _BareTimes:
+    """Predicted times without launch offset and correction, cached by the parameters that they depend on."""
 
     def __init__(self, series: Sequence[Series]) -> None:
         self._series = series
-        self._known: dict[tuple[int, ...], list[dict[int, int]]] = {}
+        self._cache: dict[tuple[int, ...], list[dict[int, int]]] = {}
 
-    def times(self, rows: Sequence[tuple[int, int, int]], calibration: Calibration) -> list[int]:
-        """Times of rows ``(series, size, time)``."""
+    def of(self, rows: Iterable[_FitRow], calibration: Calibration) -> list[int]:
+        """Times of rows."""
         rate, growth = calibration.rate.as_integer_ratio(), calibration.growth.as_integer_ratio()
         key = (*rate, *growth, calibration.fabric_latency_fs)
-        if key not in self._known:
-            self._known[key] = [
-                dict(zip(each.sizes, each.predicted(calibration), strict=True)) for each in self._series
-            ]
-        return [max(1, self._known[key][place][size]) for place, size, _ in rows]
+        if key not in self._cache:
+            self._cache[key] = [table.predict(calibration) for table in self._series]
+        return [max(1, self._cache[key][row.series][row.size_bytes]) for row in rows]
 
 
 def formula(
@@ -149,15 +185,15 @@ def formula(
     ConfigError
         When the library has no numbers for the machine.
     """
-    machine, read = machine_of(topology), load_library(library)
+    machine, library = machine_of(topology), load_library(library)
     nranks = sum(machine.domain_ranks)
 
     def times_fs(sizes: Sequence[int], calibration: Calibration) -> list[int]:
-        overlaid = calibrated(read, machine, calibration)
-        array = np.array(sizes, float)
-        costs, pick = chosen(machine, collective, array, overlaid, environment, calibration)
-        times_us = np.array([cost.time_us(array) for cost in costs])[pick, np.arange(len(sizes))]
-        launch = launch_us(machine, overlaid, environment)
+        question = Question(collective, machine, library, environment, calibration)
+        size_bytes = np.array(sizes, float)
+        costs, picks = choose(question, size_bytes)
+        times_us = np.array([cost.time_us(size_bytes) for cost in costs])[picks, np.arange(len(sizes))]
+        launch = launch_us(question)
         return [
             calibration.corrected_fs(in_time(time + launch), collective, nranks, size)
             for size, time in zip(sizes, times_us.tolist(), strict=True)
@@ -167,9 +203,13 @@ def formula(
 
 
 def fit(
-    rows: Sequence[Row], predictor: Predictor, *, collective: str = "", nranks: int = 0,
+    rows: Sequence[TimedRow],
+    predictor: Predictor,
+    *,
+    collective: str = "",
+    nranks: int = 0,
     parameters: Sequence[str] | None = None,
-) -> Calibration:  # fmt: skip
+) -> Calibration:
     """Fit a calibration to the rows of one table.
 
     Parameters
@@ -199,10 +239,9 @@ def fit_series(series: Sequence[Series], parameters: Sequence[str] | None = None
     ConfigError
         Without rows, or for more parameters than there are rows.
     """
-    rows = [(place, size, time) for place, each in enumerate(series) for size, time in each.rows]
-    rest = _Rest(series)
-    found = _fitted(rows, rest, _wanted(rows, parameters))
-    return replace(found, corrections=_corrections(series, rows, rest, found))
+    rows, bare_times = _fit_rows(series), _BareTimes(series)
+    calibration = _fit_parameters(rows, bare_times, _parameters_of(rows, parameters))
+    return replace(calibration, corrections=_corrections(series, rows, bare_times, calibration))
 
 
 def left_out(series: Sequence[Series], parameters: Sequence[str] | None = None) -> tuple[LeftOut, ...]:
@@ -210,40 +249,39 @@ def left_out(series: Sequence[Series], parameters: Sequence[str] | None = None) 
 
     Empty if a fit without some rows would have too few.
     """
-    rows = [(place, size, time) for place, each in enumerate(series) for size, time in each.rows]
+    rows, bare_times = _fit_rows(series), _BareTimes(series)
     folds = min(len(rows), FOLDS)
-    rest, found = _Rest(series), []
-    before = [dict(zip(each.sizes, each.predicted(Calibration()), strict=True)) for each in series]
+    uncalibrated = [table.predict(Calibration()) for table in series]
+    predictions = []
     for fold in range(folds if len(rows) > 2 else 0):
-        kept = [row for number, row in enumerate(rows) if number % folds != fold]
+        fit_rows = [row for number, row in enumerate(rows) if number % folds != fold]
         try:
-            fitted = _fitted(kept, rest, _wanted(kept, parameters))
+            calibration = _fit_parameters(fit_rows, bare_times, _parameters_of(fit_rows, parameters))
         except ConfigError:
             return ()
-        fitted = replace(fitted, corrections=_corrections(series, kept, rest, fitted))
-        after = [dict(zip(each.sizes, each.predicted(fitted), strict=True)) for each in series]
-        for place, size, time in rows[fold::folds]:
-            own = series[place]
-            errors = before[place][size] / time - 1, after[place][size] / time - 1
-            found.append((place, size, LeftOut(own.collective, own.nranks, size, *errors)))
-    return tuple(each for _, _, each in sorted(found, key=lambda entry: entry[:2]))
+        calibration = replace(calibration, corrections=_corrections(series, fit_rows, bare_times, calibration))
+        calibrated = [table.predict(calibration) for table in series]
+        for row in rows[fold::folds]:
+            table, size = series[row.series], row.size_bytes
+            uncalibrated_error = uncalibrated[row.series][size] / row.time_fs - 1
+            calibrated_error = calibrated[row.series][size] / row.time_fs - 1
+            errors = LeftOut(table.collective, table.nranks, size, uncalibrated_error, calibrated_error)
+            predictions.append((row.series, size, errors))
+    return tuple(errors for _, _, errors in sorted(predictions, key=lambda entry: entry[:2]))
 
 
-def _wanted(rows: Sequence[tuple[int, int, int]], parameters: Sequence[str] | None) -> tuple[str, ...]:
+def _parameters_of(rows: Sequence[_FitRow], parameters: Sequence[str] | None) -> tuple[str, ...]:
     """The parameters to fit: those given, or those that the rows allow."""
     if not rows:
         raise ConfigError("a fit needs at least one row with a size and a time; two for launch offset and rate")
     if parameters is None:
-        sizes = sorted(size for _, size, _ in rows)
-        ends = [
-            name
-            for name, told in (
-                ("launch", sizes[0] <= SMALL_BYTES or len({*sizes}) > 1),
-                ("rate", sizes[-1] > SMALL_BYTES),
-            )
-            if told
-        ]
-        if len({*sizes}) < 2:
+        sizes = sorted({row.size_bytes for row in rows})
+        ends = []
+        if sizes[0] <= SMALL_BYTES or len(sizes) > 1:
+            ends.append("launch")
+        if sizes[-1] > SMALL_BYTES:
+            ends.append("rate")
+        if len(sizes) < 2:
             return (ends[0],)
         return tuple(ends + list(PARAMETERS[2:] if len(rows) >= ROWS_FOR_MORE else ()))
     for name in parameters:
@@ -256,17 +294,19 @@ def _wanted(rows: Sequence[tuple[int, int, int]], parameters: Sequence[str] | No
     return tuple(parameters)
 
 
-def _launch(rest: Sequence[int], rows: Sequence[tuple[int, int, int]]) -> int:
+def _launch(bare_times_fs: Sequence[int], rows: Sequence[_FitRow]) -> int:
     """The offset with the least sum of relative errors: a weighted median of measured minus predicted time."""
-    ranked = sorted((time - short, 10**30 // time) for short, (_, _, time) in zip(rest, rows, strict=True))
-    all_weights, passed = sum(weight for _, weight in ranked), 0
-    offset = ranked[-1][0]
-    for place, (value, weight) in enumerate(ranked):
+    offsets = sorted(
+        (row.time_fs - bare_fs, 10**30 // row.time_fs) for bare_fs, row in zip(bare_times_fs, rows, strict=True)
+    )
+    all_weights, passed = sum(weight for _, weight in offsets), 0
+    launch_fs = offsets[-1][0]
+    for position, (offset, weight) in enumerate(offsets):
         passed += weight
         if 2 * passed >= all_weights:
-            offset = (value + ranked[place + 1][0]) // 2 if 2 * passed == all_weights else value
+            launch_fs = (offset + offsets[position + 1][0]) // 2 if 2 * passed == all_weights else offset
             break
-    return min(max(offset, -int(min(rest) * (1 - LEAST_SHARE)), -MOST_LAUNCH_FS), MOST_LAUNCH_FS)
+    return min(max(launch_fs, -int(min(bare_times_fs) * (1 - LEAST_SHARE)), -MOST_LAUNCH_FS), MOST_LAUNCH_FS)
 
 
 def _calibration(units: dict[str, int]) -> Calibration:
@@ -275,76 +315,78 @@ def _calibration(units: dict[str, int]) -> Calibration:
     return Calibration(0, rate, units["fabric_latency"] * int(_UNITS["fabric_latency"]), growth)
 
 
-def _fitted(rows: Sequence[tuple[int, int, int]], rest: _Rest, wanted: Sequence[str]) -> Calibration:
+_Score = tuple[float, Calibration]
+"""Mean error of a calibration, and the calibration."""
+
+
+def _fit_parameters(rows: Sequence[_FitRow], bare_times: _BareTimes, parameters: Sequence[str]) -> Calibration:
     """Search the parameters, one after another and then once more together."""
 
-    def tried(units: dict[str, int]) -> tuple[float, Calibration]:
-        found = _calibration(units)
-        times = rest.times(rows, found)
-        if "launch" in wanted:
-            found = replace(found, launch_fs=_launch(times, rows))
+    def score(units: dict[str, int]) -> _Score:
+        calibration = _calibration(units)
+        times = bare_times.of(rows, calibration)
+        if "launch" in parameters:
+            calibration = replace(calibration, launch_fs=_launch(times, rows))
         errors = [
-            abs(math.log(max(t + found.launch_fs, row[2] / 20) / row[2])) for t, row in zip(times, rows, strict=True)
+            abs(math.log(max(time + calibration.launch_fs, row.time_fs / 20) / row.time_fs))
+            for time, row in zip(times, rows, strict=True)
         ]
         # A parameter that rows do not determine stays near its neutral value.
         strain = sum(abs(value) / _BOUNDS[name] for name, value in units.items())
-        return (sum(errors) + strain / 20) / len(rows), found
+        return (sum(errors) + strain / 20) / len(rows), calibration
 
     units = dict.fromkeys(_UNITS, 0)
-    best = tried(units)
-    taken: list[str] = []
-    for name in (name for name in PARAMETERS[1:] if name in wanted):
-        trial, better = _search([*taken, name], dict(units), best, tried)
+    best = score(units)
+    fitted_names: list[str] = []
+    for name in (name for name in PARAMETERS[1:] if name in parameters):
+        trial, better = _descend([*fitted_names, name], dict(units), best, score)
         if name == "rate" or better[0] < min((1 - GAIN) * best[0], best[0] - LEAST_GAIN):
             units, best = trial, better
-            taken.append(name)
+            fitted_names.append(name)
     return best[1]
 
 
-def _search(
-    names: Sequence[str],
-    units: dict[str, int],
-    best: tuple[float, Calibration],
-    tried: Callable[[dict[str, int]], tuple[float, Calibration]],
-) -> tuple[dict[str, int], tuple[float, Calibration]]:
+def _descend(
+    names: Sequence[str], units: dict[str, int], best: _Score, score: Callable[[dict[str, int]], _Score]
+) -> tuple[dict[str, int], _Score]:
     """Descend on the lattice with decreasing steps."""
     for step in (128, 64, 32, 16, 8, 4, 2, 1):
         for name in (*names, *names):
             for change in (step, -step):
                 moved = {**units, name: units[name] + change}
-                while abs(moved[name]) <= _BOUNDS[name] and (found := tried(moved))[0] < best[0] - 1e-9:
-                    units, best = moved, found
+                while abs(moved[name]) <= _BOUNDS[name] and (trial := score(moved))[0] < best[0] - 1e-9:
+                    units, best = moved, trial
                     moved = {**units, name: units[name] + change}
     return units, best
 
 
 def _corrections(
-    series: Sequence[Series], rows: Sequence[tuple[int, int, int]], rest: _Rest, fitted: Calibration
+    series: Sequence[Series], rows: Sequence[_FitRow], bare_times: _BareTimes, calibration: Calibration
 ) -> tuple[Correction, ...]:
     """The residual by size, for every series with enough rows.
 
     The least size keeps its full deviation, since sizes that take as long deviate equally.
     """
-    found = []
-    bare = replace(fitted, launch_fs=0)
-    for place, each in enumerate(series):
-        own = [row for row in rows if row[0] == place]
-        if len(own) < ROWS_FOR_CORRECTION:
+    corrections = []
+    without_launch = replace(calibration, launch_fs=0)
+    for number, table in enumerate(series):
+        table_rows = [row for row in rows if row.series == number]
+        if len(table_rows) < ROWS_FOR_CORRECTION:
             continue
-        left = [
-            math.log(time / max(short + fitted.launch_fs, time / 20))
-            for short, (_, _, time) in zip(rest.times(own, bare), own, strict=True)
+        residuals = [
+            math.log(row.time_fs / max(bare_fs + calibration.launch_fs, row.time_fs / 20))
+            for bare_fs, row in zip(bare_times.of(table_rows, without_launch), table_rows, strict=True)
         ]
-        taken = [left[0], *(SHARE_OF_RESIDUAL * value for value in left[1:])]
-        points = _finer([size for _, size, _ in own], taken, each, fitted)
+        damped = [residuals[0], *(SHARE_OF_RESIDUAL * residual for residual in residuals[1:])]
+        points = _finer([row.size_bytes for row in table_rows], damped, table, calibration)
         bounded = ((size, min(max(math.exp(value), float(LEAST)), float(MOST))) for size, value in points)
-        kept = tuple((size, in_millionths(factor)) for size, factor in bounded)
-        found.append(Correction(each.collective, each.nranks, kept))
-    return tuple(found)
+        factors = tuple((size, in_millionths(factor)) for size, factor in bounded)
+        corrections.append(Correction(table.collective, table.nranks, factors))
+    return tuple(corrections)
 
 
 def _finer(
-    sizes: Sequence[int], values: Sequence[float], series: Series, fitted: Calibration
+    sizes: Sequence[int], values: Sequence[float], series: Series, calibration: Calibration
 ) -> list[tuple[int, float]]:
     """The points with doublings of small sizes between them, whose values follow the predicted time.
 
@@ -352,15 +394,16 @@ def _finer(
     """
     powers = {1 << power for power in range(LATENCY_BYTES.bit_length()) if sizes[0] < 1 << power < LATENCY_BYTES}
     grid = sorted({*sizes, *(size for size in powers if size < sizes[-1])})
-    time = {size: math.log(max(fs, 1)) for size, fs in zip(grid, series.predictor(grid, fitted), strict=True)}
-    found = []
+    times_fs = series.predictor(grid, calibration)
+    log_time = {size: math.log(max(time_fs, 1)) for size, time_fs in zip(grid, times_fs, strict=True)}
+    points = []
     for size in grid:
-        after = bisect_right(sizes, size)
-        value = values[after - 1]
+        upper = bisect_right(sizes, size)
+        value = values[upper - 1]
         if size not in sizes:
-            low, high = sizes[after - 1], sizes[after]
-            grown = max(time[size] - time[low], 0.0) + EVEN * math.log(size / low) / math.log(high / low)
-            share = min(1.0, grown / (max(time[high] - time[low], 0.0) + EVEN))
-            value += share * (values[after] - value)
-        found.append((size, value))
-    return found
+            low, high = sizes[upper - 1], sizes[upper]
+            growth = max(log_time[size] - log_time[low], 0.0) + EVEN * math.log(size / low) / math.log(high / low)
+            share = min(1.0, growth / (max(log_time[high] - log_time[low], 0.0) + EVEN))
+            value += share * (values[upper] - value)
+        points.append((size, value))
+    return points

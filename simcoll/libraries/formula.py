@@ -3,7 +3,7 @@
     time = latency + size / rate        latency = base + hops * hop + nets * net        rate = bus * ratio
 
 ``hop`` is one message inside a domain, ``net`` one over the network; ``bus`` is the rate of all channels together. The constants come
-from a library file. :func:`stated` is the formula as it is; :mod:`simcoll.libraries.corrected` adds what measurements show.
+from a library file. :func:`stated_costs` is the formula as it is; :mod:`simcoll.libraries.corrected` adds what measurements show.
 Times are in microseconds and rates in GB/s (10**9 bytes per second).
 """
 
@@ -23,7 +23,17 @@ if TYPE_CHECKING:
     from simcoll.topology.machine import Machine
 
 
-__all__ = ["PROTOCOLS", "Buses", "Cost", "Terms", "searched", "shape", "stated", "stated_terms", "tree_correction"]
+__all__ = [
+    "PROTOCOLS",
+    "Buses",
+    "Cost",
+    "Terms",
+    "search_channels",
+    "shape",
+    "stated_costs",
+    "stated_terms",
+    "tree_correction",
+]
 
 PROTOCOLS = ("LL", "LL128", "Simple")
 ONE_WAY = ("all_gather", "reduce_scatter")
@@ -83,7 +93,7 @@ class Buses:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class MachineShape:
     """Counts in the formula: ranks, domains, ranks per domain, and the table column for the number of domains."""
 
     ranks: int
@@ -92,37 +102,39 @@ class Shape:
     column: int
 
 
-def shape(machine: Machine) -> Shape:
+def shape(machine: Machine) -> MachineShape:
     """Count ranks and domains; the formula distinguishes one, two, and more domains."""
     ranks, domains = sum(machine.domain_ranks), machine.domains
-    return Shape(ranks, domains, max(1, ranks // domains), min(domains, 3) - 1)
+    return MachineShape(ranks, domains, max(1, ranks // domains), min(domains, 3) - 1)
 
 
 def _generation(machine: Machine, library: Library) -> str:
-    known = library.tables("generation")
-    if machine.generation not in known:
-        which = (
+    generations = library.tables("generation")
+    if machine.generation not in generations:
+        description = (
             f"of generation {machine.generation!r}"
             if machine.generation
             else "whose generation the topology does not name"
         )
-        raise ConfigError(f"{library} has no constants for GPUs {which}; {nearest(machine.generation, known)}")
+        raise ConfigError(
+            f"{library} has no constants for GPUs {description}; {nearest(machine.generation, generations)}"
+        )
     return f"generation.{machine.generation}"
 
 
-def searched(machine: Machine, library: Library) -> Buses:
+def search_channels(machine: Machine, library: Library) -> Buses:
     """Channels and rates as NCCL's search finds them: a speed per channel from its list, one channel per NIC that rings can fill."""
     generation, s = _generation(machine, library), shape(machine)
     channels = int(library.number(f"{generation}.channels"))
-    inside = channels * library.numbers(f"{generation}.ring_rate")[0]
+    domain_rate = channels * library.numbers(f"{generation}.ring_rate")[0]
     nvls = library.number(f"{generation}.nvls_rate", 0.0)
     if s.domains == 1:
-        return Buses(channels, inside, inside, nvls, 0.0)
+        return Buses(channels, domain_rate, domain_rate, nvls, 0.0)
     nic = machine.nic_uBps / 1e15 / max(machine.nics, 1)
     speed = next((speed for speed in library.numbers(f"{generation}.inter_speeds") if speed <= nic), nic)
     channels = max(machine.ring_nics, 1)
     # In each ring, one GPU of a domain sends to the network instead of its neighbour.
-    net = min(channels * speed, inside * s.per_domain / max(s.per_domain - 1, 1))
+    net = min(channels * speed, domain_rate * s.per_domain / max(s.per_domain - 1, 1))
     # A small number of fast channels is split in two.
     if speed >= 25 and not (machine.generation in {"hopper", "blackwell"} and speed < 50 and channels > 4):
         channels *= 2
@@ -142,7 +154,7 @@ def ring_steps(collective: str, n: int) -> int:
     return {"all_reduce": 2 * (n - 1), "all_gather": n - 1, "reduce_scatter": n - 1}.get(collective, n)
 
 
-def _bus(algorithm: str, kind: int, machine: Machine, library: Library, found: Buses) -> float:
+def _bus(algorithm: str, kind: int, machine: Machine, library: Library, buses: Buses) -> float:
     """The total rate of all channels under a protocol."""
     s, generation = shape(machine), _generation(machine, library)
     share = library.numbers
@@ -152,24 +164,24 @@ def _bus(algorithm: str, kind: int, machine: Machine, library: Library, found: B
         cpu = machine.cpu if machine.cpu in library.tables("cpu") else "other"
         ll_rate = library.numbers(f"cpu.{cpu}.ll_rate")[s.column - 1]
     if algorithm == "ring":
-        bus = found.ring_GBps
+        bus = buses.ring_GBps
         if kind == 0:
             return min(ll_rate, bus * share("share.ring_ll")[0])
         if kind == 1:
             per_channel = library.numbers(f"{generation}.ring_ll128_rate")[s.column]
-            return min(bus * share("share.ring_ll128")[0], found.channels * per_channel)
+            return min(bus * share("share.ring_ll128")[0], buses.channels * per_channel)
         return bus
     if algorithm == "tree":
-        cap = found.channels * library.numbers(f"{generation}.tree_rate")[s.column]
-        bus = min(found.tree_GBps * share("share.tree")[0], cap)
+        cap = buses.channels * library.numbers(f"{generation}.tree_rate")[s.column]
+        bus = min(buses.tree_GBps * share("share.tree")[0], cap)
         if kind == 0:
             bus = min(bus / 3.8, ll_rate)
         elif kind == 1:
             per_channel = library.numbers(f"{generation}.tree_ll128_rate")[s.column]
-            inside = "share.tree_ll128_inside" if s.domains == 1 else "share.tree_ll128"
-            bus = min(bus * share(inside)[0], found.channels * per_channel)
+            share_key = "share.tree_ll128_inside" if s.domains == 1 else "share.tree_ll128"
+            bus = min(bus * share(share_key)[0], buses.channels * per_channel)
         return bus * (share("share.tree_pattern")[0] if s.domains > 1 else 1.0)
-    return found.nvls_GBps if s.domains == 1 else min(found.nvls_GBps, found.net_GBps / (1 if s.domains == 2 else 2))
+    return buses.nvls_GBps if s.domains == 1 else min(buses.nvls_GBps, buses.net_GBps / (1 if s.domains == 2 else 2))
 
 
 def algorithms_of(machine: Machine, collective: str) -> tuple[str, ...]:
@@ -180,7 +192,7 @@ def algorithms_of(machine: Machine, collective: str) -> tuple[str, ...]:
     return ("ring", "tree", *(["nvls" if machine.domains == 1 else "nvls_tree"] if switches else []))
 
 
-def stated_terms(machine: Machine, collective: str, library: Library, found: Buses) -> list[Terms]:
+def stated_terms(machine: Machine, collective: str, library: Library, buses: Buses) -> list[Terms]:
     """The parts of the formula for every algorithm and protocol of a collective with its own NCCL kernels."""
     s = shape(machine)
     link = "nvlink" if machine.inside in {"nvlink", "xgmi", ""} else "pcie"
@@ -207,12 +219,12 @@ def stated_terms(machine: Machine, collective: str, library: Library, found: Bus
                 hops, nets = 2 * (s.per_domain - 1), 2 * levels
             else:
                 hops, nets = 1, 2 * levels
-            rate = _bus(algorithm, kind, machine, library, found) * _ratio(algorithm, collective, s.ranks, library)
-            terms.append(Terms(algorithm, protocol, found.channels, base, hop, hops, net, nets, floor, rate))
+            rate = _bus(algorithm, kind, machine, library, buses) * _ratio(algorithm, collective, s.ranks, library)
+            terms.append(Terms(algorithm, protocol, buses.channels, base, hop, hops, net, nets, floor, rate))
     return terms
 
 
-def _ring_counts(collective: str, s: Shape) -> tuple[int, int]:
+def _ring_counts(collective: str, s: MachineShape) -> tuple[int, int]:
     """Number of sequential steps of a ring, and how many of them cross the network."""
     if collective in ROOTED:
         return s.ranks - 1, s.domains - 1
@@ -222,12 +234,12 @@ def _ring_counts(collective: str, s: Shape) -> tuple[int, int]:
 def tree_correction(size_bytes: Floats, protocol: str, library: Library) -> Floats:
     """NCCL's table of the shortfall of trees below their rate, by powers of two of the size from 64 B on."""
     table = np.array(library.numbers(f"tree_correction.{protocol}"))
-    place = np.floor(np.log2(np.maximum(size_bytes, 1.0) / 64)).astype(np.int64)
-    inside = (place >= 0) & (place < len(table))
-    return np.where(inside, table[np.clip(place, 0, len(table) - 1)], 1.0)
+    row = np.floor(np.log2(np.maximum(size_bytes, 1.0) / 64)).astype(np.int64)
+    in_table = (row >= 0) & (row < len(table))
+    return np.where(in_table, table[np.clip(row, 0, len(table) - 1)], 1.0)
 
 
-def stated(
+def stated_costs(
     machine: Machine, collective: str, size_bytes: Floats, library: Library, *, by_size: bool = True
 ) -> list[Cost]:
     """NCCL's own estimate of every algorithm and protocol.
@@ -239,21 +251,21 @@ def stated(
     ConfigError
         When the library has no constants for the GPUs of the machine.
     """
-    found, s = searched(machine, library), shape(machine)
+    buses, s = search_channels(machine, library), shape(machine)
     costs = []
-    for each in stated_terms(machine, collective, library, found):
+    for terms in stated_terms(machine, collective, library, buses):
         latency = np.full(
-            len(size_bytes), each.base_us + each.hops * max(each.hop_us, each.floor_us) + each.nets * each.net_us
+            len(size_bytes), terms.base_us + terms.hops * max(terms.hop_us, terms.floor_us) + terms.nets * terms.net_us
         )
-        rate = np.full(len(size_bytes), each.rate_GBps)
-        if by_size and each.algorithm == "tree":
-            rate = rate * tree_correction(size_bytes, each.protocol, library)
+        rate = np.full(len(size_bytes), terms.rate_GBps)
+        if by_size and terms.algorithm == "tree":
+            rate = rate * tree_correction(size_bytes, terms.protocol, library)
         if (
             by_size
             and s.domains > 1
-            and (each.algorithm, each.protocol, collective) == ("ring", "Simple", "all_reduce")
+            and (terms.algorithm, terms.protocol, collective) == ("ring", "Simple", "all_reduce")
         ):
-            crowded = size_bytes // (each.channels * s.ranks) >= 64
+            crowded = size_bytes // (terms.channels * s.ranks) >= 64
             latency = np.where(crowded, latency * library.number(f"{_generation(machine, library)}.plateau"), latency)
-        costs.append(Cost(each.algorithm, each.protocol, each.channels, latency, rate))
+        costs.append(Cost(terms.algorithm, terms.protocol, terms.channels, latency, rate))
     return costs

@@ -29,43 +29,43 @@ MAX_FILE_BYTES = 2**20
 Value = float | str | tuple[float, ...] | tuple[str, ...]
 
 
-def _time(value: Any, what: str) -> float:
-    return parse_time(value, what=what) / 1e9
+def _time(value: Any, subject: str) -> float:
+    return parse_time(value, what=subject) / 1e9
 
 
-def _rate(value: Any, what: str) -> float:
-    return float(parse_rate(value, what=what)) / 1e15
+def _rate(value: Any, subject: str) -> float:
+    return float(parse_rate(value, what=subject)) / 1e15
 
 
-def _number(value: Any, what: str) -> float:
+def _number(value: Any, subject: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e15:
-        raise ConfigError(f"{what}: expected a number, at least 0, got {shown(value)}")
+        raise ConfigError(f"{subject}: expected a number, at least 0, got {shown(value)}")
     return float(value)
 
 
-def _text(value: Any, what: str) -> str:
+def _text(value: Any, subject: str) -> str:
     if not isinstance(value, str) or not value:
-        raise ConfigError(f"{what}: expected text, got {shown(value)}")
+        raise ConfigError(f"{subject}: expected text, got {shown(value)}")
     return value
 
 
-def _texts(value: Any, what: str) -> tuple[str, ...]:
-    return tuple(_text(word, what) for word in (value if isinstance(value, list) else [value]))
+def _texts(value: Any, subject: str) -> tuple[str, ...]:
+    return tuple(_text(word, subject) for word in (value if isinstance(value, list) else [value]))
 
 
 def _list_of(kind: Callable[[Any, str], float]) -> Kind:
-    def items(value: Any, what: str) -> tuple[float, ...]:
+    def items(value: Any, subject: str) -> tuple[float, ...]:
         if not isinstance(value, list) or not value:
-            raise ConfigError(f"{what}: expected a list of values, got {shown(value)}")
-        return tuple(kind(item, what) for item in value)
+            raise ConfigError(f"{subject}: expected a list of values, got {shown(value)}")
+        return tuple(kind(element, subject) for element in value)
 
     return items
 
 
-def _by_protocol(value: Any, what: str) -> tuple[float, ...]:
+def _by_protocol(value: Any, subject: str) -> tuple[float, ...]:
     if not isinstance(value, list) or len(value) != 3:
-        raise ConfigError(f"{what}: expected three values, for LL, LL128 and Simple, got {shown(value)}")
-    return tuple(_time(item, what) for item in value)
+        raise ConfigError(f"{subject}: expected three values, for LL, LL128 and Simple, got {shown(value)}")
+    return tuple(_time(element, subject) for element in value)
 
 
 _times, _rates, _numbers = _list_of(_time), _list_of(_rate), _list_of(_number)
@@ -114,7 +114,7 @@ _FACTS = FactSchema(
         "correction.*": _time,
         "launcher.*": _time,
     },
-    others=_TEXTS,
+    ignored=_TEXTS,
 )
 
 
@@ -161,20 +161,20 @@ class Library:
         ConfigError
             When the file lacks it and there is no default.
         """
-        found = self.values.get(place, default)
-        if not isinstance(found, (int, float)):
+        value = self.values.get(place, default)
+        if not isinstance(value, (int, float)):
             raise ConfigError(f"{self} has no number {place!r}; {nearest(place, self.values)}")
-        return float(found)
+        return float(value)
 
     def numbers(self, place: str) -> tuple[float, ...]:
         """A list of constants; empty if the file has none."""
-        found = self.values.get(place, ())
-        return cast("tuple[float, ...]", found) if isinstance(found, tuple) else (float(found),)
+        value = self.values.get(place, ())
+        return cast("tuple[float, ...]", value) if isinstance(value, tuple) else (float(value),)
 
     def texts(self, place: str) -> tuple[str, ...]:
         """A list of words, such as the GPUs of a class."""
-        found = self.values.get(place, ())
-        return tuple(str(each) for each in found) if isinstance(found, tuple) else ()
+        value = self.values.get(place, ())
+        return tuple(str(word) for word in value) if isinstance(value, tuple) else ()
 
     def text(self, place: str) -> str:
         """A word, such as the way a fabric chooses protocols; empty if the file has none."""

@@ -17,8 +17,9 @@ from simcoll.errors import ConfigError
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.environment import DEFAULT, Environment
 from simcoll.libraries.library import Library, load_library
-from simcoll.libraries.prediction import COLLECTIVES, calibrated, chosen
+from simcoll.libraries.prediction import COLLECTIVES, choose
 from simcoll.libraries.proved_choice import play
+from simcoll.libraries.question import Question
 from simcoll.topology import Topology
 from simcoll.topology.machine import machine as machine_of
 from simcoll.tuning import collective_on, costs, default_protocols, schedule_on
@@ -26,9 +27,17 @@ from simcoll.tuning import collective_on, costs, default_protocols, schedule_on
 __all__ = ["library_plan", "library_play"]
 
 _PLAIN = {
-    "all_reduce": "ring", "all_gather": "ring", "reduce_scatter": "ring", "broadcast": "chain", "reduce": "chain",
-    "all_to_all": "pairwise", "gather": "direct", "scatter": "direct", "send_recv": "direct", "barrier": "dissemination",
-}  # fmt: skip
+    "all_reduce": "ring",
+    "all_gather": "ring",
+    "reduce_scatter": "ring",
+    "broadcast": "chain",
+    "reduce": "chain",
+    "all_to_all": "pairwise",
+    "gather": "grouped",
+    "scatter": "grouped",
+    "send_recv": "direct",
+    "barrier": "dissemination",
+}
 """The algorithms that run if the library's choice cannot be played."""
 
 
@@ -66,10 +75,10 @@ def library_play(
     >>> schedule.name, protocol.name
     ('nvls', 'Simple')
     """
-    collective = collective_on(
-        kind, topology.nranks, 0 if kind in {"broadcast", "reduce", "gather", "scatter"} else None
-    )
-    for schedule, protocol in _offers(kind, size_bytes, topology, load_library(library), environment, calibration):
+    root = 0 if kind in {"broadcast", "reduce", "gather", "scatter"} else None
+    collective = collective_on(kind, topology.nranks, root)
+    question = _question(kind, topology, load_library(library), environment, calibration)
+    for schedule, protocol in _plays(question, max(1, size_bytes), topology) if question else ():
         if algorithm and schedule.name != algorithm:
             return schedule_on(collective, algorithm, topology), protocol
         return schedule, protocol
@@ -78,31 +87,34 @@ def library_play(
     return schedule, costs(names[-1], topology, schedule)
 
 
-def _offers(
-    kind: str,
-    size_bytes: int,
-    topology: Topology,
-    library: Library,
-    environment: Environment,
-    calibration: Calibration | None,
-) -> Iterator[tuple[Schedule, Protocol]]:
-    """The ways to run it that the emulator can play, the library's choice first."""
+def _question(
+    kind: str, topology: Topology, library: Library, environment: Environment, calibration: Calibration | None
+) -> Question | None:
+    """What is asked of the library; None if it does not offer the collective or has no numbers for the machine."""
     if kind not in COLLECTIVES:
-        return
-    machine = machine_of(topology)
+        return None
     try:
-        overlaid = calibrated(library, machine, calibration)
-        judged, pick = chosen(machine, kind, np.array([float(max(1, size_bytes))]), overlaid, environment, calibration)
-    except ConfigError:  # no numbers for this machine
+        return Question(kind, machine_of(topology), library, environment, calibration)
+    except ConfigError:
+        return None
+
+
+def _plays(question: Question, size_bytes: int, topology: Topology) -> Iterator[tuple[Schedule, Protocol]]:
+    """The ways to run it that the emulator can play, the library's choice first; none if the library has no numbers for the machine."""
+    size = np.array([float(size_bytes)])
+    try:
+        candidates, picks = choose(question, size)
+    except ConfigError:
         return
-    times = [float(cost.time_us(np.array([float(max(1, size_bytes))]))[0]) for cost in judged]
-    order = sorted(range(len(judged)), key=lambda at: (at != int(pick[0]), times[at]))
-    for at in order:
-        found = play(judged[at], 0, kind, max(1, size_bytes), topology, machine)
-        if not isinstance(found, str):
-            depth = min(found.protocol.fifo_depth, DEEPEST_FIFO)  # a FIFO of this depth holds the flow of one latency
-            launch_fs = max(0, found.protocol.launch_fs + (calibration.launch_fs if calibration else 0))
-            yield found.schedule, replace(found.protocol, fifo_depth=depth, launch_fs=launch_fs)
+    best = candidates.pop(int(picks[0]))
+    launch_offset_fs = question.calibration.launch_fs if question.calibration else 0
+    for cost in (best, *sorted(candidates, key=lambda cost: float(cost.time_us(size)[0]))):
+        playable = play(cost, question.collective, size_bytes, topology, question.machine)
+        if not isinstance(playable, str):
+            protocol = playable.protocol
+            depth = min(protocol.fifo_depth, DEEPEST_FIFO)  # a FIFO of this depth holds the flow of one latency
+            launch_fs = max(0, protocol.launch_fs + launch_offset_fs)
+            yield playable.schedule, replace(protocol, fifo_depth=depth, launch_fs=launch_fs)
 
 
 def library_plan(
@@ -151,7 +163,7 @@ def bind_size(schedule: Schedule, protocol: Protocol, size_bytes: int, imbalance
     if count >= 64 * chunks:
         count -= count % chunks
     if imbalance > 1 and schedule.collective.kind == "all_to_all" and n > 1:
-        loaded, others = round(count * imbalance), round(count * max(0.0, (n - imbalance) / (n - 1)))
-        row = [loaded, *[others] * (n - 1)]
+        loaded, unloaded = round(count * imbalance), round(count * max(0.0, (n - imbalance) / (n - 1)))
+        row = [loaded, *[unloaded] * (n - 1)]
         return bind(schedule, [row] * n, "uint8", protocol=protocol)
     return bind(schedule, count, "uint8", protocol=protocol)

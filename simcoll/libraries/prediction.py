@@ -13,12 +13,13 @@ from simcoll.core.collective import KINDS
 from simcoll.core.numbers import whole_number
 from simcoll.errors import ConfigError, expect, nearest
 from simcoll.libraries import corrected
-from simcoll.libraries.assumed import assumed
+from simcoll.libraries.assumptions import assumptions
 from simcoll.libraries.environment import DEFAULT, Environment
-from simcoll.libraries.formula import Cost, stated
+from simcoll.libraries.formula import Cost, stated_costs
 from simcoll.libraries.library import Library, load_library
 from simcoll.libraries.prediction_cache import key_of, recall, remember, topology_digest
 from simcoll.libraries.proved_choice import play
+from simcoll.libraries.question import Question
 from simcoll.topology import Topology
 from simcoll.topology.machine import Machine
 from simcoll.topology.machine import machine as machine_of
@@ -28,11 +29,19 @@ if TYPE_CHECKING:
     from simcoll.bounds import Bottleneck
     from simcoll.libraries.calibration import Calibration
 
-__all__ = ["COLLECTIVES", "Prediction", "chosen", "formula_time", "predict"]
+__all__ = ["COLLECTIVES", "Prediction", "choose", "formula_time", "predict"]
 
 COLLECTIVES = (
-    "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "gather", "scatter", "send_recv",
-)  # fmt: skip
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+    "reduce",
+    "all_to_all",
+    "gather",
+    "scatter",
+    "send_recv",
+)
 """The collectives that a library offers."""
 SLIGHT = 0.001
 """Change of time accepted for rounding the bytes so that all chunks are equal."""
@@ -91,14 +100,7 @@ class Prediction:
 _FORM = {field.name: {"str": str, "int": int}[str(field.type)] for field in fields(Prediction)}
 
 
-def chosen(
-    machine: Machine,
-    collective: str,
-    size_bytes: Floats,
-    library: Library,
-    environment: Environment = DEFAULT,
-    calibration: Calibration | None = None,
-) -> tuple[list[Cost], Ints]:
+def choose(question: Question, size_bytes: Floats) -> tuple[list[Cost], Ints]:
     """The corrected costs of the permitted candidates, and the index of the choice for every size.
 
     The choice is the fastest candidate; on fabrics where NCCL is known to follow its own estimates, and under a calibration with a tuning
@@ -109,46 +111,49 @@ def chosen(
     ConfigError
         When the environment allows nothing, or the library lacks numbers for the machine.
     """
-    offered = corrected.costs(machine, collective, size_bytes, library, environment)
-    costs = [cost for cost in offered if environment.allows(collective, cost.algorithm, cost.protocol)]
-    if collective in corrected.P2P:
-        costs = offered
-    if not costs:
-        known = sorted({f"{cost.algorithm} {cost.protocol}" for cost in offered})
-        raise ConfigError(f"the environment leaves nothing to run {collective} with; here there are {', '.join(known)}")
-    wanted = _preferred(machine, collective, size_bytes, library, calibration)
-    judged = [cost for cost in costs if (cost.algorithm, cost.protocol) in wanted] or costs
-    times = [wanted.get((cost.algorithm, cost.protocol), cost).time_us(size_bytes) for cost in judged]
-    return judged, np.argmin(np.array(times), axis=0)
+    collective = question.collective
+    candidates = permitted = corrected.costs(question, size_bytes)
+    if not question.is_p2p:
+        permitted = [
+            cost for cost in candidates if question.environment.allows(collective, cost.algorithm, cost.protocol)
+        ]
+    if not permitted:
+        names = ", ".join(sorted({f"{cost.algorithm} {cost.protocol}" for cost in candidates}))
+        raise ConfigError(f"the environment leaves nothing to run {collective} with; here there are {names}")
+    estimates = _nccl_estimates(question, size_bytes)
+    costs = [cost for cost in permitted if (cost.algorithm, cost.protocol) in estimates] or permitted
+    times = [estimates.get((cost.algorithm, cost.protocol), cost).time_us(size_bytes) for cost in costs]
+    return costs, np.argmin(np.array(times), axis=0)
 
 
-def _preferred(
-    machine: Machine, collective: str, size_bytes: Floats, library: Library, calibration: Calibration | None
-) -> dict[tuple[str, str], Cost]:
-    """NCCL's own estimates, where they decide; empty elsewhere."""
-    if collective in corrected.P2P:
+def _nccl_estimates(question: Question, size_bytes: Floats) -> dict[tuple[str, str], Cost]:
+    """NCCL's own estimates by algorithm and protocol, where they decide; empty elsewhere."""
+    if question.is_p2p:
         return {}
-    fabric = corrected.fabric_of(machine, library)
-    table = calibration.tuned(collective, sum(machine.domain_ranks), machine.domains) if calibration else ()
-    if not table and library.text(f"{fabric}.choice") != "nccl":
+    machine, collective, constants = question.machine, question.collective, question.constants
+    calibration = question.calibration
+    log_rows = calibration.tuning_rows(collective, question.nranks, machine.domains) if calibration else ()
+    if not log_rows and constants.text(f"{question.fabric}.choice") != "nccl":
         return {}
-    own = {(cost.algorithm, cost.protocol): cost for cost in stated(machine, collective, size_bytes, library)}
-    if not table:
-        return own
-    read = {
+    stated = {
+        (cost.algorithm, cost.protocol): cost for cost in stated_costs(machine, collective, size_bytes, constants)
+    }
+    if not log_rows:
+        return stated
+    log_numbers = {
         (row.algorithm, row.protocol): (row.latency_fs / 1e9, row.bandwidth_uBps / 1e15)
-        for row in table
+        for row in log_rows
         if row.bandwidth_uBps
     }
-    plain = stated(machine, collective, size_bytes, library, by_size=False)
-    found = {}
-    for cost in plain:
+    estimates = {}
+    for cost in stated_costs(machine, collective, size_bytes, constants, by_size=False):
         key = (cost.algorithm, cost.protocol)
-        if key in read:  # apply NCCL's dependence on the size to the numbers of the log
-            latency, rate = read[key]
-            scale = own[key].latency_us / cost.latency_us, own[key].rate_GBps / cost.rate_GBps
-            found[key] = replace(cost, latency_us=latency * scale[0], rate_GBps=rate * scale[1])
-    return found
+        if key in log_numbers:  # apply NCCL's dependence on the size to the numbers of the log
+            latency, rate = log_numbers[key]
+            latency_scale = stated[key].latency_us / cost.latency_us
+            rate_scale = stated[key].rate_GBps / cost.rate_GBps
+            estimates[key] = replace(cost, latency_us=latency * latency_scale, rate_GBps=rate * rate_scale)
+    return estimates
 
 
 def formula_time(
@@ -169,40 +174,42 @@ def formula_time(
         For an unknown collective, a size below 1, or a machine for which the library has no numbers.
     """
     size_bytes = whole_number("size_bytes", size_bytes, 1, MAX_INT64)
-    machine, read = _asked(collective, topology, ranks, library)
-    overlaid = calibrated(read, machine, calibration)
-    costs, pick = chosen(machine, collective, np.array([float(size_bytes)]), overlaid, environment, calibration)
-    made = _formula(costs[int(pick[0])], collective, size_bytes, machine, read, calibration, environment)
-    return replace(made, time_fs=_finished_fs(made, machine, overlaid, calibration, environment))
+    question = _question(collective, topology, ranks, load_library(library), environment, calibration)
+    prediction = _formula_prediction(_best(question, size_bytes), question, size_bytes)
+    return replace(prediction, time_fs=_run_fs(prediction, question))
 
 
-def _formula(
-    best: Cost,
-    collective: str,
-    size_bytes: int,
-    machine: Machine,
-    library: Library,
-    calibration: Calibration | None,
-    environment: Environment,
-) -> Prediction:
+def _best(question: Question, size_bytes: int) -> Cost:
+    """The library's choice for one size."""
+    costs, picks = choose(question, np.array([float(size_bytes)]))
+    return costs[int(picks[0])]
+
+
+def _formula_prediction(best: Cost, question: Question, size_bytes: int) -> Prediction:
     """The choice with the formula's time, without launch and calibration."""
-    time_fs = in_time(float(best.time_us(np.array([float(size_bytes)]))[0]))
-    channels = channels_for(best, size_bytes, sum(machine.domain_ranks), environment)
     return Prediction(
-        collective, size_bytes, time_fs, best.algorithm, best.protocol, channels, "", "formula", str(library), 0, "",
-        calibration.hash if calibration else "", assumed=assumed(best, collective, machine, library),
-    )  # fmt: skip
+        collective=question.collective,
+        size_bytes=size_bytes,
+        time_fs=in_time(float(best.time_us(np.array([float(size_bytes)]))[0])),
+        algorithm=best.algorithm,
+        protocol=best.protocol,
+        channels=channels_for(best, size_bytes, question.nranks, question.environment),
+        schedule="",
+        timed_by="formula",
+        library=str(question.library),
+        bound_fs=0,
+        bottleneck="",
+        calibration=question.calibration.hash if question.calibration else "",
+        assumed=assumptions(best, question),
+    )
 
 
-def _finished_fs(
-    made: Prediction, machine: Machine, library: Library, calibration: Calibration | None, environment: Environment
-) -> int:
+def _run_fs(prediction: Prediction, question: Question) -> int:
     """The time including the launch and the calibration."""
-    late = made.time_fs + in_time(launch_us(machine, library, environment))
-    if not calibration:
-        return late
-    ranks = sum(machine.domain_ranks)
-    return calibration.corrected_fs(late, made.collective, ranks, made.size_bytes)
+    time_fs = prediction.time_fs + in_time(launch_us(question))
+    if not question.calibration:
+        return time_fs
+    return question.calibration.corrected_fs(time_fs, question.collective, question.nranks, prediction.size_bytes)
 
 
 def in_time(time_us: float) -> int:
@@ -212,11 +219,12 @@ def in_time(time_us: float) -> int:
     return round(time_us * 1e9)
 
 
-def launch_us(machine: Machine, library: Library, environment: Environment) -> float:
+def launch_us(question: Question) -> float:
     """Time of launching the operation beyond the formula, by launcher."""
-    if environment.launcher == "one-process":
-        return library.number("launcher.one_process") * max(machine.domain_ranks)
-    return library.number("launcher.torch") if environment.launcher == "torch" else 0.0
+    launcher, constants = question.environment.launcher, question.constants
+    if launcher == "one-process":
+        return constants.number("launcher.one_process") * max(question.machine.domain_ranks)
+    return constants.number("launcher.torch") if launcher == "torch" else 0.0
 
 
 _THREADS_TIMES_BYTES = {"LL": 512 * 8, "LL128": 640 * 8, "Simple": 512 * 64}
@@ -224,37 +232,17 @@ _THREADS_TIMES_BYTES = {"LL": 512 * 8, "LL128": 640 * 8, "Simple": 512 * 64}
 
 def channels_for(cost: Cost, size_bytes: int, ranks: int, environment: Environment) -> int:
     """Number of channels for a message of this size: NCCL omits channels with too little work."""
-    most = min(2 * cost.channels, environment.max_channels or 2 * cost.channels)
-    most = max(most, environment.min_channels)
-    least = _THREADS_TIMES_BYTES[cost.protocol] * (ranks if (cost.algorithm, cost.protocol) == ("ring", "LL") else 1)
-    return max(1, min(most, size_bytes // least), environment.min_channels)
-
-
-@lru_cache(maxsize=256)
-def calibrated(library: Library, machine: Machine, calibration: Calibration | None) -> Library:
-    """The library with its rates, fabric latency and growth adjusted by a calibration."""
-    if calibration is None:
-        return library
-    kind, fabric = corrected.class_of(machine, library), corrected.fabric_of(machine, library)
-    changes: dict[str, float | tuple[float, ...]] = {}
-    rate, growth = float(calibration.rate), float(calibration.growth)
-    for place in library.values:
-        table, _, key = place.rpartition(".")
-        if table in {kind, fabric} and key.endswith("share"):
-            changes[place] = library.number(place) * (1.0 if key == "tree_share" else rate)
-        if place in {f"{kind}.p2p_channel_rate", "correction.p2p_net_rate"}:
-            changes[place] = library.number(place) * rate
-        if place in {"correction.ll_growth", f"{kind}.ll_growth", f"{fabric}.ll_growth"}:
-            changes[place] = library.number(place) * growth
-        if place == f"{fabric}.steps":
-            changes[place] = tuple(step * growth for step in library.numbers(place))
-    if fabric:
-        changes[f"{fabric}.latency"] = library.number(f"{fabric}.latency") + calibration.fabric_latency_fs / 1e9
-    return library.with_values(changes)
+    limit = min(2 * cost.channels, environment.max_channels or 2 * cost.channels)
+    limit = max(limit, environment.min_channels)
+    least_bytes = _THREADS_TIMES_BYTES[cost.protocol]
+    if (cost.algorithm, cost.protocol) == ("ring", "LL"):
+        least_bytes *= ranks
+    return max(1, min(limit, size_bytes // least_bytes), environment.min_channels)
 
 
 @lru_cache(maxsize=64)
-def _placed(topology: Topology, ranks: int | None) -> Topology:
+def _part(topology: Topology, ranks: int | None) -> Topology:
+    """The part of a topology with the first ranks."""
     return topology if ranks is None else topology.take(ranks)
 
 
@@ -263,14 +251,22 @@ def _machine(topology: Topology) -> Machine:
     return machine_of(topology)
 
 
-def _asked(collective: str, topology: Topology, ranks: int | None, library: str | Library) -> tuple[Machine, Library]:
-    """The machine and the library of a checked request."""
+@lru_cache(maxsize=4096)
+def _question(
+    collective: str,
+    topology: Topology,
+    ranks: int | None,
+    library: Library,
+    environment: Environment,
+    calibration: Calibration | None,
+) -> Question:
+    """The checked question of a request; equal requests ask the same object, so that answers are remembered by it."""
     if collective not in COLLECTIVES:
         raise ConfigError(f"no library model for collective {collective!r}; {nearest(str(collective), COLLECTIVES)}")
-    machine = _machine(_placed(topology, ranks))
+    machine = _machine(_part(topology, ranks))
     if sum(machine.domain_ranks) < 2:
         raise ConfigError(f"{topology.name} has one rank here; a library moves nothing between fewer than 2")
-    return machine, load_library(library)
+    return Question(collective, machine, library, environment, calibration)
 
 
 def predict(
@@ -308,8 +304,8 @@ def predict(
     Examples
     --------
     >>> import simcoll
-    >>> found = simcoll.predict("all_reduce", 2**30, simcoll.load_topology("dgx-h100"))
-    >>> found.algorithm, found.protocol, found.library
+    >>> prediction = simcoll.predict("all_reduce", 2**30, simcoll.load_topology("dgx-h100"))
+    >>> prediction.algorithm, prediction.protocol, prediction.library
     ('nvls', 'Simple', 'nccl 2.27')
     """
     expect(collective, str, "predict takes the name of a collective, such as 'all_reduce'")
@@ -322,60 +318,55 @@ def predict(
         from simcoll.libraries.calibration import Calibration
 
         expect(calibration, Calibration, "predict takes a calibration, made by load_calibration(file)")
-    return _predicted(collective, size_bytes, topology, ranks, load_library(library), calibration, environment)
+    question = _question(collective, topology, ranks, load_library(library), environment, calibration)
+    return _predict(question, _part(topology, ranks), size_bytes)
 
 
 @lru_cache(maxsize=2**16)
-def _predicted(
-    collective: str,
-    size_bytes: int,
-    topology: Topology,
-    ranks: int | None,
-    library: Library,
-    calibration: Calibration | None,
-    environment: Environment,
-) -> Prediction:
+def _predict(question: Question, topology: Topology, size_bytes: int) -> Prediction:
     """A prediction that is new to this process: recalled from disk, or computed."""
-    machine, _ = _asked(collective, topology, ranks, library)
-    placed = _placed(topology, ranks)
-    told = (library.name, library.version, library.digest, calibration.hash if calibration else "", environment)
-    key = key_of(collective, size_bytes, topology_digest(placed), *told)
-    known = recall(key, _FORM)
-    if known is not None:
-        return Prediction(**known)  # type: ignore[arg-type]
-    overlaid = calibrated(library, machine, calibration)
-    costs, pick = chosen(machine, collective, np.array([float(size_bytes)]), overlaid, environment, calibration)
-    best = costs[int(pick[0])]
-    made = _formula(best, collective, size_bytes, machine, library, calibration, environment)
-    made = _timed(made, best, placed, machine)
-    made = replace(made, time_fs=_finished_fs(made, machine, overlaid, calibration, environment))
-    remember(key, {name: getattr(made, name) for name in _FORM})
-    return made
+    library, calibration = question.library, question.calibration
+    constants_id = (library.name, library.version, library.digest, calibration.hash if calibration else "")
+    request_id = (question.collective, size_bytes, topology_digest(topology))
+    key = key_of(*request_id, *constants_id, question.environment)
+    fields_on_disk = recall(key, _FORM)
+    if fields_on_disk is not None:
+        return Prediction(**fields_on_disk)  # type: ignore[arg-type]
+    best = _best(question, size_bytes)
+    prediction = _formula_prediction(best, question, size_bytes)
+    prediction = _with_emulation(prediction, best, topology, question.machine)
+    prediction = replace(prediction, time_fs=_run_fs(prediction, question))
+    remember(key, {name: getattr(prediction, name) for name in _FORM})
+    return prediction
 
 
-def _timed(made: Prediction, best: Cost, topology: Topology, machine: Machine) -> Prediction:
+def _with_emulation(prediction: Prediction, best: Cost, topology: Topology, machine: Machine) -> Prediction:
     """The prediction with the emulated time, if the emulator can play it, and the bound."""
     from simcoll.binding import bind
     from simcoll.bounds import lower_bound
     from simcoll.emulator import emulate
     from simcoll.emulator.fast.compiled import COMPILED
 
-    collective, size = made.collective, made.size_bytes
+    collective, size = prediction.collective, prediction.size_bytes
     root, switched = 0 if collective in ROOTED else None, best.algorithm.startswith("nvls")
-    known = _bottleneck(topology, collective, root, switched)
-    bound = lower_bound(collective, topology, size, root=root, certificate=known, in_network=switched)
-    made = replace(made, bound_fs=bound.time_fs, bottleneck=str(bound.bottleneck))
-    found = play(best, 0, collective, size, topology, machine)
-    if isinstance(found, str):
-        return replace(made, time_fs=max(made.time_fs, bound.time_fs), note=f"timed by the formula: {found}")
+    certificate = _bottleneck(topology, collective, root, switched)
+    bound = lower_bound(collective, topology, size, root=root, certificate=certificate, in_network=switched)
+    prediction = replace(prediction, bound_fs=bound.time_fs, bottleneck=str(bound.bottleneck))
+    playable = play(best, collective, size, topology, machine)
+    if isinstance(playable, str):
+        note = f"timed by the formula: {playable}"
+        return replace(prediction, time_fs=max(prediction.time_fs, bound.time_fs), note=note)
+    schedule = playable.schedule
     slots = max(KINDS[collective].input_slots(topology.nranks), KINDS[collective].output_slots(topology.nranks))
-    count, chunks = max(1, size // slots), found.schedule.layout.chunks
+    count, chunks = max(1, size // slots), schedule.layout.chunks
     even = max(chunks, count - count % chunks)  # equal chunks are symmetric and are played once
-    if abs(even - count) * slots * 10**6 < best.rate_GBps[0] * made.time_fs * SLIGHT or count >= 64 * chunks:
+    change = abs(even - count) * slots * 10**6
+    if change < best.rate_GBps[0] * prediction.time_fs * SLIGHT or count >= 64 * chunks:
         count = even
-    plan = bind(found.schedule, count, "uint8", protocol=found.protocol)
-    played = emulate(plan, found.topology or topology, data="none", bound=False, engine="fast" if COMPILED else "auto")
-    return replace(made, time_fs=played.time_fs, schedule=found.schedule.title, timed_by="events")
+    plan = bind(schedule, count, "uint8", protocol=playable.protocol)
+    engine = "fast" if COMPILED else "auto"
+    result = emulate(plan, playable.topology or topology, data="none", bound=False, engine=engine)
+    return replace(prediction, time_fs=result.time_fs, schedule=schedule.title, timed_by="events")
 
 
 @lru_cache(maxsize=256)

@@ -34,9 +34,9 @@ MAX_BYTES = 4096
 
 def cache_folder() -> Path | None:
     """Folder of the cached predictions; None if the cache is off."""
-    named = os.environ.get(VARIABLE)
-    if named is not None:
-        return Path(named) / "predictions" if named else None
+    variable = os.environ.get(VARIABLE)
+    if variable is not None:
+        return Path(variable) / "predictions" if variable else None
     home = os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(home) if home else Path.home() / ".cache") / "simcoll" / "predictions"
@@ -55,20 +55,24 @@ def _code() -> str:
 @lru_cache(maxsize=64)
 def topology_digest(topology: Topology) -> str:
     """Hash of a topology: links, ranks, traits, and routes between pairs of ranks."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for array in (
-        topology.rank_nodes, topology.link_src, topology.link_dst, topology.link_capacity_uBps, topology.link_latency_fs,
+        topology.rank_nodes,
+        topology.link_src,
+        topology.link_dst,
+        topology.link_capacity_uBps,
+        topology.link_latency_fs,
         topology.link_kind,
-    ):  # fmt: skip
-        found.update(np.ascontiguousarray(array).tobytes())
+    ):
+        digest.update(np.ascontiguousarray(array).tobytes())
     groups = sorted((name, ids.tolist()) for name, ids in topology.groups.items())
     efficiency, traits = sorted(topology.efficiency.items()), sorted(topology.traits.items())
-    found.update(repr((topology.node_kinds, groups, efficiency, traits)).encode())
+    digest.update(repr((topology.node_kinds, groups, efficiency, traits)).encode())
     n = topology.nranks
     ranks = np.arange(n)
     starts = ranks if n <= 64 else np.unique(np.linspace(0, n - 1, 64).astype(np.int64))
-    found.update(topology.route(np.repeat(starts, n), np.tile(ranks, len(starts))).links.tobytes())
-    return found.hexdigest()
+    digest.update(topology.route(np.repeat(starts, n), np.tile(ranks, len(starts))).links.tobytes())
+    return digest.hexdigest()
 
 
 def key_of(*parts: object) -> str:
@@ -86,15 +90,15 @@ def recall(key: str, form: Mapping[str, type]) -> dict[str, object] | None:
         if not path.is_file():
             return None  # reading a pipe would block
         with path.open("rb") as stream:
-            found = json.loads(stream.read(MAX_BYTES))
+            record = json.loads(stream.read(MAX_BYTES))
     except (OSError, ValueError, RecursionError):
         return None
-    if not isinstance(found, dict):
+    if not isinstance(record, dict):
         return None
-    checksum = found.pop("checksum", None)
-    if found.keys() != form.keys() or any(type(found[name]) is not kind for name, kind in form.items()):
+    checksum = record.pop("checksum", None)
+    if record.keys() != form.keys() or any(type(record[name]) is not kind for name, kind in form.items()):
         return None
-    return found if checksum == _checksum(key, found) and _possible(found) else None
+    return record if checksum == _checksum(key, record) and _possible(record) else None
 
 
 def _checksum(key: str, fields: Mapping[str, object]) -> str:

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     )
     from simcoll.training.design import Design, design_from, load_design
     from simcoll.training.gpu import Gpu, load_gpu
-    from simcoll.training.memory import Memory, memory_by_stage
+    from simcoll.training.memory import StageMemory, memory_by_stage
     from simcoll.training.parallel import Parallel
-    from simcoll.training.step_calibration import Calibration
+    from simcoll.training.step_calibration import StepCalibration
     from simcoll.training.step_result import StepResult
     from simcoll.training.transformer import Model
     from simcoll.workload.mesh import Mesh
@@ -31,12 +31,10 @@ if TYPE_CHECKING:
     from simcoll.workload.workload import Workload, read_workload, write_workload
 
 __all__ = [
-    "Calibration",
     "Call",
     "Compute",
     "Design",
     "Gpu",
-    "Memory",
     "Mesh",
     "Model",
     "Operation",
@@ -45,6 +43,8 @@ __all__ = [
     "ProgramObserver",
     "ProgramResult",
     "Send",
+    "StageMemory",
+    "StepCalibration",
     "StepResult",
     "Workload",
     "WorkloadResult",
@@ -69,10 +69,10 @@ __getattr__, __dir__ = lazy_attributes(
             "ProgramResult",
             "Send",
         ],
-        "simcoll.training.step_calibration": ["Calibration"],
+        "simcoll.training.step_calibration": ["StepCalibration"],
         "simcoll.training.design": ["Design", "design_from", "load_design"],
         "simcoll.training.gpu": ["Gpu", "load_gpu"],
-        "simcoll.training.memory": ["Memory", "memory_by_stage"],
+        "simcoll.training.memory": ["StageMemory", "memory_by_stage"],
         "simcoll.workload.mesh": ["Mesh"],
         "simcoll.training.transformer": ["Model"],
         "simcoll.training.parallel": ["Parallel"],

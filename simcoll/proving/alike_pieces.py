@@ -16,7 +16,7 @@ import numpy as np
 from simcoll.arrays import Ints
 from simcoll.core.hashing import token_at
 from simcoll.core.schedule import SYNC, Repeat, Schedule, Step, joined
-from simcoll.core.step import expanded
+from simcoll.core.step import by_chunk
 
 __all__ = ["one_of_each"]
 
@@ -28,7 +28,7 @@ MOST_ROWS = 1 << 17
 """Limit of the transfers held at a time."""
 
 
-class _Rows(NamedTuple):
+class _PieceTransfers(NamedTuple):
     """Transfers of single pieces, with the number of the step of each."""
 
     step: Step
@@ -40,94 +40,102 @@ def one_of_each(schedule: Schedule) -> tuple[list[Schedule], int, int]:
 
     No schedule if that would not save much, or a transfer changes its piece.
     """
-    layout, collective = schedule.layout, schedule.collective
+    layout = schedule.layout
+    collective = schedule.collective
     if layout.chunks < FEWEST or collective.nblocks != 1 or collective.in_place or layout.scratch.size:
         return [], 0, 0
     rows, steps, transfers = _transfers(schedule)
     pieces = None if rows is None else _representatives(schedule, rows)
     if rows is None or pieces is None or SAVED * len(pieces) > layout.chunks:
         return [], 0, 0
-    return [_restricted(schedule, rows, pieces)], steps, transfers
+    return [_restrict(schedule, rows, pieces)], steps, transfers
 
 
-def _transfers(schedule: Schedule) -> tuple[_Rows | None, int, int]:
+def _transfers(schedule: Schedule) -> tuple[_PieceTransfers | None, int, int]:
     """All transfers chunk by chunk, in the order of their steps, and the numbers of steps and transfers.
 
     No transfers if one changes its piece, or they are many.
     """
-    layout, found = schedule.layout, []
-    number = held = transfers = 0
+    layout = schedule.layout
+    rows_by_block = []
+    number = row_count = transfers = 0
     for block in schedule.blocks():
         if not schedule.known.checked:
             schedule.check_block(number, block)
         steps, turns = (block.steps, block.count) if isinstance(block, Repeat) else ((block,), 1)
-        held += turns * sum(int(step.count.sum()) for step in steps)
-        if held > MOST_ROWS or any((step.op >= SYNC).any() for step in steps):
+        row_count += turns * sum(int(step.count.sum()) for step in steps)
+        if row_count > MOST_ROWS or any((step.op >= SYNC).any() for step in steps):
             return None, 0, 0
-        found.append(_unrolled(block, number))
+        rows_by_block.append(_unroll(block, number))
         number += turns * len(steps)
         transfers += turns * sum(map(len, steps))
-    schedule.known.checked = True
-    if not found:
+    schedule.skip_checks()
+    if not rows_by_block:
         return None, 0, 0
-    step = joined([rows.step for rows in found])
+    step = joined([rows.step for rows in rows_by_block])
     if ((step.src_chunk - step.dst_chunk) % layout.chunks != 0).any():
         return None, 0, 0
-    return _Rows(step, np.concatenate([rows.number for rows in found])), number, transfers
+    return _PieceTransfers(step, np.concatenate([rows.number for rows in rows_by_block])), number, transfers
 
 
-def _unrolled(block: Step | Repeat, number: int) -> _Rows:
+def _unroll(block: Step | Repeat, number: int) -> _PieceTransfers:
     """The transfers of a step, or of all iterations of a repeat, chunk by chunk; the first step has this number."""
     if not isinstance(block, Repeat):
-        step, numbers = block, np.full(len(block), number)
+        step = block
+        numbers = np.full(len(block), number)
     else:
-        turn, one = np.arange(block.count)[:, None], joined(block.steps)
+        turn = np.arange(block.count)[:, None]
+        iteration = joined(block.steps)
         inner = np.repeat(np.arange(len(block.steps)), [len(step) for step in block.steps])
         src, dst = (
-            block.chunk_at(first + (place + turn * block.stride) % block.modulus).reshape(-1)
-            for first, place in (block.window(chunk) for _, chunk in one.ends)
+            block.chunk_at(start + (place + turn * block.stride) % block.modulus).reshape(-1)
+            for start, place in (block.window(chunk) for _, chunk in iteration.ends)
         )
-        step = replace(one.rows(np.tile(np.arange(len(one)), block.count)), src_chunk=src, dst_chunk=dst)
+        step = replace(iteration.rows(np.tile(np.arange(len(iteration)), block.count)), src_chunk=src, dst_chunk=dst)
         numbers = (number + turn * len(block.steps) + inner).reshape(-1)
-    return _Rows(expanded(step), np.repeat(numbers, step.count))
+    return _PieceTransfers(by_chunk(step), np.repeat(numbers, step.count))
 
 
-def _representatives(schedule: Schedule, rows: _Rows) -> Ints | None:
+def _representatives(schedule: Schedule, rows: _PieceTransfers) -> Ints | None:
     """One piece of each kind, in ascending order; ``None`` for more ranks and channels than one number can tell apart."""
     layout, n, (step, number) = schedule.layout, schedule.nranks, rows
     if n * n * 4 * SYNC * schedule.nchannels > 2**61:
         return None
     into, out_of = (chunk >= layout.output_base for chunk in (step.dst_chunk, step.src_chunk))
-    way = ((step.src_rank * n + step.dst_rank) * 2 + into) * 2 + out_of
-    key = (way * SYNC + step.op) * schedule.nchannels + step.channel
+    route = ((step.src_rank * n + step.dst_rank) * 2 + into) * 2 + out_of
+    key = (route * SYNC + step.op) * schedule.nchannels + step.channel
     piece = step.dst_chunk % layout.chunks
     order = np.argsort(piece.astype(np.min_scalar_type(layout.chunks)), kind="stable")
-    piece, number, key = piece[order], number[order], key[order]
+    piece = piece[order]
+    number = number[order]
+    key = key[order]
     length = np.bincount(piece, minlength=layout.chunks)
     start = np.cumsum(length) - length
     place = np.arange(len(piece)) - start[piece]
     key = 2 * key + ((place > 0) & (np.diff(number, prepend=-1) == 0))  # whether it shares the step of its predecessor
     sums = token_at(length, 2)
     np.add.at(sums, piece, token_at(key, 0) * (token_at(place, 1) | np.uint64(1)))
-    _, first, kind = np.unique(sums, return_index=True, return_inverse=True)
+    _, first_piece, kind = np.unique(sums, return_index=True, return_inverse=True)
     # Equal sums only suggest that pieces are alike.
-    like = np.where(length == length[first[kind]], first[kind], np.arange(layout.chunks))
+    like = np.where(length == length[first_piece[kind]], first_piece[kind], np.arange(layout.chunks))
     differs = piece[key != key[start[like[piece]] + place]]
     like[differs] = differs
     return np.flatnonzero(like == np.arange(layout.chunks))
 
 
-def _restricted(schedule: Schedule, rows: _Rows, pieces: Ints) -> Schedule:
+def _restrict(schedule: Schedule, rows: _PieceTransfers, pieces: Ints) -> Schedule:
     """The schedule of some pieces."""
-    layout, width = schedule.layout, len(pieces)
+    layout = schedule.layout
+    width = len(pieces)
     index = np.full(layout.chunks, -1)
     index[pieces] = np.arange(width)
-    kept = np.flatnonzero(index[rows.step.dst_chunk % layout.chunks] >= 0)
-    step, number = rows.step.rows(kept), rows.number[kept]
+    selection = np.flatnonzero(index[rows.step.dst_chunk % layout.chunks] >= 0)
+    step = rows.step.rows(selection)
+    number = rows.number[selection]
     src, dst = (chunk // layout.chunks * width + index[chunk % layout.chunks] for _, chunk in step.ends)
     few = replace(step, src_chunk=src, dst_chunk=dst)
     edges = [*np.flatnonzero(np.diff(number, prepend=-1)).tolist(), len(number)]
     steps = [few.rows(slice(*ends)) for ends in pairwise(edges)]
-    made = replace(schedule, layout=replace(layout, chunks=width), source=lambda: steps)
-    made.known.checked = True  # like the whole schedule
-    return made
+    part = replace(schedule, layout=replace(layout, chunks=width), source=lambda: steps)
+    part.skip_checks()  # the whole schedule has been checked
+    return part

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
@@ -10,6 +10,18 @@ from simcoll.core.schedule import Schedule, lowered
 from simcoll.errors import ScheduleError
 
 __all__ = ["check_barrier"]
+
+
+class _BarrierMessage(NamedTuple):
+    """A message of a barrier."""
+
+    step: int
+    src: int
+    dst: int
+    channel: int
+
+    def __str__(self) -> str:
+        return f"in step {self.step}, from rank {self.src} to rank {self.dst} (channel {self.channel})"
 
 
 def check_barrier(schedule: Schedule) -> tuple[int, int]:
@@ -29,8 +41,8 @@ def check_barrier(schedule: Schedule) -> tuple[int, int]:
     count = steps = 0
     for _, step in lowered(schedule):
         count, steps = count + len(step), steps + 1
-        told = heard[step.src_rank * channels + step.channel]
-        np.bitwise_or.at(heard, step.dst_rank * channels + step.channel, told)
+        arrivals = heard[step.src_rank * channels + step.channel]
+        np.bitwise_or.at(heard, step.dst_rank * channels + step.channel, arrivals)
     heard = np.bitwise_or.reduce(heard.reshape(n, channels, -1), axis=1)
     complete = np.bitwise_or.reduce(heard, axis=0)
     missing = np.flatnonzero((heard != complete).any(axis=1))
@@ -43,38 +55,36 @@ def check_barrier(schedule: Schedule) -> tuple[int, int]:
 
 def _leaves_early(schedule: Schedule, rank: int, absent: list[int]) -> NoReturn:
     """Report a barrier that a rank can leave before all ranks have arrived."""
-    shown = ", ".join(map(str, absent[:8])) + (" ..." if len(absent) > 8 else "")
+    ranks = ", ".join(map(str, absent[:8])) + (" ..." if len(absent) > 8 else "")
     lines = [
-        f"{schedule}: rank {rank} may leave before rank {shown} has entered: no chain of messages leads here from there"
+        f"{schedule}: rank {rank} may leave before rank {ranks} has entered: no chain of messages leads here from there"
     ]
-    heard, told = _last_message(schedule, rank, told=False), _last_message(schedule, absent[0], told=True)
-    if heard:
-        lines.append(f"  the last message to rank {rank} comes {_sent(heard)}")
+    incoming = _last_message(schedule, rank, forwards=False)
+    forwarding = _last_message(schedule, absent[0], forwards=True)
+    if incoming:
+        lines.append(f"  the last message to rank {rank} comes {incoming}")
     else:
         lines.append(f"  rank {rank} receives no message")
-    if told:
-        lines.append(f"  rank {absent[0]}'s arrival is last forwarded {_sent(told)}")
+    if forwarding:
+        lines.append(f"  rank {absent[0]}'s arrival is last forwarded {forwarding}")
     else:
         lines.append(f"  rank {absent[0]} sends no message")
-    step, _, _, channel = heard or told or (None, None, None, 0 if schedule.nchannels == 1 else None)
-    raise ScheduleError("\n".join(lines), step=step, rank=rank, channel=channel)
+    message = incoming or forwarding
+    channel = message.channel if message else 0 if schedule.nchannels == 1 else None
+    raise ScheduleError("\n".join(lines), step=message.step if message else None, rank=rank, channel=channel)
 
 
-def _sent(message: tuple[int, int, int, int]) -> str:
-    step, src, dst, channel = message
-    return f"in step {step}, from rank {src} to rank {dst} (channel {channel})"
-
-
-def _last_message(schedule: Schedule, rank: int, *, told: bool) -> tuple[int, int, int, int] | None:
-    """Step, source, destination and channel of the last message to a rank, or (``told``) the last that forwards its arrival."""
-    channels, last = schedule.nchannels, None
+def _last_message(schedule: Schedule, rank: int, *, forwards: bool) -> _BarrierMessage | None:
+    """The last message to a rank, or the last that ``forwards`` its arrival."""
+    channels = schedule.nchannels
+    last: _BarrierMessage | None = None
     knows = np.zeros(schedule.nranks * channels, np.bool_)
     knows[rank * channels : (rank + 1) * channels] = True
     for number, step in lowered(schedule):
         src, dst = step.src_rank * channels + step.channel, step.dst_rank * channels + step.channel
-        new = knows[src] & ~knows[dst] if told else (step.dst_rank == rank) & (step.src_rank != rank)
+        new = knows[src] & ~knows[dst] if forwards else (step.dst_rank == rank) & (step.src_rank != rank)
         if new.any():
             row = int(np.flatnonzero(new)[-1])
-            last = number, int(step.src_rank[row]), int(step.dst_rank[row]), int(step.channel[row])
+            last = _BarrierMessage(number, int(step.src_rank[row]), int(step.dst_rank[row]), int(step.channel[row]))
         knows[dst[new]] = True
     return last

@@ -39,13 +39,13 @@ def device_schedule(program: DeviceProgram, *, trust_relaxed: bool = False) -> S
         steps.operation(program.blocks[rank][block][position], rank, block)
     slots = -(-(max(steps.free) - sum(program.buffers[:2])) // program.cells)
     layout = Layout(program.collective, program.cells, np.zeros(slots, np.int64))
-    made = tuple(
+    transfer_steps = tuple(
         transfers(*columns[:4], count=columns[4], op=columns[5], channel=columns[6])
         for level in sorted(steps.rows)
         for columns in [np.array(steps.rows[level], np.int64).T]
     )
     channels = max((len(blocks) for blocks in program.blocks), default=1)
-    return Schedule(program.name, layout, partial(iter, made), max(channels, 1), divisible=True)
+    return Schedule(program.name, layout, partial(iter, transfer_steps), max(channels, 1), divisible=True)
 
 
 @dataclass(slots=True)
@@ -54,11 +54,10 @@ class _Steps:
 
     program: DeviceProgram
     rows: dict[int, list[Row]] = field(default_factory=dict)
-    read: dict[tuple[int, int], int] = field(default_factory=dict)  # last step that reads each cell
-    written: dict[tuple[int, int], int] = field(default_factory=dict)
-    floor: dict[tuple[int, int], int] = field(
-        default_factory=dict
-    )  # first step after the last meeting of each thread block
+    last_read: dict[tuple[int, int], int] = field(default_factory=dict)  # last step that reads each cell
+    last_write: dict[tuple[int, int], int] = field(default_factory=dict)
+    # First step after the last meeting of each thread block.
+    floor: dict[tuple[int, int], int] = field(default_factory=dict)
     last: dict[tuple[int, int], int] = field(default_factory=dict)
     free: list[int] = field(default_factory=list)
 
@@ -74,27 +73,27 @@ class _Steps:
             for source, target in zip(operation.reads, operation.writes, strict=True):
                 self.move([(source, target)], COPY, key)
         elif operation.how == SWITCH:
-            own = next(target for target in operation.writes if target.rank == rank)
-            self.move([(source, own) for source in operation.reads], SWITCH_REDUCE, key)
-            self.move([(own, target) for target in operation.writes], MULTICAST, key)
+            local = next(target for target in operation.writes if target.rank == rank)
+            self.move([(source, local) for source in operation.reads], SWITCH_REDUCE, key)
+            self.move([(local, target) for target in operation.writes], MULTICAST, key)
         elif operation.how:
             self._fold(operation, rank, key)
 
     def _fold(self, operation: DeviceOp, rank: int, key: tuple[int, int]) -> None:
-        first, *others = operation.reads
+        base, *operands = operation.reads
         local = [target for target in operation.writes if target.rank == rank]
         if operation.name in {"gstore", "gstorepkt"}:
-            self.move([(first, target) for target in operation.writes], MULTICAST, key)
+            self.move([(base, target) for target in operation.writes], MULTICAST, key)
             return
         # The sum accumulates at its destination, unless an operand lies there or the result does not stay on this rank.
-        total = local[0] if local else first
-        if others and total != first and (not local or total in others):
-            total = Region(rank, self.free[rank], first.count)
-            self.free[rank] += first.count
-        if total != first:
-            self.move([(first, total)], COPY, key)
-        for other in others:
-            self.move([(other, total)], REDUCE, key)
+        total = local[0] if local else base
+        if operands and total != base and (not local or total in operands):
+            total = Region(rank, self.free[rank], base.count)
+            self.free[rank] += base.count
+        if total != base:
+            self.move([(base, total)], COPY, key)
+        for operand in operands:
+            self.move([(operand, total)], REDUCE, key)
         for target in operation.writes:
             if target != total:
                 self.move([(total, target)], COPY, key)
@@ -107,18 +106,29 @@ class _Steps:
             for k in range(source.count)
         ]
         level = self.floor.get(key, 0)
-        for read, written in cells:
+        for source_cell, target_cell in cells:
             level = max(
-                level, self.written.get(read, -1) + 1, self.written.get(written, -1) + 1, self.read.get(written, -1) + 1
+                level,
+                self.last_write.get(source_cell, -1) + 1,
+                self.last_write.get(target_cell, -1) + 1,
+                self.last_read.get(target_cell, -1) + 1,
             )
-        for read, written in cells:
-            self.read[read] = max(self.read.get(read, -1), level)
-            self.written[written] = level
+        for source_cell, target_cell in cells:
+            self.last_read[source_cell] = max(self.last_read.get(source_cell, -1), level)
+            self.last_write[target_cell] = level
         self.last[key] = max(self.last.get(key, -1), level)
         # A switch serves one cell at a time.
+        single = op in {MULTICAST, SWITCH_REDUCE}
         for source, target in pairs:
-            pieces = [(k, 1) for k in range(source.count)] if op in {MULTICAST, SWITCH_REDUCE} else [(0, source.count)]
+            pieces = [(k, 1) for k in range(source.count)] if single else [(0, source.count)]
             for k, count in pieces:
-                self.rows.setdefault(level, []).append(
-                    (source.rank, source.cell + k, target.rank, target.cell + k, count, op, key[1])
+                row = (
+                    source.rank,
+                    source.cell + k,
+                    target.rank,
+                    target.cell + k,
+                    count,
+                    op,
+                    key[1],
                 )
+                self.rows.setdefault(level, []).append(row)

@@ -7,7 +7,7 @@ import numpy as np
 from simcoll.arrays import Ints
 from simcoll.core.hazards import check_orderable
 from simcoll.core.schedule import Schedule, Step, lowered
-from simcoll.core.step import expanded, spread
+from simcoll.core.step import by_chunk, spread
 
 __all__ = ["ChannelUse"]
 
@@ -46,7 +46,7 @@ class ChannelUse:
             chunk, count, channel = np.unique(np.stack([chunk, step.count, channel]), axis=1)
             row, offset = spread(count)
             chunk, channel = chunk[row] + offset, channel[row]
-        return _recorded(self.channel, chunk, channel)
+        return _record_channels(self.channel, chunk, channel)
 
     def shares_chunks(self) -> bool:
         """Whether two channels touch one chunk of a rank."""
@@ -55,9 +55,9 @@ class ChannelUse:
         schedule = self.schedule
         channel_of_chunk = np.full(schedule.nranks * schedule.layout.size, -1, np.int64)
         for _, step in lowered(schedule):
-            one = expanded(step)
-            for rank, chunk in one.ends:
-                if not _recorded(channel_of_chunk, chunk * schedule.nranks + rank, one.channel):
+            units = by_chunk(step)
+            for rank, chunk in units.ends:
+                if not _record_channels(channel_of_chunk, chunk * schedule.nranks + rank, units.channel):
                     return True
         return False
 
@@ -73,11 +73,11 @@ class ChannelUse:
             check_orderable(self.schedule)
 
 
-def _recorded(channels: Ints, places: Ints, channel: Ints) -> bool:
+def _record_channels(channels: Ints, places: Ints, channel: Ints) -> bool:
     """Record the channel of each place; return False if a place has two channels."""
-    before = channels.take(places)
-    if np.array_equal(before, channel):
+    previous = channels.take(places)
+    if np.array_equal(previous, channel):
         return True
     channels[places] = channel
     # The second comparison finds two channels in one step.
-    return not ((before >= 0) & (before != channel)).any() and np.array_equal(channels.take(places), channel)
+    return not ((previous >= 0) & (previous != channel)).any() and np.array_equal(channels.take(places), channel)

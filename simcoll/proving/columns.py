@@ -16,7 +16,7 @@ from simcoll.core.proof import LEVELS
 from simcoll.core.schedule import REDUCE, Repeat, Schedule, Step
 from simcoll.core.step import distinct, spread
 from simcoll.errors import ScheduleError
-from simcoll.proving.kernel import Contents, Fingerprints, play_few, required
+from simcoll.proving.kernel import Contents, Fingerprints, play_few, requirements
 from simcoll.proving.vector import Vector
 
 Moves = tuple[list[int], list[int], list[bool]]
@@ -37,24 +37,29 @@ def follow(schedule: Schedule, vector: Vector, places: Ints, salt: bytes) -> str
     ScheduleError
         Names step, rank and chunk of a wrong chunk.
     """
-    layout, n, count = schedule.layout, schedule.nranks, len(places)
+    layout = schedule.layout
+    n = schedule.nranks
+    count = len(places)
     table = _Table(vector, places, 2 + bool(layout.scratch_slots))
-    algebra = Fingerprints(salt, n, distinct(places % layout.chunks if vector.own[0] else places))
+    algebra = Fingerprints(salt, n, distinct(places % layout.chunks if vector.own_block[0] else places))
     contents = Contents.nothing(algebra, n * table.width)
-    rank, place = np.repeat(np.arange(n), count), np.tile(places, n)
+    rank = np.repeat(np.arange(n), count)
+    place = np.tile(places, n)
     has_input = vector.holds(0, rank, place)
-    rank_in, place_in = rank[has_input], place[has_input]
+    rank_in = rank[has_input]
+    place_in = place[has_input]
     start = table.rows(rank_in, np.full(len(rank_in), int(schedule.collective.in_place)), place_in)
     contents.put_inputs(start, rank_in, vector.chunks(0, place_in))
 
     def fail(number: int, row: int, reason: str) -> ScheduleError:
-        at, buffer_place = divmod(row, table.width)
+        row_rank, buffer_place = divmod(row, table.width)
         address = vector.chunk(buffer_place // count, int(places[buffer_place % count]))
-        message = f"{schedule}: step {number}: rank {at} {layout.name(address)} {reason}"
-        return ScheduleError(message, step=number, rank=at, chunk=address)
+        message = f"{schedule}: step {number}: rank {row_rank} {layout.name(address)} {reason}"
+        return ScheduleError(message, step=number, rank=row_rank, chunk=address)
 
     cells = [contents.leaves.tolist(), contents.sums.tolist(), contents.trees.tolist()]
-    number, y = 0, int(algebra.points[-2])
+    number = 0
+    y = int(algebra.points[-2])
     for number, (sources, targets, reduces) in _moves(schedule, table):
         fault = play_few(cells, y, sources, targets, reduces)
         if fault:
@@ -62,18 +67,20 @@ def follow(schedule: Schedule, vector: Vector, places: Ints, salt: bytes) -> str
             raise fail(number, int(row), reason)
     leaves, sums, trees = np.array(cells[0], np.uint32), *(np.array(words, np.uint64) for words in cells[1:])
     sees_output = vector.holds(1, rank, place)
-    rank, place = rank[sees_output], place[sees_output]
+    rank = rank[sees_output]
+    place = place[sees_output]
     rows = table.rows(rank, np.ones(len(rank), np.int64), place)
-    required_leaves, required_sums, reduced = required(algebra, layout, rank, vector.chunks(1, place))
+    required_leaves, required_sums, reduced = requirements(algebra, layout, rank, vector.chunks(1, place))
     wrong = np.flatnonzero((leaves[rows] != required_leaves) | (sums[rows] != required_sums))
     if len(wrong):
         raise fail(number, int(rows[wrong[0]]), "does not hold the right contributions at the end")
     if (reduced < 0).any():
         return ""
     order = np.argsort(place, kind="stable")
-    first, trees = np.diff(place[order], prepend=-1) != 0, trees[rows[order]]
-    of_place = trees[first]
-    if (trees != of_place[np.cumsum(first) - 1]).any():
+    begins = np.diff(place[order], prepend=-1) != 0
+    trees = trees[rows[order]]
+    of_place = trees[begins]
+    if (trees != of_place[np.cumsum(begins) - 1]).any():
         return LEVELS[0]
     return LEVELS[3] if (of_place == of_place[0]).all() else LEVELS[2]
 
@@ -82,7 +89,9 @@ class _Table:
     """Numbers the followed cells of all ranks: row ``(rank * buffers + buffer) * len(places) + index of the place``."""
 
     def __init__(self, vector: Vector, places: Ints, buffers: int) -> None:
-        self.vector, self.places, self.buffers = vector, places, buffers
+        self.vector = vector
+        self.places = places
+        self.buffers = buffers
         self.width = buffers * len(places)
         self.index = np.full(vector.size, -1, np.int64)  # of every place; -1: not followed
         self.index[places] = np.arange(len(places))
@@ -101,7 +110,7 @@ def _moves(schedule: Schedule, table: _Table) -> Iterator[tuple[int, Moves]]:
             number += block.count * len(block.steps)
             continue
         step = schedule.layout.one_address(block)
-        row, place = _chosen(step, table)
+        row, place = _followed_reads(step, table)
         sources, targets = (
             table.rows(rank[row], table.vector.layout.region(chunk[row]), place) for rank, chunk in step.ends
         )
@@ -110,47 +119,61 @@ def _moves(schedule: Schedule, table: _Table) -> Iterator[tuple[int, Moves]]:
         number += 1
 
 
-def _chosen(step: Step, table: _Table) -> tuple[Ints, Ints]:
+def _followed_reads(step: Step, table: _Table) -> tuple[Ints, Ints]:
     """Transfer and place of every read of a followed cell in a step."""
-    first, followed = table.vector.at(*step.ends[0])[1], table.index >= 0
+    start = table.vector.at(*step.ends[0])[1]
+    followed = table.index >= 0
     if (step.count == 1).all():
-        row = np.flatnonzero(followed[first])
-        return row, first[row]
-    there = np.flatnonzero(followed)
-    before = np.concatenate([[0], np.cumsum(followed)])
-    row, within = spread(before[first + step.count] - before[first])
-    return row, there[before[first][row] + within]
+        row = np.flatnonzero(followed[start])
+        return row, start[row]
+    followed_places = np.flatnonzero(followed)
+    preceding = np.concatenate([[0], np.cumsum(followed)])
+    row, within = spread(preceding[start + step.count] - preceding[start])
+    return row, followed_places[preceding[start][row] + within]
 
 
-def _turns(block: Repeat, first: int, table: _Table) -> Iterator[tuple[int, Moves]]:
+def _turns(block: Repeat, first_step: int, table: _Table) -> Iterator[tuple[int, Moves]]:
     """Transfers of a repeat between followed cells; the iterations of each transfer solve one congruence."""
-    modulus, vector = block.modulus, table.vector
+    modulus = block.modulus
+    vector = table.vector
     # A place of a window is touched in iteration t by the transfer at place p if p + t * stride = that place, modulo the window: one linear
     # congruence per pair, so the iterations are computed instead of searched. Its solutions, if any, recur every ``period`` iterations.
-    common = int(np.gcd(block.stride % modulus, modulus)) if block.stride % modulus else modulus
+    stride = block.stride % modulus
+    common = int(np.gcd(stride, modulus)) if stride else modulus
     period = modulus // common
-    inverse = pow(block.stride % modulus // common, -1, period) if period > 1 else 0
-    found = [np.zeros((4, 0), np.int64)]
+    inverse = pow(stride // common, -1, period) if period > 1 else 0
+    parts = [np.zeros((4, 0), np.int64)]
     for inner, step in enumerate(block.steps):
-        start, at = block.window(step.src_chunk)
+        start, offset = block.window(step.src_chunk)
         starts = distinct(start)
-        which = np.searchsorted(starts, start)
+        window_index = np.searchsorted(starts, start)
         chunks = block.chunk_at(starts[:, None] + np.arange(modulus))
         places = vector.at(np.zeros_like(chunks), chunks)[1]
         from_buffer, to_buffer = (vector.layout.region(chunk) for chunk in (step.src_chunk, step.dst_chunk))
         for window, target in np.argwhere(table.index[places] >= 0).tolist():
-            row = np.flatnonzero((which == window) & ((target - at) % common == 0))
-            turn = (target - at[row]) // common * inverse % period
+            row = np.flatnonzero((window_index == window) & ((target - offset) % common == 0))
+            turn = (target - offset[row]) // common * inverse % period
             place = places[window, target]
             while (turn < block.count).any():
-                row, turn = row[turn < block.count], turn[turn < block.count]
-                rows = (turn * len(block.steps) + inner, table.rows(step.src_rank[row], from_buffer[row], place),
-                        table.rows(step.dst_rank[row], to_buffer[row], place), step.op[row] == REDUCE)  # fmt: skip
-                found.append(np.stack(rows))
+                row = row[turn < block.count]
+                turn = turn[turn < block.count]
+                parts.append(
+                    np.stack(
+                        [
+                            turn * len(block.steps) + inner,
+                            table.rows(step.src_rank[row], from_buffer[row], place),
+                            table.rows(step.dst_rank[row], to_buffer[row], place),
+                            step.op[row] == REDUCE,
+                        ]
+                    )
+                )
                 turn = turn + period
-    columns = np.concatenate(found, axis=1)
+    columns = np.concatenate(parts, axis=1)
     columns = columns[:, np.argsort(columns[0], kind="stable")]
-    when, sources, targets, reduces = columns[0], columns[1].tolist(), columns[2].tolist(), (columns[3] == 1).tolist()
+    when = columns[0]
+    sources = columns[1].tolist()
+    targets = columns[2].tolist()
+    reduces = (columns[3] == 1).tolist()
     edges = [*np.flatnonzero(np.diff(when, prepend=-1)).tolist(), len(when)]
     for begin, end in pairwise(edges):
-        yield first + int(when[begin]), (sources[begin:end], targets[begin:end], reduces[begin:end])
+        yield first_step + int(when[begin]), (sources[begin:end], targets[begin:end], reduces[begin:end])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -70,19 +71,20 @@ def verify(schedule: Schedule, *, exact: bool | None = None, salt: bytes | None 
         expect(salt, bytes, "a salt is bytes, the Proof.salt of an earlier proof")
         if len(salt) != SALT_BYTES:
             raise ConfigError(f"a salt has {SALT_BYTES} bytes, as Proof.salt; got {len(salt)}")
-    known = schedule.known
+    facts = schedule.known
     if salt is not None:  # its author may have known it
-        return replace(_proved(schedule, exact=exact, salt=salt), error_bits=0)
+        return replace(_prove(schedule, exact=exact, salt=salt), error_bits=0)
     if exact is not None:
-        return _proved(schedule, exact=exact, salt=None)
-    if known.proof is None or known.proof.of is not known:  # none yet, or one of a different schedule
-        known.proof = replace(_proved(schedule, exact=None, salt=None), of=known)
-        if not known.keeps:  # a source of the user's may be a generator that is used up
+        return _prove(schedule, exact=exact, salt=None)
+    if facts.proof is None or facts.proof.of is not facts:  # none yet, or one of a different schedule
+        proof = schedule.keep_proof(_prove(schedule, exact=None, salt=None))
+        if not facts.keeps:  # a source of the user's may be a generator that is used up
             next(schedule.blocks(), None)
-    return known.proof
+        return proof
+    return facts.proof
 
 
-def _proved(schedule: Schedule, *, exact: bool | None, salt: bytes | None) -> Proof:
+def _prove(schedule: Schedule, *, exact: bool | None, salt: bytes | None) -> Proof:
     if schedule.collective.kind == "barrier":
         steps, count = check_barrier(schedule)
         return Proof("full", "exact", "", steps, count, shared_chunks=False)
@@ -122,20 +124,29 @@ def _is_small(schedule: Schedule) -> bool:
 
 def _in_full(schedule: Schedule, salt: bytes, *, exact: bool) -> Proof:
     """Follow every chunk."""
-    memory, use, steps, transfers = _followed(schedule, salt, exact=exact)
-    trees, alike = memory.compare()
-    shared = use.shares_chunks()
+    result = _follow(schedule, salt, exact=exact)
+    trees, consistent = result.memory.compare()
+    shared = result.use.shares_chunks()
     if shared:
-        use.check_orderable()
-    schedule.known.folds = memory.folds
-    order = _level(trees, alike=alike, switched=memory.switched)
+        result.use.check_orderable()
+    order = _level(trees, consistent=consistent, switched=result.memory.switched)
     if exact:
-        return Proof("full", "exact", order, steps, transfers, shared)
-    return by_fingerprints(schedule, "full", order, (steps, transfers), salt, shared_chunks=shared)
+        return Proof("full", "exact", order, result.steps, result.transfers, shared, folds=result.memory.folds)
+    counts = result.steps, result.transfers
+    return by_fingerprints(schedule, "full", order, counts, salt, shared_chunks=shared, folds=result.memory.folds)
 
 
-def _followed(schedule: Schedule, salt: bytes, *, exact: bool) -> tuple[Memory, ChannelUse, int, int]:
-    """The memory after the last step, the use of channels, and the numbers of steps and transfers."""
+class _PlayedSteps(NamedTuple):
+    """What the steps of a schedule leave: the memory after the last, the use of channels, and their own numbers."""
+
+    memory: Memory
+    use: ChannelUse
+    steps: int
+    transfers: int
+
+
+def _follow(schedule: Schedule, salt: bytes, *, exact: bool) -> _PlayedSteps:
+    """Play all steps of a schedule."""
     check_memory(schedule, exact=exact)
     n, per_rank = schedule.nranks, schedule.layout.output_base
     memory = Memory(schedule, Counts(n, per_rank) if exact else Fingerprints(salt, n, np.arange(per_rank)))
@@ -145,15 +156,15 @@ def _followed(schedule: Schedule, salt: bytes, *, exact: bool) -> tuple[Memory, 
         memory.play(number, step)
         use.record(step)
         transfers, steps = transfers + len(step), number + 1
-    return memory, use, steps, transfers
+    return _PlayedSteps(memory, use, steps, transfers)
 
 
-def _level(trees: Words, *, alike: bool, switched: bool) -> str:
+def _level(trees: Words, *, consistent: bool, switched: bool) -> str:
     """The level of the reduction order, given the expression of each chunk that is reduced, and whether all ranks have the same."""
     if not len(trees):
         return ""
-    if not alike or switched:
-        return LEVELS[1] if alike else LEVELS[0]
+    if not consistent or switched:
+        return LEVELS[1] if consistent else LEVELS[0]
     return LEVELS[3] if (trees == trees[0]).all() else LEVELS[2]
 
 
@@ -162,11 +173,9 @@ def _by_symmetry(schedule: Schedule, salt: bytes) -> Proof | None:
     if not likely(schedule):
         return None
     try:
-        proof = prove_by_symmetry(schedule, salt)
+        return prove_by_symmetry(schedule, salt)
     except ScheduleError:
         return None
-    schedule.known.folds = False  # it refuses folds
-    return proof
 
 
 def _by_parts(schedule: Schedule, salt: bytes) -> Proof | None:
@@ -176,20 +185,22 @@ def _by_parts(schedule: Schedule, salt: bytes) -> Proof | None:
         kind, (some, steps, transfers) = "full", parts(schedule)
     if not some:
         return None
-    trees, all_alike, folds, shared = [], True, False, False
+    trees = []
+    all_consistent = True
+    folds = shared = False
     for part in some:
         try:
-            memory, use, _, _ = _followed(part, salt, exact=False)
-            part_trees, alike = memory.compare()
+            result = _follow(part, salt, exact=False)
+            part_trees, consistent = result.memory.compare()
         except ScheduleError:
             return None
-        shared = shared or use.shares_chunks()
+        shared = shared or result.use.shares_chunks()
         if shared and kind == "full":
             return None
         trees.append(part_trees)
-        all_alike, folds = all_alike and alike, folds or memory.folds
+        all_consistent = all_consistent and consistent
+        folds = folds or result.memory.folds
     if shared:  # pieces of one kind may block each other in a step
         check_orderable(schedule)
-    schedule.known.folds = folds
-    order = _level(np.concatenate(trees), alike=all_alike, switched=False)
-    return by_fingerprints(schedule, kind, order, (steps, transfers), salt, shared_chunks=shared)
+    order = _level(np.concatenate(trees), consistent=all_consistent, switched=False)
+    return by_fingerprints(schedule, kind, order, (steps, transfers), salt, shared_chunks=shared, folds=folds)

@@ -70,28 +70,28 @@ def local_order(wiring: Wiring) -> tuple[Ints, Ints]:
 def _chains(wiring: Wiring) -> tuple[Ints, Ints, Ints]:
     """Chains of instructions that messages join at depth 0: first of each chain, position in it, and instructions in cycles."""
     everyone = np.arange(len(wiring.lane))
-    before = np.where(wiring.incoming >= 0, wiring.sends[wiring.incoming] if len(wiring.sends) else -1, everyone)
-    place = (before != everyone).astype(np.int64)
+    head = np.where(wiring.incoming >= 0, wiring.sends[wiring.incoming] if len(wiring.sends) else -1, everyone)
+    place = (head != everyone).astype(np.int64)
     for _ in range(len(everyone).bit_length()):  # each pass doubles the distance followed back
-        if np.array_equal(before[before], before):
+        if np.array_equal(head[head], head):
             break
-        place, before = place + place[before], before[before]
-    return before, place, np.flatnonzero(wiring.incoming[before] >= 0)
+        place, head = place + place[head], head[head]
+    return head, place, np.flatnonzero(wiring.incoming[head] >= 0)
 
 
-def levels(count: int, before: Ints, after: Ints) -> tuple[Ints, Ints]:
+def levels(count: int, earlier: Ints, later: Ints) -> tuple[Ints, Ints]:
     """Sort numbers below ``count`` into levels after their predecessors; those on or behind cycles are left out."""
-    left = np.bincount(after, minlength=count)
-    after = after[np.argsort(before, kind="stable")]
-    end = np.cumsum(np.bincount(before, minlength=count))
+    pending = np.bincount(later, minlength=count)
+    later = later[np.argsort(earlier, kind="stable")]
+    end = np.cumsum(np.bincount(earlier, minlength=count))
     start = np.concatenate([[0], end[:-1]])
-    ready, levels = np.flatnonzero(left == 0), []
+    ready, levels = np.flatnonzero(pending == 0), []
     while len(ready):
         levels.append(ready)
         row, offset = spread(end[ready] - start[ready])
-        following = after[start[ready][row] + offset]
-        np.subtract.at(left, following, 1)
-        ready = distinct(following[left[following] == 0])
+        following = later[start[ready][row] + offset]
+        np.subtract.at(pending, following, 1)
+        ready = distinct(following[pending[following] == 0])
     sizes = [len(level) for level in levels]
     return np.concatenate([np.zeros(0, np.int64), *levels]), np.repeat(np.arange(len(levels)), sizes)
 
@@ -99,20 +99,22 @@ def levels(count: int, before: Ints, after: Ints) -> tuple[Ints, Ints]:
 def play(wiring: Wiring, depth: int | None) -> Play:
     """Run a program until it ends or gets stuck."""
     count = len(wiring.lane)
-    before, after = local_order(wiring)
+    earlier, later = local_order(wiring)
     if depth == 0:
         chain, place, circle = _chains(wiring)
-        order, level = levels(count, np.concatenate([chain[before], circle]), np.concatenate([chain[after], circle]))
+        order, level = levels(count, np.concatenate([chain[earlier], circle]), np.concatenate([chain[later], circle]))
         when = np.full(count, -1)
         when[order] = np.arange(len(order))
         order = np.lexsort((place, when[chain]))[np.count_nonzero(when[chain] < 0) :]
         level = level[when[chain[order]]]
     else:
-        more = [(wiring.sends, wiring.recvs)]
+        edges = [(wiring.sends, wiring.recvs)]
         if depth is not None and depth <= len(wiring.sends):  # no FIFO is deeper than all messages
             late = np.flatnonzero(wiring.ordinal >= depth)
-            more.append((wiring.recvs[late - depth], wiring.sends[late]))
-        order, level = levels(count, *(np.concatenate(columns) for columns in zip((before, after), *more, strict=True)))
+            edges.append((wiring.recvs[late - depth], wiring.sends[late]))
+        order, level = levels(
+            count, *(np.concatenate(columns) for columns in zip((earlier, later), *edges, strict=True))
+        )
     reached = np.bincount(wiring.lane[order], minlength=len(wiring.code.rank))
     return Play(depth, order, level, reached, len(order) == count)
 
@@ -127,26 +129,26 @@ class _Stuck:
 
     def following(self, lane: int) -> int:
         """The next instruction of a lane; -1 at its end."""
-        first, end = self.wiring.code.start[lane : lane + 2].tolist()
-        at = first + int(self.run.reached[lane])
-        return at if at < end else -1
+        start, end = self.wiring.code.start[lane : lane + 2].tolist()
+        number = start + int(self.run.reached[lane])
+        return number if number < end else -1
 
     def blocked_on(self, lane: int) -> tuple[int, str]:
         """The lane that a stuck lane waits for, and the event in words."""
         wiring, number, depth = self.wiring, self.following(lane), self.run.depth
 
-        def of(other: int) -> str:
-            rank = int(wiring.code.rank[other])
-            state = "has ended" if self.following(other) < 0 else f"is at step {self.run.reached[other]}"
-            return f"rank {rank} lane {other - wiring.first[rank]}, which {state}"
+        def of(neighbour: int) -> str:
+            rank = int(wiring.code.rank[neighbour])
+            state = "has ended" if self.following(neighbour) < 0 else f"is at step {self.run.reached[neighbour]}"
+            return f"rank {rank} lane {neighbour - wiring.first_lane[rank]}, which {state}"
 
         if number < 0:
             return lane, "cannot run"
         awaited = wiring.code.awaited[wiring.code.waiter == number]
         missing = awaited[~self.ran[awaited]]
         if len(missing):
-            other = int(wiring.lane[missing.min()])
-            return other, f"waits for step {wiring.position[missing.min()]} of {of(other)}"
+            awaited_lane = int(wiring.lane[missing.min()])
+            return awaited_lane, f"waits for step {wiring.position[missing.min()]} of {of(awaited_lane)}"
         incoming, outgoing = int(wiring.incoming[number]), int(wiring.outgoing[number])
         if incoming >= 0:
             send = int(wiring.sends[incoming])
@@ -156,8 +158,10 @@ class _Stuck:
             if depth == 0 and outgoing < 0:
                 return sender, f"waits for a message from {of(sender)} and cannot go on"
         if outgoing >= 0:
-            receiver, same = int(wiring.lane[wiring.recvs[outgoing]]), wiring.connection == wiring.connection[outgoing]
-            ahead = np.count_nonzero(self.ran[wiring.sends[same]]) - np.count_nonzero(self.ran[wiring.recvs[same]])
+            receiver = int(wiring.lane[wiring.recvs[outgoing]])
+            on_connection = wiring.connection == wiring.connection[outgoing]
+            sent = np.count_nonzero(self.ran[wiring.sends[on_connection]])
+            ahead = sent - np.count_nonzero(self.ran[wiring.recvs[on_connection]])
             full = f"the FIFO is full with {ahead} messages, " if depth else ""
             return receiver, f"{full}waits for {of(receiver)}, to receive"
         return lane, "cannot run"
@@ -182,15 +186,15 @@ def deadlock(wiring: Wiring, depth: int | None, *, because: str = "") -> NoRetur
         f"{wiring.program}: deadlock at {depth_text(depth)}{because}: {len(stuck)} lanes are blocked",
         "  in a cycle:",
     ]
-    shown = circle + [lane for lane in stuck if lane not in circle]
-    for number, lane in enumerate(shown[:SHOWN]):
+    lanes = circle + [lane for lane in stuck if lane not in circle]
+    for number, lane in enumerate(lanes[:SHOWN]):
         if number == len(circle):
             lines.append("  blocked behind it:")
-        at = stuck_at.following(lane)
-        what = wiring.where(at) if at >= 0 else "a lane that has ended"
-        lines.append(f"  {what} {stuck_at.blocked_on(lane)[1]}")
-    if len(shown) > SHOWN:
-        lines.append(f"  and {len(shown) - SHOWN} more")
+        instruction = stuck_at.following(lane)
+        subject = wiring.where(instruction) if instruction >= 0 else "a lane that has ended"
+        lines.append(f"  {subject} {stuck_at.blocked_on(lane)[1]}")
+    if len(lanes) > SHOWN:
+        lines.append(f"  and {len(lanes) - SHOWN} more")
     lane = circle[0]
     channel = next((c.channel for c in wiring.connections if lane in (c.sender, c.receiver)), None)
     raise ScheduleError(

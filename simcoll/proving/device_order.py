@@ -28,7 +28,7 @@ class Access:
     event: int
     cell: tuple[int, int]
     writes: bool
-    where: str
+    label: str
 
 
 @dataclass(slots=True)
@@ -55,27 +55,27 @@ class Order:
             raise ConfigError(f"more than {MAX_EVENTS} events; programs of so many operations are not followed")
         return self.events - 1
 
-    def edge(self, before: int, after: int, *, data: bool = True) -> None:
+    def edge(self, earlier: int, later: int, *, data: bool = True) -> None:
         """Record that an event precedes another."""
-        self.edges.append((before, after, data))
+        self.edges.append((earlier, later, data))
 
     def close(self) -> None:
         """Compute the predecessors of each event."""
-        after: list[list[tuple[int, bool]]] = [[] for _ in range(self.events)]
-        left = [0] * self.events
-        for before, later, data in self.edges:
-            after[before].append((later, data))
-            left[later] += 1
+        successors: list[list[tuple[int, bool]]] = [[] for _ in range(self.events)]
+        pending = [0] * self.events
+        for earlier, later, data in self.edges:
+            successors[earlier].append((later, data))
+            pending[later] += 1
         self.data, self.executed = [0] * self.events, [0] * self.events
-        ready = [event for event in range(self.events) if not left[event]]
+        ready = [event for event in range(self.events) if not pending[event]]
         for event in ready:
             bit = 1 << event
-            for later, data in after[event]:
+            for later, data in successors[event]:
                 self.executed[later] |= self.executed[event] | bit
                 if data:
                     self.data[later] |= self.data[event] | bit
-                left[later] -= 1
-                if not left[later]:
+                pending[later] -= 1
+                if not pending[later]:
                     ready.append(later)
 
 
@@ -84,6 +84,19 @@ def where(program: DeviceProgram, rank: int, block: int, position: int) -> str:
     return f"rank {rank} thread block {block} operation {position} ({program.blocks[rank][block][position].name})"
 
 
+# Why one play is enough. Counters only grow, each is awaited by one block only, and a full packet stays full, so an operation that can
+# run stays able to run until it does: if one play gets stuck, every play gets stuck, at the same operations. (With two blocks that wait
+# for one counter, or more blocks at a barrier than it waits for, the faster ones would decide; these are refused.)
+#
+# Invariant: an edge holds in every run, not only in the one that is played. The n-th wait of a counter that starts at 0 has needed n
+# raises, but which ones? If one block raises the counter, the first n. If several do, any n of them; so the wait is ordered after all
+# if it needs all, and else after none. That is why edges of counters are drawn after the play, when the raises are complete
+# (`_Counters.connect`), and why the order errs only on the side of a race that is reported.
+#
+# Data is the narrower relation: it passes only along edges that all carry data, so it is not the transitive closure of anything smaller
+# that could be kept instead, and both are kept. Bit masks (32 MiB for each relation at the limit of events) and not the vector clocks of
+# :mod:`simcoll.proving.races`: these need a component for every sequential chain, and here each thread that signals begins a new chain at
+# every meeting of its block.
 def device_order(program: DeviceProgram) -> Order:
     """Play a program and record what orders its operations.
 
@@ -94,29 +107,33 @@ def device_order(program: DeviceProgram) -> Order:
     ConfigError
         For counters and semaphores that several thread blocks wait for, and for programs with too many operations.
     """
+    _check_barriers(program)
     order = Order()
     for _ in program.blocks:
         order.begin.append(order.event())
         order.end.append(order.event())
-    found = _Counters(program, order)
+    counters = _Counters(program, order)
     blocks = {
-        (rank, block): _Block(program, order, rank, block)
-        for rank, each in enumerate(program.blocks)
-        for block in range(len(each))
+        (rank, block): _BlockEvents(program, order, rank, block)
+        for rank, rank_blocks in enumerate(program.blocks)
+        for block in range(len(rank_blocks))
     }
-    _play(program, order, found, blocks)
+    _play(program, order, counters, blocks)
     for (rank, _), block in blocks.items():
         order.edge(block.fence(), order.end[rank])
-    found.connect()
+    counters.connect()
     order.close()
     return order
 
 
-class _Block:
+class _BlockEvents:
     """The events of one thread block, created while it is played."""
 
     def __init__(self, program: DeviceProgram, order: Order, rank: int, block: int) -> None:
-        self.program, self.order, self.rank, self.block = program, order, rank, block
+        self.program = program
+        self.order = order
+        self.rank = rank
+        self.block = block
         self.entry = order.begin[rank]  # the last meeting of all threads
         self.open: list[int] = []  # events since that meeting
         self.threads: dict[int, int] = {}  # last signal or wait of each thread since that meeting
@@ -125,8 +142,8 @@ class _Block:
     def fence(self, joined: int | None = None) -> int:
         """Let all threads meet; return the event."""
         event = self.order.event() if joined is None else joined
-        for each in (self.entry, *self.open):
-            self.order.edge(each, event)
+        for earlier in (self.entry, *self.open):
+            self.order.edge(earlier, event)
         self.entry, self.open, self.threads = event, [], {}
         return event
 
@@ -156,15 +173,16 @@ class _Counters:
             return self.program.semaphores[key[0]][key[1]]
         return 0
 
-    def can_take(self, key: Hashable, more: int = 1) -> bool:
-        """Whether ``more`` further waits can end."""
-        return len(self.raised[key]) + self.initial(key) >= len(self.taken[key]) + more
+    def can_take(self, key: Hashable, count: int = 1) -> bool:
+        """Whether ``count`` further waits can end."""
+        return len(self.raised[key]) + self.initial(key) >= len(self.taken[key]) + count
 
-    def take(self, key: Hashable, block: int, event: int, *, data: bool, at: str) -> None:
+    def take(self, key: Hashable, block: int, event: int, *, data: bool, location: str) -> None:
         """Record a wait that ended."""
         if self.waiter.setdefault(key, block) != block:
             raise ConfigError(
-                f"{self.program}: {at} waits for the same counter as thread block {self.waiter[key]}; which of them continues is undefined"
+                f"{self.program}: {location} waits for the same counter as thread block {self.waiter[key]}; "
+                "which of them continues is undefined"
             )
         self.taken[key].append((block, event, data))
 
@@ -187,7 +205,30 @@ class _Counters:
                 yield key, len(raised) - len(self.taken[key])
 
 
-def _play(program: DeviceProgram, order: Order, found: _Counters, blocks: dict[tuple[int, int], _Block]) -> None:
+def _check_barriers(program: DeviceProgram) -> None:
+    """Refuse barriers that more thread blocks come to than they wait for: which of them meet would be a race."""
+    for rank, rank_blocks in enumerate(program.blocks):
+        members: dict[int, set[int]] = defaultdict(set)
+        for block, operations in enumerate(rank_blocks):
+            for operation in operations:
+                if operation.barrier is not None:
+                    members[operation.barrier[0]].add(block)
+        for block, operations in enumerate(rank_blocks):
+            for position, operation in enumerate(operations):
+                if operation.barrier is None:
+                    continue
+                number, count = operation.barrier
+                if len(members[number]) > count:
+                    raise ScheduleError(
+                        f"{program}: {where(program, rank, block, position)}: {len(members[number])} thread blocks of the rank come to "
+                        f"barrier {number}, which waits for {count}, so which of them meet depends on their speed",
+                        rank=rank,
+                    )
+
+
+def _play(
+    program: DeviceProgram, order: Order, counters: _Counters, blocks: dict[tuple[int, int], _BlockEvents]
+) -> None:
     """Let every block perform its operations in order until all have finished or none can proceed."""
     positions = dict.fromkeys(blocks, 0)
     meetings: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
@@ -206,18 +247,19 @@ def _play(program: DeviceProgram, order: Order, found: _Counters, blocks: dict[t
                     _meet(program, order, blocks, meetings.pop(place), positions)
                     moved = True
                     continue
-                if not _ready(operation, found, key[0], order.packets, program.packets):
+                if not _ready(operation, counters, key[0], order.packets, program.packets):
                     break
                 order.played.append((*key, positions[key]))
-                _do(program, order, found, block, operation, positions[key])
+                _do(program, order, counters, block, operation, positions[key])
                 positions[key] += 1
                 moved = True
-    stuck = [key for key, at in positions.items() if at < len(program.blocks[key[0]][key[1]])]
+    stuck = [key for key, position in positions.items() if position < len(program.blocks[key[0]][key[1]])]
     if stuck:
         _deadlock(program, stuck, positions)
-    for (src, dst, number), more in found.leftovers():
+    for (src, dst, number), surplus in counters.leftovers():
         raise ScheduleError(
-            f"{program}: rank {dst} never waits for {more} signal(s) of rank {src} on their channel {number}; the next run would see them",
+            f"{program}: rank {dst} never waits for {surplus} signal(s) of rank {src} on their channel {number}; "
+            "the next run would see them",
             rank=dst,
         )
 
@@ -225,7 +267,7 @@ def _play(program: DeviceProgram, order: Order, found: _Counters, blocks: dict[t
 def _meet(
     program: DeviceProgram,
     order: Order,
-    blocks: dict[tuple[int, int], _Block],
+    blocks: dict[tuple[int, int], _BlockEvents],
     members: list[tuple[int, int]],
     positions: dict[tuple[int, int], int],
 ) -> None:
@@ -247,10 +289,10 @@ def _meet(
 
 
 def _ready(
-    operation: DeviceOp, found: _Counters, rank: int, filled: Mapping[tuple[int, int], int], packets: int
+    operation: DeviceOp, counters: _Counters, rank: int, filled: Mapping[tuple[int, int], int], packets: int
 ) -> bool:
     keys: list[Hashable] = [*operation.waits, *((rank, number) for number in operation.acquires)]
-    if not all(found.can_take(key, keys.count(key)) for key in keys):
+    if not all(counters.can_take(key, keys.count(key)) for key in keys):
         return False
     return all(
         (region.rank, cell) in filled for region in operation.reads if region.cell >= packets for cell in region.cells
@@ -258,10 +300,10 @@ def _ready(
 
 
 def _do(
-    program: DeviceProgram, order: Order, found: _Counters, block: _Block, operation: DeviceOp, position: int
+    program: DeviceProgram, order: Order, counters: _Counters, block: _BlockEvents, operation: DeviceOp, position: int
 ) -> None:
     """Create the events of an operation."""
-    at = where(program, block.rank, block.block, position)
+    location = where(program, block.rank, block.block, position)
     if operation.fence:
         block.fence()
     moved = []
@@ -276,7 +318,7 @@ def _do(
                 order.edge(order.packets[cell], event, data=False)
         order.packets |= {cell: moving for cell in writes if cell[1] >= program.packets}
         order.accesses += [
-            Access(moving, cell, of_writes, at)
+            Access(moving, cell, of_writes, location)
             for of_writes, cells in ((False, reads), (True, writes))
             for cell in cells
         ]
@@ -287,32 +329,32 @@ def _do(
     for thread, counter in enumerate(operation.signals):
         event = block.add(thread)
         if operation.proxied:
-            asked, event = event, order.event()
-            order.edge(asked, event)
+            request, event = event, order.event()
+            order.edge(request, event)
             moved = block.moving.get(counter, [])
             block.moving[counter] = [event]
-        for before in moved:
-            order.edge(before, event)
-        found.raised[counter].append((block.block, event, data))
+        for transfer in moved:
+            order.edge(transfer, event)
+        counters.raised[counter].append((block.block, event, data))
     for thread, counter in enumerate(operation.waits):
-        found.take(counter, block.block, block.add(thread), data=data, at=at)
+        counters.take(counter, block.block, block.add(thread), data=data, location=location)
     for thread, number in enumerate(operation.releases):
-        found.raised[block.rank, number].append((block.block, block.add(thread), True))
+        counters.raised[block.rank, number].append((block.block, block.add(thread), True))
     for thread, number in enumerate(operation.acquires):
-        found.take((block.rank, number), block.block, block.add(thread), data=True, at=at)
+        counters.take((block.rank, number), block.block, block.add(thread), data=True, location=location)
 
 
 def _cells(operation: DeviceOp) -> Iterator[tuple[list[tuple[int, int]], list[tuple[int, int]]]]:
     """The reads and writes of each cell of an operation; different cells are independent."""
     if operation.how == EACH:
-        groups = [([read], [write]) for read, write in zip(operation.reads, operation.writes, strict=True)]
+        groups = [([source], [target]) for source, target in zip(operation.reads, operation.writes, strict=True)]
     else:
         groups = [(list(operation.reads), list(operation.writes))] if operation.how else []
     for reads, writes in groups:
         for offset in range(reads[0].count):
             yield (
-                [(each.rank, each.cell + offset) for each in reads],
-                [(each.rank, each.cell + offset) for each in writes],
+                [(region.rank, region.cell + offset) for region in reads],
+                [(region.rank, region.cell + offset) for region in writes],
             )
 
 
@@ -320,13 +362,14 @@ def _deadlock(program: DeviceProgram, stuck: list[tuple[int, int]], positions: d
     lines = []
     for rank, block in stuck[:8]:
         operation = program.blocks[rank][block][positions[rank, block]]
-        what = [
+        causes = [
             *(f"signal {number} of rank {src}" for src, _, number in operation.waits),
             *(f"semaphore {number}" for number in operation.acquires),
             *([f"barrier {operation.barrier[0]} of {operation.barrier[1]} blocks"] if operation.barrier else []),
         ] or ["packets"]
-        lines.append(f"  {where(program, rank, block, positions[rank, block])} waits for {', '.join(what)}")
-    more = f"\n  and {len(stuck) - 8} more" if len(stuck) > 8 else ""
+        lines.append(f"  {where(program, rank, block, positions[rank, block])} waits for {', '.join(causes)}")
+    remainder = f"\n  and {len(stuck) - 8} more" if len(stuck) > 8 else ""
     raise ScheduleError(
-        f"{program}: deadlock: {len(stuck)} thread blocks cannot go on\n" + "\n".join(lines) + more, rank=stuck[0][0]
+        f"{program}: deadlock: {len(stuck)} thread blocks cannot go on\n" + "\n".join(lines) + remainder,
+        rank=stuck[0][0],
     )

@@ -18,7 +18,7 @@ from simcoll.core.layout import Layout
 from simcoll.core.proof import LEVELS
 from simcoll.errors import ScheduleError, expect, listed
 from simcoll.proving.device_order import Access, Order, device_order, where
-from simcoll.proving.explain import compared, leaves_below
+from simcoll.proving.explain import compare_contributions, leaves_below
 
 __all__ = ["DeviceProof", "verify_device_program"]
 
@@ -47,14 +47,14 @@ class DeviceProof:
     trusted: bool
 
     def __str__(self) -> str:
-        what = (
+        verdict = (
             "proved (full, exact, every order)"
             if self.data
             else "no post-condition: only deadlock and races were checked"
         )
         order = f", reduction order {self.order}" if self.order else ""
         trusted = "; unproved where relaxed signals must carry data" if self.trusted else ""
-        return f"{what}: {self.operations:,} operations in {self.blocks:,} thread blocks, {self.signals:,} signals{order}{trusted}"
+        return f"{verdict}: {self.operations:,} operations in {self.blocks:,} thread blocks, {self.signals:,} signals{order}{trusted}"
 
 
 def verify_device_program(program: DeviceProgram, *, trust_relaxed: bool = False) -> DeviceProof:
@@ -81,7 +81,7 @@ def verify_device_program(program: DeviceProgram, *, trust_relaxed: bool = False
     trusted = trust_relaxed and relaxed
     for cell, touching in accesses.items():
         _check_cell(program, order, cell, touching, trusted=trusted)
-    values = _Values(program)
+    values = _CellExpressions(program)
     for rank, block, position in order.played:
         values.do(program.blocks[rank][block][position], rank, block, position)
     layout = program.layout
@@ -93,26 +93,26 @@ def verify_device_program(program: DeviceProgram, *, trust_relaxed: bool = False
 def _cells(program: DeviceProgram, order: Order) -> dict[tuple[int, int], list[Access]]:
     """The accesses to each cell, including those of the caller before and after."""
     scratch = sum(program.buffers[:2])
-    found: dict[tuple[int, int], list[Access]] = {}
+    by_cell: dict[tuple[int, int], list[Access]] = {}
     for access in order.accesses:
         rank, number = cell = access.cell
-        if cell not in found:
-            before = Access(
+        if cell not in by_cell:
+            filling = Access(
                 order.begin[rank],
                 cell,
                 writes=True,
-                where="the caller, which fills the buffers before that rank begins",
+                label="the caller, which fills the buffers before that rank begins",
             )
-            after = Access(
+            handover = Access(
                 order.end[rank],
                 cell,
                 writes=True,
-                where="the caller, which owns the buffers again when that rank has ended",
+                label="the caller, which owns the buffers again when that rank has ended",
             )
             # Packets carry a flag of this run; scratch belongs to the plan, but the previous run may still be using it.
-            found[cell] = [] if number >= program.packets else [before] if number >= scratch else [before, after]
-        found[cell].append(access)
-    return found
+            by_cell[cell] = [] if number >= program.packets else [filling] if number >= scratch else [filling, handover]
+        by_cell[cell].append(access)
+    return by_cell
 
 
 def _check_cell(
@@ -127,28 +127,30 @@ def _check_cell(
     if packet:
         return  # a reader waits for the flag
     for write in writers:
-        for other in touching:
-            if other.event == write.event:
+        for access in touching:
+            if access.event == write.event:
                 continue
-            if other.writes:
-                fine = visible[other.event] >> write.event & 1 or visible[write.event] >> other.event & 1
+            if access.writes:
+                fine = visible[access.event] >> write.event & 1 or visible[write.event] >> access.event & 1
                 # The caller fills inputs and then starts the kernel: a rank that has begun has its inputs.
-                fine = fine or _began(order, write, other) or _began(order, other, write)
+                fine = fine or _began(order, write, access) or _began(order, access, write)
             else:
-                fine = visible[other.event] >> write.event & 1 or order.executed[write.event] >> other.event & 1
-                fine = fine or _began(order, write, other)
+                fine = visible[access.event] >> write.event & 1 or order.executed[write.event] >> access.event & 1
+                fine = fine or _began(order, write, access)
             if not fine:
-                seen = order.executed[other.event] >> write.event & 1 or order.executed[write.event] >> other.event & 1
+                executes_in_order = (
+                    order.executed[access.event] >> write.event & 1 or order.executed[write.event] >> access.event & 1
+                )
                 why = (
                     "only relaxed signals lie between them, which order execution but not visibility"
-                    if seen
+                    if executes_in_order
                     else "nothing orders them"
                 )
-                _race(program, cell, write, other, why)
+                _race(program, cell, write, access, why)
 
 
-def _began(order: Order, first: Access, later: Access) -> bool:
-    return first.event in order.begin and bool(order.executed[later.event] >> first.event & 1)
+def _began(order: Order, earlier: Access, later: Access) -> bool:
+    return earlier.event in order.begin and bool(order.executed[later.event] >> earlier.event & 1)
 
 
 def _race(program: DeviceProgram, cell: tuple[int, int], a: Access, b: Access, why: str) -> NoReturn:
@@ -157,12 +159,12 @@ def _race(program: DeviceProgram, cell: tuple[int, int], a: Access, b: Access, w
     verbs = ["writes" if access.writes else "reads" for access in (a, b)]
     lines = [
         f"{program}: race on {name}: {why}",
-        *(f"  {verb} it: {access.where}" for verb, access in zip(verbs, (a, b), strict=True)),
+        *(f"  {verb} it: {access.label}" for verb, access in zip(verbs, (a, b), strict=True)),
     ]
     raise ScheduleError("\n".join(lines), rank=rank, chunk=number // program.pieces)
 
 
-class _Values:
+class _CellExpressions:
     """The contents of every cell as expressions: a leaf is ``(rank, input cell)``, a node reduces two others."""
 
     def __init__(self, program: DeviceProgram) -> None:
@@ -175,8 +177,8 @@ class _Values:
         self.held: dict[tuple[int, int], int] = {}
         layout, inputs = program.layout, program.buffers[0]
         for rank in range(program.nranks):
-            given = layout is None or bool(layout.collective.has_input([rank])[0])
-            for cell in range(inputs if given else 0):
+            has_input = layout is None or bool(layout.collective.has_input([rank])[0])
+            for cell in range(inputs if has_input else 0):
                 stored = cell if layout is None else int(layout.canonical(np.array(rank), np.array(cell)))
                 if layout is None and program.in_place:
                     stored = cell + inputs
@@ -203,22 +205,22 @@ class _Values:
         """Play one operation."""
         if not operation.how:
             return
-        at = rank, block, position
-        found = [[self._read(region.rank, cell, at) for cell in region.cells] for region in operation.reads]
+        place = rank, block, position
+        sources = [[self._read(region.rank, cell, place) for cell in region.cells] for region in operation.reads]
         if operation.how == EACH:
-            results = found
+            results = sources
         else:
-            total = found[0]
-            for more in found[1:]:
+            total = sources[0]
+            for source in sources[1:]:
                 switched = operation.how == SWITCH
-                total = [self.node((*sorted(pair), int(switched))) for pair in zip(total, more, strict=True)]
+                total = [self.node((*sorted(pair), int(switched))) for pair in zip(total, source, strict=True)]
             results = [total] * len(operation.writes)
         for region, values in zip(operation.writes, results, strict=True):
             for cell, value in zip(region.cells, values, strict=True):
-                self._check_name(region.rank, cell, at)
+                self._check_name(region.rank, cell, place)
                 self.held[region.rank, cell] = value
 
-    def _check_name(self, rank: int, cell: int, at: tuple[int, int, int]) -> None:
+    def _check_name(self, rank: int, cell: int, place: tuple[int, int, int]) -> None:
         """Refuse an address whose memory has another one in place: what is stored there would not be found under the other."""
         layout = self.program.layout
         if layout is None:
@@ -228,21 +230,21 @@ class _Values:
         if alias:
             name = self.program.place(Region(rank, cell, 1))
             raise ScheduleError(
-                f"{self.program}: {where(self.program, *at)} writes {name}, which in place is part of the larger buffer "
+                f"{self.program}: {where(self.program, *place)} writes {name}, which in place is part of the larger buffer "
                 "and must be addressed there",
                 rank=rank,
             )
 
-    def _read(self, rank: int, cell: int, at: tuple[int, int, int]) -> int:
+    def _read(self, rank: int, cell: int, place: tuple[int, int, int]) -> int:
         if (rank, cell) not in self.held:
             name = self.program.place(Region(rank, cell, 1))
             raise ScheduleError(
-                f"{self.program}: {where(self.program, *at)} reads {name}, which holds nothing yet", rank=rank
+                f"{self.program}: {where(self.program, *place)} reads {name}, which holds nothing yet", rank=rank
             )
         return self.held[rank, cell]
 
 
-def _check_outputs(values: _Values, layout: Layout) -> str:
+def _check_outputs(values: _CellExpressions, layout: Layout) -> str:
     """Compare every output that the caller sees; return the reduction order."""
     program, collective = values.program, layout.collective
     trees: dict[int, set[int]] = {}
@@ -252,30 +254,30 @@ def _check_outputs(values: _Values, layout: Layout) -> str:
         if not collective.has_output([rank])[0]:
             continue
         for output in range(layout.output_base, layout.scratch_base):
-            source, leaf = (int(each[0]) for each in layout.wanted(np.array([rank]), np.array([output])))
+            source, leaf = (int(column[0]) for column in layout.wanted(np.array([rank]), np.array([output])))
             cell = int(layout.canonical(np.array([rank]), np.array([output]))[0])
             node = values.held.get((rank, cell), -1)
             origins = range(program.nranks) if source < 0 else (source,)
-            wanted = [values.known[origin, leaf] for origin in origins]
-            found = leaves_below(node, values.operands)
-            if found != Counter(wanted):
-                _wrong_output(values, Region(rank, cell, 1), wanted, found)
+            expected = [values.known[origin, leaf] for origin in origins]
+            actual = leaves_below(node, values.operands)
+            if actual != Counter(expected):
+                _wrong_output(values, Region(rank, cell, 1), expected, actual)
             if source < 0:
                 trees.setdefault(leaf, set()).add(node)
                 unordered |= values.switched[node]
                 shapes.add(values.shapes[node])
     if not trees:
         return ""
-    if any(len(each) > 1 for each in trees.values()):
+    if any(len(expressions) > 1 for expressions in trees.values()):
         return LEVELS[0]
     return LEVELS[1] if unordered else LEVELS[3] if len(shapes) == 1 else LEVELS[2]
 
 
-def _wrong_output(values: _Values, region: Region, wanted: list[int], found: Counter[int]) -> NoReturn:
+def _wrong_output(values: _CellExpressions, region: Region, expected: list[int], actual: Counter[int]) -> NoReturn:
     program = values.program
 
     def names(leaves: list[int]) -> str:
         return listed([program.place(Region(values.nodes[leaf][0], values.nodes[leaf][1], 1)) for leaf in leaves], 6)
 
-    lines = [f"{program}: {program.place(region)} is wrong at the end", *compared(wanted, found, names)]
+    lines = [f"{program}: {program.place(region)} is wrong at the end", *compare_contributions(expected, actual, names)]
     raise ScheduleError("\n".join(lines), rank=region.rank, chunk=region.cell // program.pieces)

@@ -13,27 +13,34 @@ __all__ = ["PRIME", "add", "column_sums", "multiply", "random_words", "run_sums"
 
 PRIME = 2**61 - 1
 
-_PRIME, _LOW30, _LOW31, _LOW32 = (np.array(number, np.uint64) for number in (PRIME, 2**30 - 1, 2**31 - 1, 2**32 - 1))
-_1, _30, _31, _32, _61 = (np.array(number, np.uint64) for number in (1, 30, 31, 32, 61))
+_PRIME = np.array(PRIME, np.uint64)
+_LOW30 = np.array(2**30 - 1, np.uint64)
+_LOW31 = np.array(2**31 - 1, np.uint64)
+_LOW32 = np.array(2**32 - 1, np.uint64)
+_1 = np.array(1, np.uint64)
+_30 = np.array(30, np.uint64)
+_31 = np.array(31, np.uint64)
+_32 = np.array(32, np.uint64)
+_61 = np.array(61, np.uint64)
 
 
-def _reduced(words: Words) -> Words:
+def _reduce(words: Words) -> Words:
     """Words below 2^64 as elements of the field: 2^61 = 1."""
     folded = (words & _PRIME) + (words >> _61)
     return cast("Words", np.minimum(folded, folded - _PRIME))  # a negative difference wraps to a huge number
 
 
-def add(left: Words, right: Words) -> Words:
+def add(x: Words, y: Words) -> Words:
     """Sum of elements of the field.
 
     >>> add(np.array([PRIME - 1], np.uint64), np.array([3], np.uint64)).tolist()
     [2]
     """
-    total = left + right
+    total = x + y
     return cast("Words", np.minimum(total, total - _PRIME))
 
 
-def multiply(left: Words, right: Words) -> Words:
+def multiply(x: Words, y: Words) -> Words:
     """Product of elements of the field.
 
     Each has 30 high and 31 low bits. The product of two high parts has the weight 2^62 = 2, the middle products have 2^31, and their bits
@@ -42,15 +49,18 @@ def multiply(left: Words, right: Words) -> Words:
     >>> multiply(np.array([2**60], np.uint64), np.array([6], np.uint64)).tolist()
     [3]
     """
-    left_high, left_low, right_high, right_low = left >> _31, left & _LOW31, right >> _31, right & _LOW31
-    middle = left_high * right_low + left_low * right_high
-    high = (left_high * right_high) << _1
-    return _reduced(high + (middle >> _30) + ((middle & _LOW30) << _31) + left_low * right_low)
+    x_high = x >> _31
+    x_low = x & _LOW31
+    y_high = y >> _31
+    y_low = y & _LOW31
+    middle = x_high * y_low + x_low * y_high
+    high = (x_high * y_high) << _1
+    return _reduce(high + (middle >> _30) + ((middle & _LOW30) << _31) + x_low * y_low)
 
 
 def _from_halves(low: Words, high: Words) -> Words:
     """Elements of the field from sums of the low and the high 32 bits of fewer than 2^31 words."""
-    return add(_reduced(low), multiply(_reduced(high), np.full(len(high), 2**32, np.uint64)))
+    return add(_reduce(low), multiply(_reduce(high), np.full(len(high), 2**32, np.uint64)))
 
 
 def run_sums(words: Words, starts: Ints) -> Words:
@@ -68,4 +78,4 @@ def random_words(key: bytes, count: int) -> Words:
 
     A word of 64 random bits modulo the prime takes its eight likeliest values with probability 9 / 2^64, all others with 8 / 2^64.
     """
-    return _reduced(np.frombuffer(hashlib.shake_128(key).digest(8 * count), "<u8").astype(np.uint64))
+    return _reduce(np.frombuffer(hashlib.shake_128(key).digest(8 * count), "<u8").astype(np.uint64))

@@ -47,7 +47,7 @@ from simcoll.core.layout import Layout
 from simcoll.core.memory_limits import check_room
 from simcoll.core.proof import Proof
 from simcoll.core.schedule import COPY, REDUCE, SWITCH_REDUCE, SYNC, Schedule, Step, transfer_text
-from simcoll.core.step import expanded, overlaps
+from simcoll.core.step import by_chunk, overlaps
 from simcoll.proving import explain
 from simcoll.proving.field import PRIME, add, column_sums, multiply, random_words, run_sums
 
@@ -62,7 +62,7 @@ __all__ = [
     "check_memory",
     "error_bits",
     "play_few",
-    "required",
+    "requirements",
 ]
 
 MOST_LEAVES = 2**31 - 1
@@ -85,11 +85,18 @@ def error_bits(nranks: int, *, reduces: bool) -> int:
 
 
 def by_fingerprints(
-    schedule: Schedule, kind: str, order: str, followed: tuple[int, int], salt: bytes, *, shared_chunks: bool
+    schedule: Schedule,
+    kind: str,
+    order: str,
+    followed: tuple[int, int],
+    salt: bytes,
+    *,
+    shared_chunks: bool,
+    folds: bool,
 ) -> Proof:
     """The proof of a schedule whose contents were compared by fingerprints; ``followed``: its numbers of steps and transfers."""
     bits = error_bits(schedule.nranks, reduces=schedule.collective.spec.reduces)
-    return Proof(kind, "fingerprint", order, *followed, shared_chunks, bits, salt)
+    return Proof(kind, "fingerprint", order, *followed, shared_chunks, bits, folds, salt)
 
 
 class Fingerprints:
@@ -108,7 +115,8 @@ class Fingerprints:
     exact = False
 
     def __init__(self, salt: bytes, nranks: int, chunks: Ints) -> None:
-        self.nranks, self.chunks = nranks, chunks
+        self.nranks = nranks
+        self.chunks = chunks
         self.tokens = random_words(salt + b"tokens", nranks * len(chunks)).reshape(nranks, len(chunks))
         self.points = random_words(salt + b"expressions", nranks + 2)  # x of every rank, y, and the y of switches
 
@@ -123,11 +131,11 @@ class Fingerprints:
         """Sums and trees of input chunks."""
         return self.tokens[rank, self._column(chunk)], self.points[rank]
 
-    def reduced(self, left: tuple[Words, Words], right: tuple[Words, Words]) -> tuple[Words, Words]:
-        """Sums and trees of left (op) right."""
-        return add(left[0], right[0]), add(multiply(left[1], right[1]), self.points[-2:-1])
+    def reduce(self, a: tuple[Words, Words], b: tuple[Words, Words]) -> tuple[Words, Words]:
+        """Sums and trees of a (op) b."""
+        return add(a[0], b[0]), add(multiply(a[1], b[1]), self.points[-2:-1])
 
-    def switched(self, operands: tuple[Words, Words], starts: Ints) -> tuple[Words, Words]:
+    def reduce_by_switch(self, operands: tuple[Words, Words], starts: Ints) -> tuple[Words, Words]:
         """Sums of runs of operands; their trees are another y plus the product of all operands."""
         sums, factors = operands
         lengths = np.diff(np.append(starts, len(factors)))
@@ -136,7 +144,8 @@ class Fingerprints:
             odd = index % 2 == 1
             right = np.flatnonzero(odd)
             factors[right - 1] = multiply(factors[right - 1], factors[right])
-            factors, lengths = factors[~odd], (lengths + 1) // 2
+            factors = factors[~odd]
+            lengths = (lengths + 1) // 2
         return run_sums(sums, starts), add(factors, self.points[-1:])
 
     def everyone(self, chunk: Ints) -> Words:
@@ -158,7 +167,8 @@ class Counts:
     exact = True
 
     def __init__(self, nranks: int, per_rank: int) -> None:
-        self.nranks, self.per_rank = nranks, per_rank
+        self.nranks = nranks
+        self.per_rank = per_rank
         self.numbers: dict[tuple[int, ...], int] = {}
 
     def nothing(self, rows: int) -> tuple[Words, Words]:
@@ -174,12 +184,13 @@ class Counts:
     def _number(self, expression: tuple[int, ...]) -> int:
         return self.numbers.setdefault(expression, self.nranks + len(self.numbers))
 
-    def reduced(self, left: tuple[Words, Words], right: tuple[Words, Words]) -> tuple[Words, Words]:
-        """Sums and trees of left (op) right."""
-        low, high = np.minimum(left[1], right[1]).tolist(), np.maximum(left[1], right[1]).tolist()
-        return left[0] + right[0], np.array([*map(self._number, zip(low, high, strict=True))], np.uint64)
+    def reduce(self, a: tuple[Words, Words], b: tuple[Words, Words]) -> tuple[Words, Words]:
+        """Sums and trees of a (op) b."""
+        low = np.minimum(a[1], b[1]).tolist()
+        high = np.maximum(a[1], b[1]).tolist()
+        return a[0] + b[0], np.array([*map(self._number, zip(low, high, strict=True))], np.uint64)
 
-    def switched(self, operands: tuple[Words, Words], starts: Ints) -> tuple[Words, Words]:
+    def reduce_by_switch(self, operands: tuple[Words, Words], starts: Ints) -> tuple[Words, Words]:
         """Sums and trees of runs of operands."""
         ends = [*starts.tolist(), len(operands[1])]
         trees = [self._number((-1, *sorted(operands[1][low:high].tolist()))) for low, high in pairwise(ends)]
@@ -217,32 +228,44 @@ class Contents:
     def read(self, rows: Ints | slice) -> Contents:
         """A copy of some rows."""
         if isinstance(rows, slice):
-            return Contents(self.algebra, self.leaves[rows].copy(), self.sums[rows].copy(), self.trees[rows].copy())
-        return Contents(self.algebra, self.leaves.take(rows), self.sums.take(rows, axis=0), self.trees.take(rows))
+            return Contents(
+                self.algebra,
+                self.leaves[rows].copy(),
+                self.sums[rows].copy(),
+                self.trees[rows].copy(),
+            )
+        return Contents(
+            self.algebra,
+            self.leaves.take(rows),
+            self.sums.take(rows, axis=0),
+            self.trees.take(rows),
+        )
 
     def write(self, rows: Ints, contents: Contents) -> None:
         """Replace some rows: a copy."""
-        self.leaves[rows], self.sums[rows], self.trees[rows] = contents.leaves, contents.sums, contents.trees
+        self.leaves[rows] = contents.leaves
+        self.sums[rows] = contents.sums
+        self.trees[rows] = contents.trees
 
-    def plus(self, other: Contents) -> Contents:
+    def plus(self, addend: Contents) -> Contents:
         """Reduction of each row with the same row of other contents."""
         return Contents(
             self.algebra,
-            np.minimum(self.leaves + other.leaves, _MOST_LEAVES),
-            *self.algebra.reduced((self.sums, self.trees), (other.sums, other.trees)),
+            np.minimum(self.leaves + addend.leaves, _MOST_LEAVES),
+            *self.algebra.reduce((self.sums, self.trees), (addend.sums, addend.trees)),
         )
 
-    def switched(self, target: Ints) -> tuple[Ints, Contents]:
+    def reduce_by_switch(self, target: Ints) -> tuple[Ints, Contents]:
         """The distinct targets of the rows, and the reduction by a switch of the rows of each."""
         order = np.argsort(target, kind="stable")
         target = target[order]
         starts = np.flatnonzero(np.diff(target, prepend=-1))
         leaves = np.add.reduceat(self.leaves[order].astype(np.uint64), starts)  # fewer than 2^32 rows cannot wrap this
-        sums, trees = self.algebra.switched((self.sums[order], self.trees[order]), starts)
+        sums, trees = self.algebra.reduce_by_switch((self.sums[order], self.trees[order]), starts)
         return target[starts], Contents(self.algebra, np.minimum(leaves, MOST_LEAVES).astype(np.uint32), sums, trees)
 
 
-def required(algebra: Algebra, layout: Layout, rank: Ints, chunk: Ints) -> tuple[Leaves, Any, Ints]:
+def requirements(algebra: Algebra, layout: Layout, rank: Ints, chunk: Ints) -> tuple[Leaves, Any, Ints]:
     """The leaves and sums that outputs must hold, by the collective's definition, and the input chunk of each reduction, else -1."""
     source, piece = layout.wanted(rank, chunk)
     reduces = source < 0
@@ -276,17 +299,17 @@ def play_few(cells: list[list[int]], y: int, sources: list[int], targets: list[i
     if len(set(targets)) != len(targets):
         return f"{max(targets, key=targets.count)} is written by several transfers; only the full proof handles that"
     values = [(leaves[row], sums[row], trees[row]) for row in sources]  # all reads come before the first write
-    for source, target, reduce, (many, held, tree) in zip(sources, targets, reduces, values, strict=True):
-        if not many:
+    for source, target, reduce, (leaf_count, total, tree) in zip(sources, targets, reduces, values, strict=True):
+        if not leaf_count:
             return f"{source} is read but holds nothing yet"
         if reduce:
             if not leaves[target]:
                 return f"{target} is reduced into but holds nothing yet"
-            leaves[target] = min(leaves[target] + many, MOST_LEAVES)
-            sums[target] = (sums[target] + held) % PRIME
+            leaves[target] = min(leaves[target] + leaf_count, MOST_LEAVES)
+            sums[target] = (sums[target] + total) % PRIME
             trees[target] = (y + trees[target] * tree) % PRIME
         else:
-            leaves[target], sums[target], trees[target] = many, held, tree
+            leaves[target], sums[target], trees[target] = leaf_count, total, tree
     return ""
 
 
@@ -298,7 +321,8 @@ def check_memory(schedule: Schedule, *, exact: bool) -> None:
     ConfigError
         States the memory that it takes.
     """
-    layout, n = schedule.layout, schedule.nranks
+    layout = schedule.layout
+    n = schedule.nranks
     contributions = n * layout.output_base
     rows = n * layout.size
     size_bytes = rows * (8 * (contributions if exact else 1) + 16) + 8 * (layout.size + 2 * contributions)
@@ -321,15 +345,21 @@ class Memory:
     """
 
     def __init__(self, schedule: Schedule, algebra: Algebra) -> None:
-        layout, collective, n = schedule.layout, schedule.collective, schedule.nranks
-        rows, per_rank = n * layout.size, layout.output_base
-        self.schedule, self.layout, self.algebra = schedule, layout, algebra
+        layout = schedule.layout
+        collective = schedule.collective
+        n = schedule.nranks
+        rows = n * layout.size
+        per_rank = layout.output_base
+        self.schedule = schedule
+        self.layout = layout
+        self.algebra = algebra
         self.strides = (layout.size, 1) if collective.nblocks == 1 else (1, n)
         self.contents = Contents.nothing(algebra, rows)
         self.writer = np.zeros(rows, np.uint32)  # number of the last transfer in a step that wrote each row
         self.folds = self.switched = False
         for ranks in in_groups(np.flatnonzero(collective.has_input(np.arange(n))), per_rank):
-            rank, chunk = np.tile(ranks, per_rank), np.repeat(np.arange(per_rank), len(ranks))
+            rank = np.tile(ranks, per_rank)
+            chunk = np.repeat(np.arange(per_rank), len(ranks))
             self.contents.put_inputs(self.rows(rank, layout.canonical(rank, chunk)), rank, chunk)
 
     def rows(self, rank: Ints, chunk: Ints) -> Ints:
@@ -337,14 +367,15 @@ class Memory:
         return rank * self.strides[0] + chunk * self.strides[1]
 
     def _of_step(self, step: Step) -> tuple[Ints, Ints]:
-        """Rows of every chunk that a step reads and writes, in the order of :func:`simcoll.core.step.expanded`."""
-        src, dst = self.rows(step.src_rank, step.src_chunk), self.rows(step.dst_rank, step.dst_chunk)
+        """Rows of every chunk that a step reads and writes, in the order of :func:`simcoll.core.step.by_chunk`."""
+        src = self.rows(step.src_rank, step.src_chunk)
+        dst = self.rows(step.dst_rank, step.dst_chunk)
         if (step.count == 1).all():
             return src, dst
         count = np.maximum(step.count, 1)
-        before = (np.cumsum(count) - count) * self.strides[1]
+        base = (np.cumsum(count) - count) * self.strides[1]
         offset = np.arange(int(count.sum())) * self.strides[1]
-        return np.repeat(src - before, count) + offset, np.repeat(dst - before, count) + offset
+        return np.repeat(src - base, count) + offset, np.repeat(dst - base, count) + offset
 
     def play(self, number: int, step: Step) -> None:
         """Play one checked step, with aliases resolved: all reads, then all writes.
@@ -367,25 +398,26 @@ class Memory:
 
     def _read(self, number: int, step: Step) -> tuple[Ints, Contents]:
         """Check transfers; return the rows to write, and the contents read."""
-        layout, schedule = self.layout, self.schedule
+        layout = self.layout
+        schedule = self.schedule
         src, dst = self._of_step(step)
         contents = self.contents.read(src)
         if not contents.leaves.all():
-            explain.undefined(
-                schedule, number, expanded(step), int(np.flatnonzero(contents.leaves == 0)[0]), reads=True
+            explain.refuse_empty(
+                schedule, number, by_chunk(step), int(np.flatnonzero(contents.leaves == 0)[0]), reads=True
             )
         if int(step.dst_chunk.min(initial=layout.size)) < layout.output_base:
-            one = expanded(step)
-            writable = layout.writable(one.dst_rank, one.dst_chunk)
+            units = by_chunk(step)
+            writable = layout.writable(units.dst_rank, units.dst_chunk)
             if not writable.all():
                 row = int(np.flatnonzero(~writable)[0])
-                explain.refuse(schedule, number, one, row, "overwrites {}: inputs are read-only")
+                explain.refuse(schedule, number, units, row, "overwrites {}: inputs are read-only")
         if not schedule.divisible:
             # Ranges of pieces of one block have equal sizes if their first pieces do.
-            one = step if layout.collective.nblocks <= 1 and layout.scratch_pieces is None else expanded(step)
-            same = layout.same_size(one)
-            if not same.all():
-                explain.size_mismatch(schedule, number, one, int(np.flatnonzero(~same)[0]))
+            units = step if layout.collective.nblocks <= 1 and layout.scratch_pieces is None else by_chunk(step)
+            equal = layout.same_size(units)
+            if not equal.all():
+                explain.size_mismatch(schedule, number, units, int(np.flatnonzero(~equal)[0]))
         return dst, contents
 
     def _writes_once(self, step: Step, rows: list[Ints]) -> bool:
@@ -404,61 +436,65 @@ class Memory:
         """Refuse a chunk written twice in a step, except by one switch reduction or fold; return whether there is a fold."""
         if (step.op == SWITCH_REDUCE).all() and (step.channel == step.channel[0]).all():
             return False
-        one = expanded(step)
-        dst = self.rows(one.dst_rank, one.dst_chunk)
-        order = np.lexsort((one.src_rank, one.op, dst))
-        same = np.flatnonzero(np.diff(dst[order]) == 0)
-        row, before = order[same + 1], order[same]
-        switched = (one.op[row] == SWITCH_REDUCE) & (one.op[before] == SWITCH_REDUCE)
-        added = (one.op[row] == REDUCE) & np.isin(one.op[before], (COPY, REDUCE))
+        units = by_chunk(step)
+        dst = self.rows(units.dst_rank, units.dst_chunk)
+        order = np.lexsort((units.src_rank, units.op, dst))
+        repeats = np.flatnonzero(np.diff(dst[order]) == 0)
+        row = order[repeats + 1]
+        previous = order[repeats]
+        switched = (units.op[row] == SWITCH_REDUCE) & (units.op[previous] == SWITCH_REDUCE)
+        added = (units.op[row] == REDUCE) & np.isin(units.op[previous], (COPY, REDUCE))
         for wrong, reason in (
             (~switched & ~added, ""),
-            (one.channel[row] != one.channel[before], ", on two channels"),
+            (units.channel[row] != units.channel[previous], ", on two channels"),
             (
-                added & (one.op[before] == REDUCE) & (one.src_rank[row] == one.src_rank[before]),
+                added & (units.op[previous] == REDUCE) & (units.src_rank[row] == units.src_rank[previous]),
                 ", and from one rank: a fold takes one operand of each",
             ),
         ):
             if wrong.any():
-                at = int(np.flatnonzero(wrong)[0])
-                also = transfer_text(self.layout, one, int(before[at]))
+                index = int(np.flatnonzero(wrong)[0])
+                also = transfer_text(self.layout, units, int(previous[index]))
                 text = f"writes {{}} twice in one step{reason}\n  in {also}"
-                explain.refuse(self.schedule, number, one, int(row[at]), text)
+                explain.refuse(self.schedule, number, units, int(row[index]), text)
         return bool(added.any())
 
     def _write_folds(self, number: int, step: Step, reads: list[tuple[Ints, Contents]]) -> None:
         """Write operands in rounds: in each round a chunk gets at most one, in the order of the fold."""
         self.folds = True
-        one, dst = expanded(step), np.concatenate([rows for rows, _ in reads])
+        units = by_chunk(step)
+        dst = np.concatenate([rows for rows, _ in reads])
         columns = [(contents.leaves, contents.sums, contents.trees) for _, contents in reads]
         operands = Contents(self.algebra, *map(np.concatenate, zip(*columns, strict=True)))
-        order = np.lexsort((one.src_rank, one.op == REDUCE, dst))
+        order = np.lexsort((units.src_rank, units.op == REDUCE, dst))
         begin = np.maximum.accumulate(np.where(np.diff(dst[order], prepend=-1) != 0, np.arange(len(order)), 0))
         # Switch operations are played in one round.
-        turn = np.where(one.op[order] == SWITCH_REDUCE, 0, np.arange(len(order)) - begin)
+        turn = np.where(units.op[order] == SWITCH_REDUCE, 0, np.arange(len(order)) - begin)
         by_turn = order[np.argsort(turn, kind="stable")]
         for rows in np.split(by_turn, np.cumsum(np.bincount(turn))[:-1]):
-            self._write(number, one.rows(rows), dst[rows], operands.read(rows))
+            self._write(number, units.rows(rows), dst[rows], operands.read(rows))
 
     def _write(self, number: int, step: Step, dst: Ints, contents: Contents) -> None:
         """Reduce and write the contents that transfers have read."""
         ops = np.flatnonzero(np.bincount(step.op))
-        of_chunk = expanded(step).op if len(ops) > 1 else step.op
+        of_chunk = by_chunk(step).op if len(ops) > 1 else step.op
         for op in ops.tolist():
             chosen: Ints | slice = slice(None)
             if len(ops) > 1:
                 chosen = np.flatnonzero(of_chunk == op)
-                part, target = contents.read(chosen), dst[chosen]
+                part = contents.read(chosen)
+                target = dst[chosen]
             else:
-                part, target = contents, dst
+                part = contents
+                target = dst
             if op == SWITCH_REDUCE:  # the old content does not count
                 self.switched = True
-                target, part = part.switched(target)
+                target, part = part.reduce_by_switch(target)
             elif op == REDUCE:
                 old = self.contents.read(target)
                 if not old.leaves.all():
                     row = int(np.arange(len(dst))[chosen][old.leaves == 0][0])
-                    explain.undefined(self.schedule, number, expanded(step), row, reads=False)
+                    explain.refuse_empty(self.schedule, number, by_chunk(step), row, reads=False)
                 part = old.plus(part)
             self.contents.write(target, part)
 
@@ -475,27 +511,33 @@ class Memory:
         ScheduleError
             With the counter-example of a wrong output.
         """
-        collective, layout, per_rank = self.schedule.collective, self.layout, self.layout.output_base
+        collective = self.schedule.collective
+        layout = self.layout
+        per_rank = self.layout.output_base
         outputs = np.arange(layout.output_base, layout.scratch_base)
         faults = [np.zeros((2, 0), np.int64)]
-        first = np.zeros(per_rank, np.int64)  # 1 + row of the first reduction of each input chunk
-        alike = True
+        first_row = np.zeros(per_rank, np.int64)  # 1 + row of the first reduction of each input chunk
+        consistent = True
         ranks = np.flatnonzero(collective.has_output(np.arange(self.schedule.nranks))).astype(np.int64)
         for few in in_groups(ranks, collective.output_slots * layout.chunks):
-            rank, chunk = np.tile(few, len(outputs)), np.repeat(outputs, len(few))
+            rank = np.tile(few, len(outputs))
+            chunk = np.repeat(outputs, len(few))
             row = self.rows(rank, layout.canonical(rank, chunk))
-            leaves, sums, reduced = required(self.algebra, layout, rank, chunk)
-            same = self.contents.sums.take(row, axis=0) == sums
-            right = (self.contents.leaves.take(row) == leaves) & (same.all(axis=1) if same.ndim > 1 else same)
+            leaves, sums, reduced = requirements(self.algebra, layout, rank, chunk)
+            equal = self.contents.sums.take(row, axis=0) == sums
+            right = (self.contents.leaves.take(row) == leaves) & (equal.all(axis=1) if equal.ndim > 1 else equal)
             faults.append(np.stack([rank, chunk])[:, ~right])
-            row, reduced = row[reduced >= 0], reduced[reduced >= 0]
-            new = first[reduced] == 0
-            first[reduced[new][::-1]] = row[new][::-1] + 1
-            alike = alike and np.array_equal(self.contents.trees[first[reduced] - 1], self.contents.trees[row])
+            row = row[reduced >= 0]
+            reduced = reduced[reduced >= 0]
+            new = first_row[reduced] == 0
+            first_row[reduced[new][::-1]] = row[new][::-1] + 1
+            consistent = consistent and np.array_equal(
+                self.contents.trees[first_row[reduced] - 1], self.contents.trees[row]
+            )
         wrong = np.concatenate(faults, axis=1)
         if wrong.size:
             explain.wrong_outputs(self.schedule, *wrong)
-        return self.contents.trees[first[first > 0] - 1], alike
+        return self.contents.trees[first_row[first_row > 0] - 1], consistent
 
 
 def _parts(step: Step) -> list[Step]:

@@ -20,7 +20,7 @@ Cell = tuple[int, int]  # (rank, chunk)
 class Move:
     """One chunk of a transfer, with the contributions that its destination holds afterwards.
 
-    ``held`` counts ``(rank, input chunk)``; ``operands`` holds the largest count of each among the operands.
+    ``contents`` counts ``(rank, input chunk)``; ``operands`` holds the largest count of each among the operands.
     """
 
     step: int
@@ -28,13 +28,13 @@ class Move:
     dst: Cell
     op: int
     channel: int
-    held: Counter[Cell]
+    contents: Counter[Cell]
     operands: Counter[Cell]
 
     @property
-    def doubled(self) -> list[Cell]:
+    def duplicates(self) -> list[Cell]:
         """Contributions that the transfer counts more often than any of its operands does."""
-        return sorted(item for item, times in self.held.items() if times > max(1, self.operands[item]))
+        return sorted(cell for cell, times in self.contents.items() if times > max(1, self.operands[cell]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +49,20 @@ def _moves(schedule: Schedule, number: int, step: Step, cells: set[Cell], *, rea
     """Chunks of a step that write to (or read from) some cells."""
     size = schedule.layout.size
     rank, chunk = step.ends[0 if reads else 1]
-    first = rank * size + chunk
-    wanted = np.array(sorted(rank * size + chunk for rank, chunk in cells), np.int64)
+    start = rank * size + chunk
+    targets = np.array(sorted(rank * size + chunk for rank, chunk in cells), np.int64)
     # A row matters if some wanted cell lies in first .. first + count - 1.
-    hits = np.searchsorted(wanted, first) < np.searchsorted(wanted, first + step.count)
-    found = []
+    hits = np.searchsorted(targets, start) < np.searchsorted(targets, start + step.count)
+    moves = []
     for row in np.flatnonzero(hits & (step.op != SYNC)).tolist():
-        src, src_chunk, dst, dst_chunk, count, op, channel = (int(column[row]) for column in step.columns)
-        for offset in range(count):
-            ends = (src, src_chunk + offset), (dst, dst_chunk + offset)
-            if ends[0 if reads else 1] in cells:
-                found.append(Move(number, *ends, op, channel, Counter(), Counter()))
-    return found
+        source, destination = ((int(ranks[row]), int(chunks[row])) for ranks, chunks in step.ends)
+        op, channel = int(step.op[row]), int(step.channel[row])
+        for offset in range(int(step.count[row])):
+            src = source[0], source[1] + offset
+            dst = destination[0], destination[1] + offset
+            if (src if reads else dst) in cells:
+                moves.append(Move(number, src, dst, op, channel, Counter(), Counter()))
+    return moves
 
 
 def original_inputs(schedule: Schedule) -> dict[Cell, Cell]:
@@ -74,7 +76,7 @@ def original_inputs(schedule: Schedule) -> dict[Cell, Cell]:
     return names
 
 
-def _stored(schedule: Schedule, rank: int, chunk: int) -> Cell:
+def _storage_cell(schedule: Schedule, rank: int, chunk: int) -> Cell:
     return rank, int(schedule.layout.canonical(np.array([rank]), np.array([chunk]))[0])
 
 
@@ -89,10 +91,10 @@ def _backwards(schedule: Schedule) -> Iterator[tuple[int, Step]]:
     sizes = [len(step) for _, step in lowered(schedule)]
     end = len(sizes)
     while end:
-        begin, held = end - 1, sizes[end - 1]
-        while begin and held + sizes[begin - 1] <= HELD:
+        begin, total = end - 1, sizes[end - 1]
+        while begin and total + sizes[begin - 1] <= HELD:
             begin -= 1
-            held += sizes[begin]
+            total += sizes[begin]
         yield from reversed(list(islice(lowered(schedule), begin, end)))
         end = begin
 
@@ -104,7 +106,7 @@ def history(schedule: Schedule, rank: int, chunk: int) -> tuple[list[Move], Coun
 
     Walks back from the chunk to collect the transfers (a backward slice: Weiser, ICSE 1981), then plays only these.
     """
-    target = _stored(schedule, rank, chunk)
+    target = _storage_cell(schedule, rank, chunk)
     needed, slices, count = {target}, [], 0
     for number, step in _backwards(schedule):
         moves = _moves(schedule, number, step, needed, reads=False)
@@ -116,37 +118,37 @@ def history(schedule: Schedule, rank: int, chunk: int) -> tuple[list[Move], Coun
             if count > MOST_MOVES:
                 return None
     originals = original_inputs(schedule)
-    held = {cell: Counter([originals[cell]]) for cell in sorted(needed) if cell in originals}
+    contents = {cell: Counter([originals[cell]]) for cell in sorted(needed) if cell in originals}
     played: list[Move] = []
     for moves in reversed(slices):
-        played.extend(_played(moves, held))
-    return played, held.get(target, Counter())
+        played.extend(_play_moves(moves, contents))
+    return played, contents.get(target, Counter())
 
 
-def _played(moves: list[Move], held: dict[Cell, Counter[Cell]]) -> Iterator[Move]:
+def _play_moves(moves: list[Move], contents: dict[Cell, Counter[Cell]]) -> Iterator[Move]:
     """Play the transfers of one step; return the result of each."""
-    before = {cell: held.get(cell, Counter()) for move in moves for cell in (move.src, move.dst)}
-    written: dict[Cell, Counter[Cell]] = {}
+    old = {cell: contents.get(cell, Counter()) for move in moves for cell in (move.src, move.dst)}
+    new: dict[Cell, Counter[Cell]] = {}
     for move in moves:
-        base = before[move.dst] if move.op == REDUCE else Counter()
-        if move.op in (REDUCE, SWITCH_REDUCE) and move.dst in written:
-            base = written[move.dst]
-        value = written[move.dst] = base + before[move.src]
-        yield Move(move.step, move.src, move.dst, move.op, move.channel, value, base | before[move.src])
-    held.update(written)
+        base = old[move.dst] if move.op == REDUCE else Counter()
+        if move.op in (REDUCE, SWITCH_REDUCE) and move.dst in new:
+            base = new[move.dst]
+        value = new[move.dst] = base + old[move.src]
+        yield Move(move.step, move.src, move.dst, move.op, move.channel, value, base | old[move.src])
+    contents.update(new)
 
 
 def trail(schedule: Schedule, contribution: Cell) -> Trail:
     """Follow a contribution forward from its input chunk to the last chunk that it reaches."""
-    holders = {_stored(schedule, *contribution)}
+    holders = {_storage_cell(schedule, *contribution)}
     last: Move | None = None
     overwritten: int | None = None
     for number, step in lowered(schedule):
         carried = _moves(schedule, number, step, holders, reads=True)
-        spoiled = {
-            move.dst for move in _moves(schedule, number, step, holders, reads=False) if move.op != REDUCE
-        } - {move.dst for move in carried}  # fmt: skip
-        holders = (holders - spoiled) | {move.dst for move in carried}
+        reached = {move.dst for move in carried}
+        writes = _moves(schedule, number, step, holders, reads=False)
+        spoiled = {move.dst for move in writes if move.op != REDUCE} - reached
+        holders = (holders - spoiled) | reached
         fresh = [move for move in carried if move.src != move.dst]
         if fresh:
             last, overwritten = fresh[-1], None

@@ -40,19 +40,19 @@ def parts(schedule: Schedule) -> tuple[list[Schedule], int, int]:
     return [_part(schedule, *ends) for ends in pairwise(edges.tolist())], steps, transfers
 
 
-def _part(schedule: Schedule, first: int, last: int) -> Schedule:
-    """The schedule restricted to the chunks ``first .. last - 1`` of each vector."""
-    chunks, width = schedule.layout.chunks, last - first
+def _part(schedule: Schedule, low: int, high: int) -> Schedule:
+    """The schedule restricted to the chunks ``low .. high - 1`` of each vector."""
+    chunks, width = schedule.layout.chunks, high - low
 
     def steps() -> Iterator[Step]:
         for _, step in lowered(schedule, as_given=True):
             place = step.dst_chunk % chunks
-            begin, end = np.maximum(place, first), np.minimum(place + step.count, last)
+            begin, end = np.maximum(place, low), np.minimum(place + step.count, high)
             rows = np.flatnonzero(begin < end)
-            src, dst = (chunk[rows] // chunks * width + begin[rows] - first for _, chunk in step.ends)
+            src, dst = (chunk[rows] // chunks * width + begin[rows] - low for _, chunk in step.ends)
             count = (end - begin)[rows]
             yield Step(step.src_rank[rows], src, step.dst_rank[rows], dst, count, step.op[rows], step.channel[rows])
 
     part = replace(schedule, layout=replace(schedule.layout, chunks=width), source=steps)
-    part.known.checked = True  # like the whole schedule
+    part.skip_checks()  # the whole schedule has been checked
     return part

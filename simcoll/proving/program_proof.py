@@ -22,11 +22,11 @@ from simcoll.core.step import distinct, spread
 from simcoll.core.wiring import Wiring, op_where, wire
 from simcoll.errors import ConfigError, ScheduleError, expect, listed
 from simcoll.proving.deadlock import Play, deadlock, depth_text, play
-from simcoll.proving.explain import compared, leaves_below
+from simcoll.proving.explain import compare_contributions, leaves_below
 from simcoll.proving.kernel import MOST_LEAVES
 from simcoll.proving.races import check_races, most_in_flight
 
-__all__ = ["DEPTHS", "ProgramProof", "check_data", "check_ordered", "verify_program"]
+__all__ = ["DEPTHS", "ProgramProof", "check_data", "check_order", "verify_program"]
 
 DEPTHS: tuple[int | None, ...] = (0, 1, 2, 8, None)
 
@@ -65,7 +65,7 @@ class ProgramProof:
     protocol: str
 
     def __str__(self) -> str:
-        what = (
+        verdict = (
             "proved (full, exact, every order)"
             if self.data
             else "no post-condition: only matching, deadlock and races were checked"
@@ -75,7 +75,7 @@ class ProgramProof:
         offered = f"{self.protocol or 'its protocol'} has {'no limit' if self.depth is None else self.depth}"
         used = "" if self.depth_used is None else f"uses at most {self.depth_used}, "
         return (
-            f"{what}: {self.messages:,} messages in {self.steps:,} steps of {self.lanes:,} lanes{order}; "
+            f"{verdict}: {self.messages:,} messages in {self.steps:,} steps of {self.lanes:,} lanes{order}; "
             f"needs {needed}, {used}{offered}"
         )
 
@@ -108,14 +108,14 @@ def verify_program(program: RankProgram, *, depths: Sequence[int | None] = DEPTH
         if depth is not None and (type(depth) is not int or depth < 0):
             raise ConfigError(f"FIFO depth {depth!r}: expected a whole number from 0, or None for unbounded")
     wiring = wire(program)
-    proof, run = check_ordered(wiring, depths)
+    proof, run = check_order(wiring, depths)
     used = most_in_flight(wiring, run)
     if program.fifo_depth is not None:
         used = min(used, max(program.fifo_depth, 1))
     return check_data(wiring, run, replace(proof, depth_used=used))
 
 
-def check_ordered(wiring: Wiring, depths: Sequence[int | None] = DEPTHS) -> tuple[ProgramProof, Play]:
+def check_order(wiring: Wiring, depths: Sequence[int | None] = DEPTHS) -> tuple[ProgramProof, Play]:
     """Check deadlock and races; return the proof so far, and a complete play with unbounded FIFOs.
 
     Raises
@@ -123,17 +123,19 @@ def check_ordered(wiring: Wiring, depths: Sequence[int | None] = DEPTHS) -> tupl
     ScheduleError
         As :func:`verify_program`.
     """
-    program, own = wiring.program, wiring.program.fifo_depth
+    program = wiring.program
+    own_depth = wiring.program.fifo_depth
     # A program that runs at some depth runs at every greater depth, so the least one decides.
-    tried = sorted(depth for depth in {*depths, own} if depth is not None)
-    least = next((depth for depth in tried if play(wiring, depth).complete), None)
+    tried = sorted(depth for depth in {*depths, own_depth} if depth is not None)
+    least_depth = next((depth for depth in tried if play(wiring, depth).complete), None)
     run = play(wiring, None)
-    if not (run.complete if own is None else least is not None and least <= own):
+    if not (run.complete if own_depth is None else least_depth is not None and least_depth <= own_depth):
         protocol = f" ({program.protocol})" if program.protocol else ""
-        deadlock(wiring, own, because=f"{protocol}; {_enough(wiring)}")
+        deadlock(wiring, own_depth, because=f"{protocol}; {_enough(wiring)}")
     check_races(wiring, run)
-    messages, lanes = len(wiring.sends), len(wiring.code.rank)
-    return ProgramProof(False, "", program.steps, messages, lanes, least, own, None, program.protocol), run
+    messages = len(wiring.sends)
+    lanes = len(wiring.code.rank)
+    return ProgramProof(False, "", program.steps, messages, lanes, least_depth, own_depth, None, program.protocol), run
 
 
 def _enough(wiring: Wiring) -> str:
@@ -144,7 +146,7 @@ def _enough(wiring: Wiring) -> str:
     return f"depth {bisect_left(depths, True, key=lambda depth: play(wiring, depth).complete)} is enough"
 
 
-class _Values:
+class _Expressions:
     """Expression graph: leaves are input chunks, every other node is the reduction of two nodes.
 
     Parameters
@@ -162,13 +164,13 @@ class _Values:
         self.size = np.ones(len(ranks) + nodes, np.int64)  # leaves below each node, saturated
         self.depth = np.zeros(len(ranks) + nodes, np.int64)
 
-    def reduced(self, left: Ints, right: Ints) -> Ints:
-        """The nodes of left (op) right, element by element."""
-        result = np.arange(self.count, self.count + len(left))
-        self.count += len(left)
-        self.operands[:, result - self.leaves] = left, right
-        self.size[result] = np.minimum(self.size[left] + self.size[right], MOST_LEAVES)
-        self.depth[result] = np.maximum(self.depth[left], self.depth[right]) + 1
+    def reduce(self, a: Ints, b: Ints) -> Ints:
+        """The nodes of a (op) b, element by element."""
+        result = np.arange(self.count, self.count + len(a))
+        self.count += len(a)
+        self.operands[:, result - self.leaves] = a, b
+        self.size[result] = np.minimum(self.size[a] + self.size[b], MOST_LEAVES)
+        self.depth[result] = np.maximum(self.depth[a], self.depth[b]) + 1
         return result
 
     def expressions(self) -> Ints:
@@ -181,20 +183,22 @@ class _Values:
         following = int(self.ranks.max(initial=-1)) + 1
         for nodes in np.split(inner, np.flatnonzero(np.diff(self.depth[inner])) + 1):
             pairs = np.sort(number[self.operands[:, nodes - self.leaves]], axis=0)
-            _, which = np.unique(pairs, axis=1, return_inverse=True)
-            number[nodes] = following + which.reshape(-1)
-            following += int(which.max(initial=-1)) + 1
+            _, kind = np.unique(pairs, axis=1, return_inverse=True)
+            number[nodes] = following + kind.reshape(-1)
+            following += int(kind.max(initial=-1)) + 1
         return number
 
-    def expanded(self, nodes: Ints) -> tuple[Ints, Ints]:
+    def leaves_of(self, nodes: Ints) -> tuple[Ints, Ints]:
         """All leaves of some nodes with repetition: the node and the leaf."""
-        found, which = [(np.zeros(0, np.int64), np.zeros(0, np.int64))], np.arange(len(nodes))
+        parts = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
+        root = np.arange(len(nodes))
         while len(nodes):
             leaf = nodes < self.leaves
-            found.append((which[leaf], nodes[leaf]))
-            which, inner = np.tile(which[~leaf], 2), nodes[~leaf] - self.leaves
+            parts.append((root[leaf], nodes[leaf]))
+            root = np.tile(root[~leaf], 2)
+            inner = nodes[~leaf] - self.leaves
             nodes = self.operands[:, inner].reshape(-1)
-        whose, leaves = (np.concatenate(column) for column in zip(*found, strict=True))
+        whose, leaves = (np.concatenate(column) for column in zip(*parts, strict=True))
         return whose, leaves
 
     def below(self, node: int) -> list[int]:
@@ -202,18 +206,21 @@ class _Values:
         return [] if node < self.leaves else self.operands[:, node - self.leaves].tolist()
 
 
-class _Memory:
+class _ProgramMemory:
     """Every rank's chunks during a play: the node that each holds (-1: none), and the instruction that wrote it."""
 
     def __init__(self, wiring: Wiring) -> None:
-        program, code = wiring.program, wiring.code
-        n, inputs, self.chunks = program.nranks, program.buffers[0], sum(program.buffers)
+        program = wiring.program
+        code = wiring.code
+        n = program.nranks
+        inputs = program.buffers[0]
+        self.chunks = sum(program.buffers)
         self.wiring = wiring
         self.held = np.full(n * self.chunks, -1)
         self.writer = np.full(n * self.chunks, -1)
         self.read_only = np.zeros(n * self.chunks, np.bool_)
         reduces = op_where(code, "reads") & (op_where(code, "receives") | op_where(code, "updates"))
-        self.values = _Values(np.repeat(np.arange(n), inputs), int(code.count[reduces].sum()))
+        self.values = _Expressions(np.repeat(np.arange(n), inputs), int(code.count[reduces].sum()))
         layout = program.layout
         rank, chunk = (cells.reshape(-1) for cells in np.meshgrid(np.arange(n), np.arange(inputs), indexing="ij"))
         if layout is None:
@@ -221,14 +228,16 @@ class _Memory:
                 raise ScheduleError(
                     f"{program}: in place, the output holds the input, but has {program.buffers[1]} chunks for {inputs}"
                 )
-            stored, given = chunk + inputs * program.in_place, np.ones(len(chunk), np.bool_)
+            stored = chunk + inputs * program.in_place
+            has_input = np.ones(len(chunk), np.bool_)
             writable = np.full(len(chunk), program.in_place)
         else:
-            stored, given = layout.canonical(rank, chunk), layout.collective.has_input(rank)
+            stored = layout.canonical(rank, chunk)
+            has_input = layout.collective.has_input(rank)
             writable = layout.writable(rank, stored)
-        at = rank * self.chunks + stored
-        self.read_only[at[~writable]] = True
-        self.held[at[given]] = np.flatnonzero(given)
+        cell = rank * self.chunks + stored
+        self.read_only[cell[~writable]] = True
+        self.held[cell[has_input]] = np.flatnonzero(has_input)
         self.alias = np.zeros(n * self.chunks, np.bool_)  # the memory of another address
         if layout is None:
             self.alias[rank * self.chunks + chunk] = program.in_place
@@ -269,12 +278,15 @@ class _Memory:
         self.held[cell], self.writer[cell] = nodes, number
 
 
-def _play_data(wiring: Wiring, run: Play) -> _Memory:
+def _play_data(wiring: Wiring, run: Play) -> _ProgramMemory:
     """Play the data of a program, one level at a time."""
-    memory, code = _Memory(wiring), wiring.code
-    receives, sends, reads, writes, updates = (
-        op_where(code, trait) for trait in ("receives", "sends", "reads", "writes", "updates")
-    )
+    memory = _ProgramMemory(wiring)
+    code = wiring.code
+    receives = op_where(code, "receives")
+    sends = op_where(code, "sends")
+    reads = op_where(code, "reads")
+    writes = op_where(code, "writes")
+    updates = op_where(code, "updates")
     payload = np.full(int(code.count[sends].sum()), -1)
     begin = np.zeros(len(code.op), np.int64)  # position of the data that an instruction sends
     begin[sends] = np.cumsum(code.count[sends]) - code.count[sends]
@@ -283,20 +295,20 @@ def _play_data(wiring: Wiring, run: Play) -> _Memory:
         number = numbers[row]
         base = code.rank[wiring.lane[number]] * memory.chunks + offset
         value = np.full(len(number), -1)
-        here = np.flatnonzero(receives[number])
-        sender = wiring.sends[wiring.incoming[number[here]]]
-        value[here] = payload[begin[sender] + offset[here]]
-        own = np.flatnonzero(reads[number])
-        node = memory.read(number[own], (base + code.src[number])[own])
-        more = np.flatnonzero(updates[number])
-        value[more] = memory.read(number[more], (base + code.dst[number])[more])
-        both = value[own] >= 0
-        value[own[~both]] = node[~both]
-        value[own[both]] = memory.values.reduced(node[both], value[own[both]])
-        done = np.flatnonzero(writes[number])
-        memory.write(number[done], (base + code.dst[number])[done], value[done])
-        gone = np.flatnonzero(sends[number])
-        payload[begin[number[gone]] + offset[gone]] = value[gone]
+        receivers = np.flatnonzero(receives[number])
+        sender = wiring.sends[wiring.incoming[number[receivers]]]
+        value[receivers] = payload[begin[sender] + offset[receivers]]
+        readers = np.flatnonzero(reads[number])
+        node = memory.read(number[readers], (base + code.src[number])[readers])
+        updaters = np.flatnonzero(updates[number])
+        value[updaters] = memory.read(number[updaters], (base + code.dst[number])[updaters])
+        combined = value[readers] >= 0
+        value[readers[~combined]] = node[~combined]
+        value[readers[combined]] = memory.values.reduce(node[combined], value[readers[combined]])
+        writers = np.flatnonzero(writes[number])
+        memory.write(number[writers], (base + code.dst[number])[writers], value[writers])
+        senders = np.flatnonzero(sends[number])
+        payload[begin[number[senders]] + offset[senders]] = value[senders]
     return memory
 
 
@@ -315,29 +327,33 @@ def check_data(wiring: Wiring, run: Play, proof: ProgramProof) -> ProgramProof:
     return replace(proof, data=True, order=_check_outputs(memory, Layout(program.collective, program.chunks)))
 
 
-def _check_outputs(memory: _Memory, layout: Layout) -> str:
+def _check_outputs(memory: _ProgramMemory, layout: Layout) -> str:
     """Compare every output that the caller sees; return the order of reductions."""
-    collective, values = layout.collective, memory.values
-    n, inputs = collective.nranks, memory.wiring.program.buffers[0]
+    collective = layout.collective
+    values = memory.values
+    n = collective.nranks
+    inputs = memory.wiring.program.buffers[0]
     ranks = np.flatnonzero(collective.has_output(np.arange(n))).astype(np.int64)
     outputs = np.arange(layout.output_base, layout.scratch_base)
-    rank, output = np.repeat(ranks, len(outputs)), np.tile(outputs, len(ranks))
+    rank = np.repeat(ranks, len(outputs))
+    output = np.tile(outputs, len(ranks))
     source, leaf = layout.wanted(rank, output)
     cell = rank * memory.chunks + layout.canonical(rank, output)
-    node, reduced = memory.held[cell], source < 0
+    node = memory.held[cell]
+    reduced = source < 0
     right = node == np.where(reduced, -2, source * inputs + leaf)
     # In a reduction every leaf is the same chunk on another rank. Many ranks hold the same node, which is checked only once.
     likely = np.flatnonzero(reduced & (node >= 0) & (values.size[node] == n))
-    made, which = np.unique(node[likely] * inputs + leaf[likely], return_inverse=True)
-    whose, leaves = values.expanded(made // max(inputs, 1))
-    fitting = leaves % max(inputs, 1) == (made % max(inputs, 1))[whose]
-    found = distinct(whose[fitting] * n * inputs + leaves[fitting]) // max(n * inputs, 1)
-    right[likely] = (np.bincount(found, minlength=len(made)) == n)[which]
+    pairs, pair = np.unique(node[likely] * inputs + leaf[likely], return_inverse=True)
+    whose, leaves = values.leaves_of(pairs // max(inputs, 1))
+    fitting = leaves % max(inputs, 1) == (pairs % max(inputs, 1))[whose]
+    hits = distinct(whose[fitting] * n * inputs + leaves[fitting]) // max(n * inputs, 1)
+    right[likely] = (np.bincount(hits, minlength=len(pairs)) == n)[pair]
     wrong = np.flatnonzero(~right)
     if len(wrong):
-        first = int(wrong[0])
-        origins = range(n) if reduced[first] else (int(source[first]),)
-        _wrong_output(memory, int(cell[first]), [r * inputs + int(leaf[first]) for r in origins], len(wrong))
+        row = int(wrong[0])
+        origins = range(n) if reduced[row] else (int(source[row]),)
+        _wrong_output(memory, int(cell[row]), [r * inputs + int(leaf[row]) for r in origins], len(wrong))
     return _level(leaf[reduced], values.expressions()[node[reduced]])
 
 
@@ -345,26 +361,27 @@ def _level(chunk: Ints, tree: Ints) -> str:
     """Level of the reduction order, from the expression of each chunk on all ranks; a rank without one has no order."""
     if not len(chunk):
         return ""
-    _, first, which = np.unique(chunk, return_index=True, return_inverse=True)
-    if (tree != tree[first][which]).any():
+    _, first_row, group = np.unique(chunk, return_index=True, return_inverse=True)
+    if (tree != tree[first_row][group]).any():
         return LEVELS[0]
     return LEVELS[3] if (tree == tree[0]).all() else LEVELS[2]
 
 
-def _wrong_output(memory: _Memory, cell: int, expected: list[int], faults: int) -> NoReturn:
+def _wrong_output(memory: _ProgramMemory, cell: int, expected: list[int], faults: int) -> NoReturn:
     wiring = memory.wiring
     rank, chunk = divmod(cell, memory.chunks)
     inputs = wiring.program.buffers[0]
-    node, writer = int(memory.held[cell]), int(memory.writer[cell])
-    found = leaves_below(node, memory.values.below)
+    node = int(memory.held[cell])
+    writer = int(memory.writer[cell])
+    actual = leaves_below(node, memory.values.below)
 
     def names(leaves: list[int]) -> str:
         return listed([f"rank {leaf // inputs} input[{leaf % inputs}]" for leaf in leaves], 6)
 
-    where = place(wiring.program, chunk)
+    location = place(wiring.program, chunk)
     lines = [
-        f"{wiring.program}: rank {rank} {where} is wrong at the end (wrong output chunks in all: {faults})",
-        *compared(expected, found, names),
+        f"{wiring.program}: rank {rank} {location} is wrong at the end (wrong output chunks in all: {faults})",
+        *compare_contributions(expected, actual, names),
         f"  last written by {wiring.where(writer)}" if writer >= 0 else "  never written",
     ]
     step = int(wiring.position[writer]) if writer >= 0 else None

@@ -12,6 +12,7 @@ its own lanes; the rest use clocks of the whole program.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NoReturn
 
 import numpy as np
@@ -48,45 +49,62 @@ def _clocks(
     width
         Number of columns.
     """
-    number, level = run.order[rows], run.level[rows]
+    # Level by level: no edge joins two instructions of one level, so the clocks of a level are complete before the next one takes their
+    # maxima. With the edges sorted by their later end, those that enter a level are one slice, and those of each row one run of it: one
+    # ``reduceat`` for a level. Levels are many and small, so their cuts are computed for all at once.
+    number = run.order[rows]
+    level = run.level[rows]
     row = np.full(len(wiring.lane), -1)
     row[number] = np.arange(len(number))
-    before, after = row[edges[0]], row[edges[1]]
-    kept = np.flatnonzero((before >= 0) & (after >= 0))
-    kept = kept[np.argsort(after[kept], kind="stable")]
-    before, after = before[kept], after[kept]
+    earlier = row[edges[0]]
+    later = row[edges[1]]
+    selection = np.flatnonzero((earlier >= 0) & (later >= 0))
+    selection = selection[np.argsort(later[selection], kind="stable")]
+    earlier = earlier[selection]
+    later = later[selection]
     clock = np.zeros((len(number), width), np.int32)
-    own, reached = column[wiring.lane[number]], wiring.position[number] + 1
+    own_column = column[wiring.lane[number]]
+    reached = wiring.position[number] + 1
     starts = np.flatnonzero(np.diff(level, prepend=-1)).tolist()
-    cuts = np.searchsorted(after, [*starts, len(number)]).tolist()
-    first = np.flatnonzero(np.diff(after, prepend=-1))  # first edge of each row that has one
-    firsts = np.searchsorted(first, cuts).tolist()
-    for low, high, low_edge, high_edge, a, b in zip(
-        starts, [*starts[1:], len(number)], cuts[:-1], cuts[1:], firsts[:-1], firsts[1:], strict=True
-    ):
-        if a < b:
-            clock[after[first[a:b]]] = np.maximum.reduceat(clock[before[low_edge:high_edge]], first[a:b] - low_edge)
-        asked = low + np.flatnonzero(own[low:high] >= 0)
-        clock[asked, own[asked]] = reached[asked]
+    cuts = np.searchsorted(later, [*starts, len(number)]).tolist()
+    first_edge = np.flatnonzero(np.diff(later, prepend=-1))  # first edge of each row that has one
+    firsts = np.searchsorted(first_edge, cuts).tolist()
+    level_rows = pairwise([*starts, len(number)])
+    for (low, high), (low_edge, high_edge), span in zip(level_rows, pairwise(cuts), pairwise(firsts), strict=True):
+        leading = first_edge[slice(*span)]
+        if len(leading):
+            latest = np.maximum.reduceat(clock[earlier[low_edge:high_edge]], leading - low_edge)
+            clock[later[leading]] = latest
+        updated = low + np.flatnonzero(own_column[low:high] >= 0)
+        clock[updated, own_column[updated]] = reached[updated]
     return clock, row
 
 
 def _accesses(wiring: Wiring, run: Play) -> tuple[Ints, Ints, NDArray[np.bool_]]:
     """Cell and instruction of every access, and whether it writes; by cell, in the order of the play."""
-    code, size = wiring.code, sum(wiring.program.buffers)
-    reads, writes, updates = (op_where(code, trait) for trait in ("reads", "writes", "updates"))
-    both = np.flatnonzero(reads & writes & (code.src != code.dst) & (np.abs(code.src - code.dst) < code.count))
-    if len(both):
-        _overlap(wiring, int(both[0]))
+    code = wiring.code
+    size = sum(wiring.program.buffers)
+    reads = op_where(code, "reads")
+    writes = op_where(code, "writes")
+    updates = op_where(code, "updates")
+    distance = np.abs(code.src - code.dst)
+    overlapping = np.flatnonzero(reads & writes & (distance > 0) & (distance < code.count))
+    if len(overlapping):
+        _overlap(wiring, int(overlapping[0]))
     when = run.when()
     rank = code.rank[wiring.lane]
-    found = []
-    for which, start, changes in ((reads, code.src, False), (updates, code.dst, False), (writes, code.dst, True)):
-        number = np.flatnonzero(which)
+    accesses = []
+    for mask, start, changes in (
+        (reads, code.src, False),
+        (updates, code.dst, False),
+        (writes, code.dst, True),
+    ):
+        number = np.flatnonzero(mask)
         row, offset = spread(code.count[number])
         number = number[row]
-        found.append((rank[number] * size + start[number] + offset, number, np.full(len(number), changes)))
-    cell, number, write = (np.concatenate(column) for column in zip(*found, strict=True))
+        cell = rank[number] * size + start[number] + offset
+        accesses.append((cell, number, np.full(len(number), changes)))
+    cell, number, write = (np.concatenate(column) for column in zip(*accesses, strict=True))
     order = np.lexsort((write, when[number], cell))
     return cell[order], number[order], write[order]
 
@@ -108,83 +126,100 @@ def check_races(wiring: Wiring, run: Play) -> None:
     """
     cell, number, write = _accesses(wiring, run)
     later, earlier = hazards(cell, write)
-    apart = wiring.lane[number[later]] != wiring.lane[number[earlier]]
-    later, earlier = later[apart], earlier[apart]
-    a, b = number[earlier], number[later]
-    open_ = ~_ordered_inside(wiring, run, a, b)
+    across_lanes = wiring.lane[number[later]] != wiring.lane[number[earlier]]
+    later = later[across_lanes]
+    earlier = earlier[across_lanes]
+    a = number[earlier]
+    b = number[later]
+    open_ = ~_ordered_within_rank(wiring, run, a, b)
     if open_.any():
-        open_[open_] = ~_ordered(wiring, run, a[open_], b[open_])
+        open_[open_] = ~_ordered_by_messages(wiring, run, a[open_], b[open_])
     if open_.any():
         when = run.when()
-        left = np.flatnonzero(open_)
-        worst = left[np.lexsort((when[a[left]], when[b[left]]))[0]]
-        ends = ((int(a[worst]), bool(write[earlier[worst]])), (int(b[worst]), bool(write[later[worst]])))
-        _race(wiring, int(cell[later[worst]]), *ends)
+        unordered = np.flatnonzero(open_)
+        worst = unordered[np.lexsort((when[a[unordered]], when[b[unordered]]))[0]]
+        _race(
+            wiring,
+            int(cell[later[worst]]),
+            (int(a[worst]), bool(write[earlier[worst]])),
+            (int(b[worst]), bool(write[later[worst]])),
+        )
 
 
-def _ordered_inside(wiring: Wiring, run: Play, earlier: Ints, later: Ints) -> NDArray[np.bool_]:
+def _ordered_within_rank(wiring: Wiring, run: Play, earlier: Ints, later: Ints) -> NDArray[np.bool_]:
     """Mask of the pairs of instructions of one rank that are ordered within that rank."""
-    code, edges = wiring.code, local_order(wiring)
-    column = np.arange(len(code.rank)) - wiring.first[code.rank]
+    code = wiring.code
+    edges = local_order(wiring)
+    column = np.arange(len(code.rank)) - wiring.first_lane[code.rank]
     lanes = np.bincount(code.rank, minlength=wiring.program.nranks)
     rank = code.rank[wiring.lane]
     cells = np.bincount(rank, minlength=len(lanes)) * lanes.max(initial=1)
     group = np.cumsum(cells) // CELLS  # ranks processed together
-    result, wanted = np.zeros(len(later), np.bool_), group[rank[later]]
-    for each in np.unique(wanted).tolist():
-        rows = np.flatnonzero(group[rank[run.order]] == each)
+    result = np.zeros(len(later), np.bool_)
+    pair_group = group[rank[later]]
+    for number in np.unique(pair_group).tolist():
+        rows = np.flatnonzero(group[rank[run.order]] == number)
         clock, row = _clocks(wiring, run, edges, rows, column, int(lanes.max()))
-        here = np.flatnonzero(wanted == each)
-        known = clock[row[later[here]], column[wiring.lane[earlier[here]]]]
-        result[here] = known > wiring.position[earlier[here]]
+        pairs = np.flatnonzero(pair_group == number)
+        lane = wiring.lane[earlier[pairs]]
+        progress = clock[row[later[pairs]], column[lane]]
+        result[pairs] = progress > wiring.position[earlier[pairs]]
     return result
 
 
 def _everywhere(wiring: Wiring, run: Play, lanes: Ints) -> Iterator[tuple[Ints, Clocks, Ints]]:
     """Clocks of some lanes over the whole program, a few at a time: column of each lane, clocks, and row of each instruction."""
-    inside = local_order(wiring)
-    edges = np.concatenate([inside[0], wiring.sends]), np.concatenate([inside[1], wiring.recvs])
-    each = max(1, CELLS // max(1, len(wiring.lane)))
-    for begin in range(0, len(lanes), each):
-        some = lanes[begin : begin + each]
+    local = local_order(wiring)
+    edges = (
+        np.concatenate([local[0], wiring.sends]),
+        np.concatenate([local[1], wiring.recvs]),
+    )
+    batch = max(1, CELLS // max(1, len(wiring.lane)))
+    for begin in range(0, len(lanes), batch):
+        some = lanes[begin : begin + batch]
         column = np.full(len(wiring.code.rank), -1)
         column[some] = np.arange(len(some))
         yield column, *_clocks(wiring, run, edges, np.arange(len(run.order)), column, len(some))
 
 
-def _ordered(wiring: Wiring, run: Play, earlier: Ints, later: Ints) -> NDArray[np.bool_]:
+def _ordered_by_messages(wiring: Wiring, run: Play, earlier: Ints, later: Ints) -> NDArray[np.bool_]:
     """Mask of the pairs of instructions that are ordered, possibly by messages between ranks."""
-    result, lane = np.zeros(len(later), np.bool_), wiring.lane[earlier]
+    result = np.zeros(len(later), np.bool_)
+    lane = wiring.lane[earlier]
     for column, clock, row in _everywhere(wiring, run, np.unique(lane)):
-        here = np.flatnonzero(column[lane] >= 0)
-        known = clock[row[later[here]], column[lane[here]]]
-        result[here] = known > wiring.position[earlier[here]]
+        pairs = np.flatnonzero(column[lane] >= 0)
+        progress = clock[row[later[pairs]], column[lane[pairs]]]
+        result[pairs] = progress > wiring.position[earlier[pairs]]
     return result
 
 
 def most_in_flight(wiring: Wiring, run: Play) -> int:
     """Most messages in flight on a connection with slow receivers: sends not ordered after an earlier receive."""
-    most, lane = 0, wiring.lane[wiring.recvs]
+    highest = 0
+    lane = wiring.lane[wiring.recvs]
     longest = int(wiring.position.max(initial=0)) + 2
-    taken = wiring.connection * longest + wiring.position[wiring.recvs]
-    first = np.arange(len(taken)) - wiring.ordinal
+    receives = wiring.connection * longest + wiring.position[wiring.recvs]
+    base = np.arange(len(receives)) - wiring.ordinal
     for column, clock, row in _everywhere(wiring, run, np.unique(lane)):
-        here = np.flatnonzero(column[lane] >= 0)
-        known = clock[row[wiring.sends[here]], column[lane[here]]]
-        received = np.searchsorted(taken, wiring.connection[here] * longest + known) - first[here]
-        most = max(most, int((wiring.ordinal[here] + 1 - received).max(initial=0)))
-    return most
+        messages = np.flatnonzero(column[lane] >= 0)
+        progress = clock[row[wiring.sends[messages]], column[lane[messages]]]
+        key = wiring.connection[messages] * longest + progress
+        received = np.searchsorted(receives, key) - base[messages]
+        in_flight = wiring.ordinal[messages] + 1 - received
+        highest = max(highest, int(in_flight.max(initial=0)))
+    return highest
 
 
 def _overlap(wiring: Wiring, number: int) -> NoReturn:
     """Refuse an instruction whose source and destination overlap without being identical."""
     code = wiring.code
-    what = f"races with itself: reads and writes {code.count[number]} chunks that overlap, in any order"
-    raise wiring.fault(number, f"{wiring.where(number)} {what}", chunk=int(max(code.src[number], code.dst[number])))
+    conflict = f"races with itself: reads and writes {code.count[number]} chunks that overlap, in any order"
+    chunk = int(max(code.src[number], code.dst[number]))
+    raise wiring.fault(number, f"{wiring.where(number)} {conflict}", chunk=chunk)
 
 
-def _race(wiring: Wiring, cell: int, first: tuple[int, bool], second: tuple[int, bool]) -> NoReturn:
+def _race(wiring: Wiring, cell: int, earlier: tuple[int, bool], later: tuple[int, bool]) -> NoReturn:
     rank, chunk = divmod(cell, sum(wiring.program.buffers))
-    lines = [f"  {wiring.where(number)} {'writes' if write else 'reads'} it" for number, write in (first, second)]
-    told = f"race on rank {rank} {place(wiring.program, chunk)}: nothing orders these two"
-    raise wiring.fault(second[0], "\n".join([told, *lines]), chunk=chunk)
+    lines = [f"  {wiring.where(number)} {'writes' if write else 'reads'} it" for number, write in (earlier, later)]
+    headline = f"race on rank {rank} {place(wiring.program, chunk)}: nothing orders these two"
+    raise wiring.fault(later[0], "\n".join([headline, *lines]), chunk=chunk)

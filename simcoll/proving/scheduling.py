@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,6 +28,13 @@ from simcoll.proving.program_proof import verify_program
 
 __all__ = ["program_schedule"]
 
+DST_RANK = 2
+DST_CHUNK = 3
+COUNT = 4
+OP = 5
+CHANNEL = 6
+"""Columns of a step, as :func:`simcoll.core.step.transfers` takes them."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Channels:
@@ -38,14 +46,16 @@ class _Channels:
     count: int
 
 
-def _coloured(units: list[frozenset[int]]) -> list[int]:
+def _colour(units: list[frozenset[int]]) -> list[int]:
     """Assign each unit the lowest channel on which none of its ranks is taken."""
-    taken: dict[int, set[int]] = {}
+    used_channels: dict[int, set[int]] = {}
     result = []
     for ranks in units:
-        channel = next(c for c in range(len(units)) if not any(c in taken.get(rank, ()) for rank in sorted(ranks)))
+        channel = next(
+            c for c in range(len(units)) if not any(c in used_channels.get(rank, ()) for rank in sorted(ranks))
+        )
         for rank in sorted(ranks):
-            taken.setdefault(rank, set()).add(channel)
+            used_channels.setdefault(rank, set()).add(channel)
         result.append(channel)
     return result
 
@@ -55,14 +65,15 @@ def _by_blocks(wiring: Wiring) -> _Channels | None:
     from scipy.sparse import coo_array  # imports take a quarter of a second, and most proofs do not need it
     from scipy.sparse.csgraph import connected_components
 
-    ranks, ends = wiring.code.rank, np.array([(c.sender, c.receiver) for c in wiring.connections]).reshape(-1, 2).T
+    ranks = wiring.code.rank
+    ends = np.array([(c.sender, c.receiver) for c in wiring.connections]).reshape(-1, 2).T
     joined = coo_array((np.ones(ends.shape[1]), tuple(ends)), shape=(len(ranks), len(ranks)))
     count, unit = connected_components(joined, directed=False)
-    given = [ranks[unit == each].tolist() for each in range(count)]
-    units = [frozenset(members) for members in given]
-    if any(len(unit) != len(members) for unit, members in zip(units, given, strict=True)):
+    ranks_of_unit = [ranks[unit == index].tolist() for index in range(count)]
+    units = [frozenset(members) for members in ranks_of_unit]
+    if any(len(unit) != len(members) for unit, members in zip(units, ranks_of_unit, strict=True)):
         return None
-    lanes = np.array(_coloured(units), np.int64)[unit].tolist()
+    lanes = np.array(_colour(units), np.int64)[unit].tolist()
     return _Channels("blocks", [lanes[c.sender] for c in wiring.connections], lanes, max(lanes, default=0) + 1)
 
 
@@ -70,9 +81,19 @@ def _by_connections(wiring: Wiring, kind: str) -> _Channels:
     """A channel for each connection, and one for the local operations of each lane."""
     units = [frozenset((connection.src, connection.dst)) for connection in wiring.connections]
     lanes = [frozenset((rank,)) for rank in wiring.code.rank.tolist()]
-    colours = _coloured(units + lanes)
+    colours = _colour(units + lanes)
     split = len(units)
     return _Channels(kind, colours[:split], colours[split:], max(colours, default=0) + 1)
+
+
+class _Touches(NamedTuple):
+    """Columns of the ranges of chunks that transfers touch, in the order of a play."""
+
+    transfer: Ints
+    rank: Ints
+    chunk: Ints
+    length: Ints
+    writes: Ints
 
 
 class _Builder:
@@ -85,7 +106,7 @@ class _Builder:
         self.buffered = channels.kind == "buffered"
         self.rows: list[list[int]] = []  # the columns of a step; the destination of a message in flight is unknown
         self.turns: list[tuple[int, int, int]] = []  # transfer, rank, channel
-        self.touches: list[tuple[int, int, int, int, bool]] = []  # transfer, rank, chunk, count, whether it writes
+        self.touches: list[tuple[int, int, int, int, bool]] = []  # as in _Touches
         self.flying: list[deque[int]] = [deque() for _ in wiring.connections]
         self.free = [sum(program.buffers)] * program.nranks  # first unused chunk of each rank
         self.slots: dict[tuple[str, int], list[int]] = {}
@@ -95,9 +116,9 @@ class _Builder:
         slots = self.slots.setdefault(key, [])
         if slots:
             return slots.pop()
-        first = self.free[rank]
+        start = self.free[rank]
         self.free[rank] += count
-        return first
+        return start
 
     def _open(self, src: int, chunk: int, count: int, channel: int) -> int:
         """Start a transfer with its source."""
@@ -109,8 +130,10 @@ class _Builder:
 
     def _close(self, number: int, op: int, dst: int, chunk: int) -> None:
         """Complete a transfer with its destination."""
-        _, _, _, _, count, _, channel = row = self.rows[number]
-        row[2], row[3], row[5] = dst, chunk, op
+        row = self.rows[number]
+        row[DST_RANK], row[DST_CHUNK], row[OP] = dst, chunk, op
+        count = row[COUNT]
+        channel = row[CHANNEL]
         self.turns.append((number, dst, channel))
         if op == REDUCE:
             self.touches.append((number, dst, chunk, count, False))
@@ -130,8 +153,8 @@ class _Builder:
         ends = self.wiring.connections[connection]
         number = self._open(ends.src, src, count, self.channels.messages[connection])
         if self.buffered:
-            most = int(self.wiring.code.count[ends.sends].max())
-            self._close(number, COPY, ends.dst, self.temporary(("fifo", connection), ends.dst, most))
+            largest = int(self.wiring.code.count[ends.sends].max())
+            self._close(number, COPY, ends.dst, self.temporary(("fifo", connection), ends.dst, largest))
         self.flying[connection].append(number)
 
     def receive(self, connection: int, lane: int, op: int, dst: int, count: int) -> None:
@@ -140,26 +163,32 @@ class _Builder:
             return
         number = self.flying[connection].popleft()
         if self.buffered:
-            held = self.rows[number][3]
-            self.local(lane, op, held, dst, count, self.channels.messages[connection])
-            self.slots["fifo", connection].append(held)
+            buffer = self.rows[number][DST_CHUNK]
+            self.local(lane, op, buffer, dst, count, self.channels.messages[connection])
+            self.slots["fifo", connection].append(buffer)
         else:
             self._close(number, op, int(self.wiring.code.rank[lane]), dst)
 
     def instruction(self, number: int) -> None:
         """Add all transfers of one instruction."""
-        wiring, code = self.wiring, self.wiring.code
-        lane, rank = int(wiring.lane[number]), wiring.rank_of(number)
-        op, src, dst, count = OPS[NAMES[code.op[number]]], *(int(c[number]) for c in (code.src, code.dst, code.count))
+        wiring = self.wiring
+        code = self.wiring.code
+        lane = int(wiring.lane[number])
+        rank = wiring.rank_of(number)
+        op = OPS[NAMES[code.op[number]]]
+        src = int(code.src[number])
+        dst = int(code.dst[number])
+        count = int(code.count[number])
         incoming, outgoing = (
             int(wiring.connection[message]) if (message := ends[number]) >= 0 else -1
             for ends in (wiring.incoming, wiring.outgoing)
         )
-        value, partial = (dst if op.writes else src), None
+        value = dst if op.writes else src
+        partial = None
         if op.receives:
             if op.reads and not op.writes and count:
-                most = int(code.count[wiring.lane == lane].max())
-                value = partial = self.temporary(("partial", lane), rank, most)
+                largest = int(code.count[wiring.lane == lane].max())
+                value = partial = self.temporary(("partial", lane), rank, largest)
             if op.reads:
                 self.local(lane, COPY, src, value, count, self.channels.messages[incoming])
             self.receive(incoming, lane, REDUCE if op.reads else COPY, value, count)
@@ -172,23 +201,24 @@ class _Builder:
 
     def steps(self) -> tuple[Step, ...] | None:
         """The transfers, each in the first step after its predecessors; None if these form a cycle."""
-        which, rank, channel = _columns(self.turns, 3)
+        transfer, rank, channel = _columns(self.turns, 3)
         order = np.lexsort((channel, rank))
         again = (np.diff(rank[order]) == 0) & (np.diff(channel[order]) == 0)
-        owner, where, chunk, count, writes = _columns(self.touches, 5)
-        row, offset = spread(count)
-        cell = where[row] * max(self.free) + chunk[row] + offset
+        touches = _Touches(*_columns(self.touches, 5))
+        row, offset = spread(touches.length)
+        cell = touches.rank[row] * max(self.free) + touches.chunk[row] + offset
         by_cell = np.argsort(cell, kind="stable")
-        later, earlier = (owner[row[by_cell[ends]]] for ends in hazards(cell[by_cell], writes[row][by_cell] == 1))
-        before = np.concatenate([which[order[:-1][again]], earlier])
-        after = np.concatenate([which[order[1:][again]], later])
-        apart = before != after
-        made, level = levels(len(self.rows), before[apart], after[apart])
-        columns = _columns(self.rows, 7)[:, made]
-        parts = np.split(columns, np.flatnonzero(np.diff(level)) + 1, axis=1) if len(made) else []
-        if len(made) < len(self.rows):
+        writes = touches.writes[row][by_cell] == 1
+        later, earlier = (touches.transfer[row[by_cell[ends]]] for ends in hazards(cell[by_cell], writes))
+        predecessor = np.concatenate([transfer[order[:-1][again]], earlier])
+        successor = np.concatenate([transfer[order[1:][again]], later])
+        unequal = predecessor != successor
+        sequence, level = levels(len(self.rows), predecessor[unequal], successor[unequal])
+        columns = _columns(self.rows, 7)[:, sequence]
+        parts = np.split(columns, np.flatnonzero(np.diff(level)) + 1, axis=1) if len(sequence) else []
+        if len(sequence) < len(self.rows):
             return None
-        return tuple(transfers(*part[:4], count=part[4], op=part[5], channel=part[6]) for part in parts)
+        return tuple(transfers(*part[:COUNT], count=part[COUNT], op=part[OP], channel=part[CHANNEL]) for part in parts)
 
 
 def _columns(rows: Sequence[Sequence[int]], width: int) -> Ints:
@@ -230,11 +260,11 @@ def program_schedule(program: RankProgram) -> Schedule:
     """
     expect(program, RankProgram, "program_schedule takes a program, made by load_msccl_xml(file) or lower(plan)")
     if program.collective is None or program.collective.kind == "barrier":
-        what = "no collective is known" if program.collective is None else "a barrier moves no data"
-        raise ConfigError(f"{program}: {what}, so it is not a schedule")
+        reason = "no collective is known" if program.collective is None else "a barrier moves no data"
+        raise ConfigError(f"{program}: {reason}, so it is not a schedule")
     verify_program(program)
     wiring = wire(program)
-    run = next(found for depth in (0, program.fifo_depth, None) if (found := play(wiring, depth)).complete)
+    run = next(candidate for depth in (0, program.fifo_depth, None) if (candidate := play(wiring, depth)).complete)
     for channels in _ways(wiring):
         builder = _Builder(wiring, channels)
         for number in run.order.tolist():

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from simcoll.arrays import Ints
 from simcoll.core.proof import Proof
 from simcoll.core.schedule import COPY, REDUCE, SYNC, Repeat, Schedule, Step, joined
-from simcoll.core.step import distinct, expanded, spread
+from simcoll.core.step import by_chunk, distinct, spread
 from simcoll.errors import ScheduleError, expect
 from simcoll.proving.columns import follow
 from simcoll.proving.kernel import SALT_BYTES, by_fingerprints
@@ -85,12 +85,11 @@ def prove_by_symmetry(schedule: Schedule, salt: bytes) -> Proof:
     """The same with a given salt."""
     schedule.check()
     vector, symmetry = _vector(schedule), find_symmetry(schedule)
-    least, image = np.arange(vector.size), symmetry.place
-    for _ in range(
-        len(least).bit_length()
-    ):  # the least place of every orbit; each turn doubles the distance looked ahead
-        least, image = np.minimum(least, least[image]), image[image]
-    chosen = np.unique(least)
+    representative, image = np.arange(vector.size), symmetry.place
+    # The least place of every orbit; each turn doubles the distance looked ahead.
+    for _ in range(len(representative).bit_length()):
+        representative, image = np.minimum(representative, representative[image]), image[image]
+    chosen = np.unique(representative)
     # A place and its image show whether their reductions have the same order; if so, the whole orbit has.
     order = follow(schedule, vector, np.union1d(chosen, symmetry.place[chosen]), salt)
     steps = transfers = 0
@@ -98,7 +97,7 @@ def prove_by_symmetry(schedule: Schedule, salt: bytes) -> Proof:
         turns = repeat.count if repeat else 1
         steps = number + turns * len(inner)
         transfers += turns * sum(len(step) for step in inner)
-    return by_fingerprints(schedule, "by symmetry", order, (steps, transfers), salt, shared_chunks=False)
+    return by_fingerprints(schedule, "by symmetry", order, (steps, transfers), salt, shared_chunks=False, folds=False)
 
 
 def likely(schedule: Schedule) -> bool:
@@ -141,11 +140,11 @@ def _images(vector: Vector, lane: Ints, ring: Ints) -> list[Ints]:
     if vector.by_block:
         return [_with_ranks(vector, lane, ring)]
     n, images = ring.shape[1], []
-    for way in (1, -1):
+    for direction in (1, -1):
         image = np.arange(len(lane))
         for run in np.split(image.copy(), np.flatnonzero(np.diff(lane)) + 1):
             if len(run) % n == 0:  # the symmetry moves a lane's part of the vector by one n-th
-                image[run] = np.roll(run, -way * len(run) // n)
+                image[run] = np.roll(run, -direction * len(run) // n)
         images.append(image)
     return images
 
@@ -156,15 +155,15 @@ def _with_ranks(vector: Vector, lane: Ints, rank: Ints) -> Ints:
     return rank[lane, block] * vector.layout.chunks + piece
 
 
-def _refuse(schedule: Schedule, reason: str, **where: int) -> ScheduleError:
-    return ScheduleError(f"{schedule}: no proof by symmetry: {reason}", **where)
+def _refuse(schedule: Schedule, reason: str, **location: int) -> ScheduleError:
+    return ScheduleError(f"{schedule}: no proof by symmetry: {reason}", **location)
 
 
 def _vector(schedule: Schedule) -> Vector:
-    found = vector_of(schedule.layout)
-    if found is None:
+    vector = vector_of(schedule.layout)
+    if vector is None:
         raise _refuse(schedule, f"the ranks, blocks or scratch of {schedule.collective} are not symmetric")
-    return found
+    return vector
 
 
 def _blocks(schedule: Schedule) -> Iterator[tuple[int, tuple[Step, ...], Repeat | None]]:
@@ -184,15 +183,15 @@ def _windows(schedule: Schedule, vector: Vector, number: int, repeat: Repeat, st
     starts = distinct(src, dst)
     chunks = repeat.chunk_at(np.maximum(starts[:, None], 0) + np.arange(repeat.modulus))
     region = layout.region(chunks)
-    least = layout.output_base if schedule.collective.in_place else 0  # inputs may be aliases
-    inside = starts[0] >= 0 and chunks.min() >= least and chunks.max() < layout.size
-    inside = inside and not vector.own[region].any() and bool((region == region[:, :1]).all())
-    if inside and (step.count == 1).all() and np.array_equal(src_at, dst_at):
+    lowest = layout.output_base if schedule.collective.in_place else 0  # inputs may be aliases
+    uniform = starts[0] >= 0 and chunks.min() >= lowest and chunks.max() < layout.size
+    uniform = uniform and not vector.own_block[region].any() and bool((region == region[:, :1]).all())
+    if uniform and (step.count == 1).all() and np.array_equal(src_at, dst_at):
         windows = vector.at(np.zeros_like(chunks), chunks)[1]
-        first, like = np.unique(windows[:, 0], return_index=True, return_inverse=True)[1:]
+        first_window, like = np.unique(windows[:, 0], return_index=True, return_inverse=True)[1:]
         from_window, to_window = (like[np.searchsorted(starts, start)] for start in (src, dst))
-        if np.array_equal(windows, windows[first[like]]) and np.array_equal(from_window, to_window):
-            return windows[first]
+        if np.array_equal(windows, windows[first_window[like]]) and np.array_equal(from_window, to_window):
+            return windows[first_window]
     raise _refuse(schedule, f"step {number}: the repeat does not shift all chunks equally", step=number)
 
 
@@ -224,22 +223,22 @@ def _lanes(schedule: Schedule, vector: Vector) -> Ints:
 
 def _ring(schedule: Schedule) -> Ints:
     """The successor of every rank on the ring formed by the first messages of every channel."""
-    n, found = schedule.nranks, np.full((schedule.nchannels, schedule.nranks), -1, np.int64)
+    n, successor = schedule.nranks, np.full((schedule.nchannels, schedule.nranks), -1, np.int64)
     for _, steps, _ in _blocks(schedule):
         for step in steps:
             away = step.src_rank != step.dst_rank
-            found[step.channel[away], step.src_rank[away]] = step.dst_rank[away]
-        if (found >= 0).any():
+            successor[step.channel[away], step.src_rank[away]] = step.dst_rank[away]
+        if (successor >= 0).any():
             break
-    for following in found:
-        at, seen = 0, 0
-        while seen < n and following[at] >= 0:
-            at, seen = int(following[at]), seen + 1
-            if at == 0:
+    for following in successor:
+        rank, visited = 0, 0
+        while visited < n and following[rank] >= 0:
+            rank, visited = int(following[rank]), visited + 1
+            if rank == 0:
                 break
-        if seen != n or at != 0:
+        if visited != n or rank != 0:
             raise _refuse(schedule, "the first messages do not form a ring")
-    return found
+    return successor
 
 
 def certify(schedule: Schedule, symmetry: Symmetry) -> None:
@@ -273,11 +272,11 @@ def _check_repeat(
     """Check that the symmetry commutes with the shift of a repeat, so that the first iteration decides for all."""
     place = _windows(schedule, vector, number, repeat, step)
     shifted = np.roll(place, -(repeat.stride % repeat.modulus), axis=1)
-    after = np.full(vector.size, -1)
-    after[place] = shifted
+    next_place = np.full(vector.size, -1)
+    next_place[place] = shifted
     same_lane = np.array_equal(symmetry.lane[place], symmetry.lane[shifted])
-    one_shift = np.array_equal(after[place], shifted)
-    if not (same_lane and one_shift and np.array_equal(after[symmetry.place[place]], symmetry.place[shifted])):
+    one_shift = np.array_equal(next_place[place], shifted)
+    if not (same_lane and one_shift and np.array_equal(next_place[symmetry.place[place]], symmetry.place[shifted])):
         raise _refuse(schedule, f"step {number}: the repeat does not shift all chunks equally", step=number)
 
 
@@ -286,39 +285,43 @@ def _check_step(schedule: Schedule, vector: Vector, symmetry: Symmetry, number: 
     size = schedule.layout.size
     if (step.dst_chunk < schedule.layout.output_base).any():
         raise _refuse(schedule, f"step {number}: it writes to an input", step=number)
-    whole = _whole_ranges(symmetry, step, vector)
-    if not whole.all():
-        if int(step.count[~whole].sum()) > UNITS:
+    intact = _whole_ranges(symmetry, step, vector)
+    if not intact.all():
+        if int(step.count[~intact].sum()) > UNITS:
             raise _refuse(schedule, f"step {number} is too large to follow chunk by chunk", step=number)
-        kept, single = step.rows(whole), expanded(step.rows(~whole))
-        whole, step = np.repeat([True, False], [len(kept), len(single)]), joined([kept, single])
+        intact_rows, single = step.rows(intact), by_chunk(step.rows(~intact))
+        intact, step = np.repeat([True, False], [len(intact_rows), len(single)]), joined([intact_rows, single])
     tag = (step.count * 8 + step.op) * schedule.nchannels + step.channel
     cells, images = [], []
     for ranks, chunks in step.ends:
         region, place = vector.at(ranks, chunks)
-        moved = np.where(whole | vector.own[region], 0, symmetry.place[place] - place)
+        moved = np.where(intact | vector.own_block[region], 0, symmetry.place[place] - place)
         cells.append(ranks * size + chunks)
         images.append(symmetry.ranks(ranks, place) * size + chunks + moved)
     (src, dst), (src_image, dst_image) = cells, images
-    here, there = np.lexsort((tag, src, dst)), np.lexsort((tag, src_image, dst_image))
-    differs = (src[here] != src_image[there]) | (dst[here] != dst_image[there]) | (tag[here] != tag[there])
+    order, image_order = np.lexsort((tag, src, dst)), np.lexsort((tag, src_image, dst_image))
+    differs = (
+        (src[order] != src_image[image_order])
+        | (dst[order] != dst_image[image_order])
+        | (tag[order] != tag[image_order])
+    )
     if differs.any():
-        row = int(here[np.flatnonzero(differs)[0]])
+        row = int(order[np.flatnonzero(differs)[0]])
         rank, chunk = int(step.src_rank[row]), int(step.src_chunk[row])
-        where = f"rank {rank} {schedule.layout.name(chunk)} to rank {step.dst_rank[row]}"
-        reason = f"step {number}: some transfer like that of {where} has no image"
+        example = f"rank {rank} {schedule.layout.name(chunk)} to rank {step.dst_rank[row]}"
+        reason = f"step {number}: some transfer like that of {example} has no image"
         raise _refuse(schedule, reason, step=number, rank=rank, chunk=chunk, channel=int(step.channel[row]))
 
 
 def _whole_ranges(symmetry: Symmetry, step: Step, vector: Vector) -> NDArray[np.bool_]:
     """Mask of the transfers of several chunks whose places belong to one lane and map onto themselves."""
-    result, many = np.zeros(len(step), np.bool_), np.flatnonzero(step.count > 1)
-    if len(many):
-        place = vector.at(step.dst_rank[many], step.dst_chunk[many])[1]
-        kinds, kind = np.unique(np.stack([place, step.count[many]]), axis=1, return_inverse=True)
+    result, long_rows = np.zeros(len(step), np.bool_), np.flatnonzero(step.count > 1)
+    if len(long_rows):
+        place = vector.at(step.dst_rank[long_rows], step.dst_chunk[long_rows])[1]
+        kinds, kind = np.unique(np.stack([place, step.count[long_rows]]), axis=1, return_inverse=True)
         keeps = np.zeros(kinds.shape[1], np.bool_)
-        for k, (first, count) in enumerate(kinds.T.tolist()):
-            image, lane = (values[first : first + count] for values in (symmetry.place, symmetry.lane))
-            keeps[k] = image.min() >= first and image.max() < first + count and (lane == lane[0]).all()
-        result[many] = keeps[kind.reshape(-1)]
+        for k, (start, count) in enumerate(kinds.T.tolist()):
+            image, lane = (values[start : start + count] for values in (symmetry.place, symmetry.lane))
+            keeps[k] = image.min() >= start and image.max() < start + count and (lane == lane[0]).all()
+        result[long_rows] = keeps[kind.reshape(-1)]
     return result

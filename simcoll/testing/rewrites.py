@@ -10,14 +10,14 @@ import numpy as np
 from simcoll.arrays import Ints
 from simcoll.core.collective import Collective
 from simcoll.core.schedule import COPY, REDUCE, SWITCH_REDUCE, SYNC, Layout, Schedule, Step, joined, lowered, transfers
-from simcoll.core.step import expanded
+from simcoll.core.step import by_chunk
 
 __all__ = ["detour", "merge", "relabel_channels", "relabel_ranks", "split", "tree_schedule"]
 
 
 def _steps(schedule: Schedule) -> list[Step]:
     """All steps, with one row for each chunk, at canonical addresses."""
-    return [expanded(step) for _, step in lowered(schedule)]
+    return [by_chunk(step) for _, step in lowered(schedule)]
 
 
 def _like(schedule: Schedule, steps: list[Step], layout: Layout | None = None) -> Schedule:

@@ -69,7 +69,7 @@ def cluster(name: str, box: Box, nodes: int, tiers: Sequence[Tier]) -> Topology:
     ConfigError
         When several nodes have no NICs or no tier that joins them all, or a link exceeds the model's capacity.
     """
-    nodes = count(nodes, "nodes", most=2**17)
+    nodes = count(nodes, "nodes", maximum=2**17)
     g, size = len(box.gpus), len(box.names)
     networked = nodes > 1
     if networked and not box.nics:
@@ -77,8 +77,8 @@ def cluster(name: str, box: Box, nodes: int, tiers: Sequence[Tier]) -> Topology:
     if not networked:
         box = _without_nics(box)
         size = len(box.names)
-    inside = _inside_router(box)
-    pairs = _paths(name, box, inside, *np.divmod(np.arange(g * g), g)).reshape(g, g, -1)
+    router_inside = _inside_router(box)
+    pairs = _paths(name, box, router_inside, *np.divmod(np.arange(g * g), g)).reshape(g, g, -1)
     box_columns = box.links.columns()
     per_box = box_columns.shape[1]
     room_for_links(nodes * (per_box + 2 * len(box.nics)), f"topology {name!r}")
@@ -90,7 +90,7 @@ def cluster(name: str, box: Box, nodes: int, tiers: Sequence[Tier]) -> Topology:
     groups = {"box": np.repeat(np.arange(nodes), g)}
     levels: list[Level] = []
     if networked:
-        network = _network(name, box, inside, nodes, tuple(tiers), per_box)
+        network = _network(name, box, router_inside, nodes, tuple(tiers), per_box)
         columns = np.concatenate([columns, network.links.columns()], axis=1)
         names += network.names
         kinds += ["switch"] * len(network.names)
@@ -103,11 +103,13 @@ def cluster(name: str, box: Box, nodes: int, tiers: Sequence[Tier]) -> Topology:
 
 def _without_nics(box: Box) -> Box:
     """The node without its NICs, which a single node does not use."""
-    kept = [v for v in range(len(box.names)) if v not in set(box.nics)]
-    new = {v: i for i, v in enumerate(kept)}
-    rows = [(new[a], new[b], *values) for a, b, *values in box.links.rows if a in new and b in new]
-    names, kinds = (tuple(column[v] for v in kept) for column in (box.names, box.kinds))
-    return Box(names, kinds, LinkTable([(a, b, c, d, e) for a, b, c, d, e in rows]), tuple(new[v] for v in box.gpus))
+    remaining = [v for v in range(len(box.names)) if v not in set(box.nics)]
+    new = {v: i for i, v in enumerate(remaining)}
+    links = LinkTable(
+        [(new[row[0]], new[row[1]], *row[2:]) for row in box.links.rows if row[0] in new and row[1] in new]
+    )
+    names, kinds = (tuple(column[v] for v in remaining) for column in (box.names, box.kinds))
+    return Box(names, kinds, links, tuple(new[v] for v in box.gpus))
 
 
 def _inside_router(box: Box) -> ShortestPathRouter:
@@ -119,9 +121,9 @@ def _inside_router(box: Box) -> ShortestPathRouter:
     return shortest_path_router(len(box.names), columns[0], columns[1], columns[3], endpoints, forwards)
 
 
-def _paths(name: str, box: Box, inside: ShortestPathRouter, src: Ints, dst: Ints) -> Shorts:
+def _paths(name: str, box: Box, router: ShortestPathRouter, src: Ints, dst: Ints) -> Shorts:
     """Routes inside a node between endpoints (GPUs, then NICs), all of which must exist."""
-    paths = inside.links(src, dst)
+    paths = router.links(src, dst)
     missing = np.flatnonzero((src != dst) & ~(paths >= 0).any(axis=1))
     if missing.size:
         ends = box.gpus + box.nics
@@ -141,20 +143,20 @@ class _Network:
 
 
 def _network(
-    name: str, box: Box, inside: ShortestPathRouter, nodes: int, tiers: tuple[Tier, ...], links_per_box: int
+    name: str, box: Box, router: ShortestPathRouter, nodes: int, tiers: tuple[Tier, ...], links_per_box: int
 ) -> _Network:
     """Switches and links of all tiers. Tables list NICs first, then GPUs."""
-    named = [tier.name for tier in tiers]
-    if len(set(named)) != len(named) or {"box", "pod"} & set(named):
-        raise ConfigError(f"topology {name!r}: tiers {named} need distinct names, other than 'box' and 'pod'")
+    tier_names = [tier.name for tier in tiers]
+    if len(set(tier_names)) != len(tier_names) or {"box", "pod"} & set(tier_names):
+        raise ConfigError(f"topology {name!r}: tiers {tier_names} need distinct names, other than 'box' and 'pod'")
     size, g, cards = len(box.names), len(box.gpus), len(box.nics)
     first_vertex, first_link = nodes * size, nodes * links_per_box
     network = _Network([], LinkTable([]), [], {})
     box_of_card, rail = np.divmod(np.arange(nodes * cards), cards)
     # For each NIC, the vertex that its traffic has reached on the way up, and the capacity into that vertex from below.
-    at = box_of_card * size + np.array(box.nics)[rail]
-    inflow = {int(v): box.nic_capacity[r] for v, r in zip(at, rail, strict=True)}
-    ups, downs = _card_paths(name, box, inside, nodes, links_per_box)
+    reached = box_of_card * size + np.array(box.nics)[rail]
+    inflow = {int(v): box.nic_capacity[r] for v, r in zip(reached, rail, strict=True)}
+    ups, downs = _card_paths(name, box, router, nodes, links_per_box)
     card_of_gpu = (np.arange(nodes)[:, None] * cards + np.array(box.nic_of_gpu)).ravel()
     for depth, tier in enumerate(tiers):
         group = _tier_groups(name, tiers, depth, nodes, box_of_card, rail)
@@ -165,7 +167,7 @@ def _network(
         rates: dict[int, int] = {}
         link_of: dict[int, tuple[int, int]] = {}
         arriving: dict[int, int] = {}
-        for below, above in zip(at.tolist(), switch.tolist(), strict=True):
+        for below, above in zip(reached.tolist(), switch.tolist(), strict=True):
             if below in link_of:
                 continue
             if inflow[below] not in rates:
@@ -175,7 +177,7 @@ def _network(
             up, down = network.links.add_pair(below, above, capacity, latency, "net")
             link_of[below] = (first_link + up, first_link + down)
             arriving[above] = arriving.get(above, 0) + capacity
-        hop = np.array([link_of[int(v)] for v in at], dtype=np.int32)[card_of_gpu]
+        hop = np.array([link_of[int(v)] for v in reached], dtype=np.int32)[card_of_gpu]
         ups = np.concatenate([ups, hop[:, :1]], axis=1)
         downs = np.concatenate([hop[:, 1:], downs], axis=1)
         network.levels.append(Level(group=group[card_of_gpu], up=ups, down=downs))
@@ -183,7 +185,7 @@ def _network(
             network.groups[tier.name] = group[card_of_gpu]
         if tier.rail_only and tier.boxes is not None and tier.boxes < nodes:
             network.groups["pod" if depth == 0 else f"{tier.name}_pod"] = np.arange(nodes * g) // g // tier.boxes
-        at, inflow = switch, arriving
+        reached, inflow = switch, arriving
     if not tiers or len(inflow) != 1:
         last = f"the {tiers[-1].name} tier has {len(inflow)} separate switches" if tiers else "there are no tiers"
         raise ConfigError(
@@ -193,7 +195,7 @@ def _network(
 
 
 def _card_paths(
-    name: str, box: Box, inside: ShortestPathRouter, nodes: int, links_per_box: int
+    name: str, box: Box, router: ShortestPathRouter, nodes: int, links_per_box: int
 ) -> tuple[Shorts, Shorts]:
     """Links from each GPU to its NIC and back, for all nodes."""
     gpus = np.arange(len(box.gpus))
@@ -204,7 +206,7 @@ def _card_paths(
         tiled = np.tile(paths, (nodes, 1))
         return np.where(tiled >= 0, tiled + shift, -1).astype(np.int32)
 
-    return copies(_paths(name, box, inside, gpus, cards)), copies(_paths(name, box, inside, cards, gpus))
+    return copies(_paths(name, box, router, gpus, cards)), copies(_paths(name, box, router, cards, gpus))
 
 
 def _tier_groups(name: str, tiers: tuple[Tier, ...], depth: int, nodes: int, box: Ints, rail: Ints) -> Ints:
@@ -226,10 +228,10 @@ def _tier_groups(name: str, tiers: tuple[Tier, ...], depth: int, nodes: int, box
 
 def _switch_names(tier: Tier, group: Ints, box: Ints, rail: Ints) -> list[str]:
     """``spine`` for a single switch, ``leaf2`` by group of nodes, ``leaf0.rail3`` if rails have separate switches."""
-    _, first = np.unique(group, return_index=True)
-    if len(first) == 1:
+    _, positions = np.unique(group, return_index=True)
+    if len(positions) == 1:
         return [tier.name]
     return [
         f"{tier.name}{box[f] // tier.boxes if tier.boxes else 0}" + (f".rail{rail[f]}" if tier.rail_only else "")
-        for f in first
+        for f in positions
     ]

@@ -42,20 +42,20 @@ class DetourRouter:
 
     Attributes
     ----------
-    whole, endpoints
+    original, endpoints
         Router of the original topology, and its endpoint of each endpoint of this one.
     number
         New number of every link of the original topology, :data:`LOST` for lost ones, and -1 for the padding at the end.
-    rest
+    remainder
         Shortest paths over the remaining links, in new numbers; no links if there is no path.
     relays
         GPUs that stand in for those without a path; None if there are no nodes.
     """
 
-    whole: Router
+    original: Router
     endpoints: Ints
     number: Links
-    rest: Router
+    remainder: Router
     relays: Relays | None = None
 
     def __post_init__(self) -> None:
@@ -65,50 +65,50 @@ class DetourRouter:
 
     def links(self, src: Ints, dst: Ints) -> Links:
         """See :class:`simcoll.topology.routing.Router`."""
-        found, detour = self._direct(src, dst)
+        routes, detour = self._direct(src, dst)
         if self.relays is None or not detour.size:
-            return found
+            return routes
         a, b = src[detour], dst[detour]
-        none = (a != b) & ~(found[detour] >= 0).any(axis=1)
-        for wanted, at_source in ((none, False), (self.relays.over_host(found[detour]), True)):
-            rows = np.flatnonzero(wanted)
+        none = (a != b) & ~(routes[detour] >= 0).any(axis=1)
+        for needy, at_source in ((none, False), (self.relays.over_host(routes[detour]), True)):
+            rows = np.flatnonzero(needy)
             if rows.size:
                 relayed = self.relays.links(a[rows], b[rows], lambda s, t: self._direct(s, t)[0], at_source=at_source)
                 better = (relayed >= 0).any(axis=1)
-                found = _put(found, detour[rows[better]], relayed[better])
-        return found
+                routes = _replace_rows(routes, detour[rows[better]], relayed[better])
+        return routes
 
     def _direct(self, src: Ints, dst: Ints) -> tuple[Links, Ints]:
         """Routes without relays, and a mask of the detours over the remaining links."""
         a, b = self.endpoints[src], self.endpoints[dst]
-        found = self.number[self.whole.links(a, b)]
-        broken = np.flatnonzero((found == LOST).any(axis=1))
-        if broken.size and isinstance(self.whole, Multipath):
-            found[broken] = self.number[self.whole.around(a[broken], b[broken], self.number == LOST)]
-            broken = broken[(found[broken] == LOST).any(axis=1)]
+        routes = self.number[self.original.links(a, b)]
+        broken = np.flatnonzero((routes == LOST).any(axis=1))
+        if broken.size and isinstance(self.original, Multipath):
+            routes[broken] = self.number[self.original.around(a[broken], b[broken], self.number == LOST)]
+            broken = broken[(routes[broken] == LOST).any(axis=1)]
         if not broken.size:
-            return found, broken
-        return _put(found, broken, self.rest.links(src[broken], dst[broken])), broken
+            return routes, broken
+        return _replace_rows(routes, broken, self.remainder.links(src[broken], dst[broken])), broken
 
 
-def _put(found: Links, rows: Ints, detours: Links) -> Links:
+def _replace_rows(routes: Links, rows: Ints, detours: Links) -> Links:
     """The routes with some of them replaced."""
-    found = wider(found, detours.shape[1])
-    found[rows] = -1
-    found[rows, : detours.shape[1]] = detours
-    return found
+    routes = wider(routes, detours.shape[1])
+    routes[rows] = -1
+    routes[rows, : detours.shape[1]] = detours
+    return routes
 
 
 def detour_router(
-    router: Router, endpoints: Ints, kept: NDArray[np.bool_], rest: Router, relays: Relays | None
+    router: Router, endpoints: Ints, present: NDArray[np.bool_], remainder: Router, relays: Relays | None
 ) -> DetourRouter:
     """The router of the remaining links, from the old router, the endpoints of its ranks, and a mask of the remaining links.
 
-    ``rest`` has a route over the remaining links for every two ranks for which ``relays`` has none.
+    ``remainder`` has a route over the remaining links for every two ranks for which ``relays`` has none.
     """
-    number = np.append(np.where(kept, np.cumsum(kept) - 1, LOST), -1).astype(np.int32)
+    number = np.append(np.where(present, np.cumsum(present) - 1, LOST), -1).astype(np.int32)
     if not isinstance(router, DetourRouter):
-        return DetourRouter(router, endpoints, number, rest, relays)
-    before = router.number
-    number = np.where(before == LOST, LOST, number[before]).astype(np.int32)
-    return DetourRouter(router.whole, router.endpoints[endpoints], number, rest, relays)
+        return DetourRouter(router, endpoints, number, remainder, relays)
+    original_number = router.number
+    number = np.where(original_number == LOST, LOST, number[original_number]).astype(np.int32)
+    return DetourRouter(router.original, router.endpoints[endpoints], number, remainder, relays)

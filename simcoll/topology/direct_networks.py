@@ -15,7 +15,7 @@ from simcoll.arrays import Ints
 from simcoll.errors import ConfigError
 from simcoll.topology.families import torus
 from simcoll.topology.graph import Topology
-from simcoll.topology.links import LinkTable, add_hosts, room_for_links, switched
+from simcoll.topology.links import LinkTable, add_hosts, room_for_links, switch_network
 from simcoll.topology.routing import graph_router
 from simcoll.topology.values import Quantity, checked_capacity, count, duration_fs, lengths, parse_capacity
 
@@ -33,7 +33,7 @@ def hypercube(
     >>> cube.nranks, cube.nlinks, len(cube.path(0, 7))
     (8, 24, 3)
     """
-    bits = count(dimensions, "dimensions", most=20)
+    bits = count(dimensions, "dimensions", maximum=20)
     return torus([2] * bits, bandwidth, latency, name=name, link_kind=link_kind)
 
 
@@ -50,7 +50,7 @@ def hybrid_cube_mesh(
     >>> mesh.nlinks // 2, mesh.path(0, 5)
     (16, ['gpu0 -> gpu1', 'gpu1 -> gpu5'])
     """
-    fours = count(quads, "quads", most=2**16)
+    fours = count(quads, "quads", maximum=2**16)
     if fours & (fours - 1):
         raise ConfigError(f"quads: {fours} is not a power of two, as the hypercube between the quads needs")
     capacity, delay = parse_capacity(bandwidth, "bandwidth"), duration_fs(latency, "latency")
@@ -59,9 +59,9 @@ def hybrid_cube_mesh(
         for a, b in combinations(range(4), 2):
             links.add_pair(4 * quad + a, 4 * quad + b, capacity, (delay, delay), link_kind)
         for bit in range(fours.bit_length() - 1):
-            other = quad ^ (1 << bit)
-            for place in range(4 if other > quad else 0):
-                links.add_pair(4 * quad + place, 4 * other + place, capacity, (delay, delay), link_kind)
+            neighbour = quad ^ (1 << bit)
+            for place in range(4 if neighbour > quad else 0):
+                links.add_pair(4 * quad + place, 4 * neighbour + place, capacity, (delay, delay), link_kind)
     return _graph(name, n, [f"gpu{v}" for v in range(n)], links, {"quad": np.arange(n) // 4}, gpus_forward=True)
 
 
@@ -93,7 +93,7 @@ def hyperx(
     """
     hosts, sizes = count(hosts_per_switch, "hosts_per_switch"), lengths(dims, "dims")
     switches = math.prod(sizes)
-    n = count(hosts * switches, "number of ranks", most=2**20)
+    n = count(hosts * switches, "number of ranks", maximum=2**20)
     room_for_links(2 * n + switches * sum(size - 1 for size in sizes), "this HyperX")
     links = LinkTable([])
     capacity, _ = add_hosts(links, n, hosts, bandwidth, latency, link_kind)
@@ -102,9 +102,9 @@ def hyperx(
     stride = switches
     for size in sizes:
         stride //= size
-        for at in range(switches):
-            for step in range(1, size - at // stride % size):
-                links.add_pair(n + at, n + at + step * stride, capacity, (delay, delay), link_kind)
+        for switch in range(switches):
+            for step in range(1, size - switch // stride % size):
+                links.add_pair(n + switch, n + switch + step * stride, capacity, (delay, delay), link_kind)
     names = [*(f"gpu{v}" for v in range(n)), *(f"switch{k}" for k in range(switches))]
     return _graph(name, n, names, links, {"switch": np.arange(n) // hosts})
 
@@ -143,23 +143,23 @@ def dragonfly(
     """
     p, a = count(hosts_per_switch, "hosts_per_switch"), count(switches_per_group, "switches_per_group")
     ports = a * count(global_links, "global_links")
-    g = count(ports + 1 if groups is None else groups, "groups", most=ports + 1)
-    n = count(p * a * g, "number of ranks", most=2**20)
+    g = count(ports + 1 if groups is None else groups, "groups", maximum=ports + 1)
+    n = count(p * a * g, "number of ranks", maximum=2**20)
     links = LinkTable([])
     capacity, _ = add_hosts(links, n, p, bandwidth, latency, link_kind)
-    near = parse_capacity(capacity if local_bandwidth is None else local_bandwidth, "local_bandwidth")
+    local_capacity = parse_capacity(capacity if local_bandwidth is None else local_bandwidth, "local_bandwidth")
     far = parse_capacity(capacity if global_bandwidth is None else global_bandwidth, "global_bandwidth")
     delay = duration_fs(local_latency, "local_latency")
     for group in range(g):
-        for one, other in combinations(range(n + group * a, n + group * a + a), 2):
-            links.add_pair(one, other, near, (delay, delay), link_kind)
+        for a_switch, b_switch in combinations(range(n + group * a, n + group * a + a), 2):
+            links.add_pair(a_switch, b_switch, local_capacity, (delay, delay), link_kind)
     delay = duration_fs(global_latency, "global_latency")
     joined: dict[tuple[int, int], int] = {}
-    for here, there in _global_links(g, ports, ports // a):
-        ends = (n + here[0] * a + here[1], n + there[0] * a + there[1])
+    for near_end, far_end in _global_links(g, ports, ports // a):
+        ends = (n + near_end[0] * a + near_end[1], n + far_end[0] * a + far_end[1])
         joined[ends] = joined.get(ends, 0) + 1
-    for (first, second), parallel in joined.items():
-        links.add_pair(first, second, checked_capacity(far * parallel, "global link"), (delay, delay), link_kind)
+    for (low, second), parallel in joined.items():
+        links.add_pair(low, second, checked_capacity(far * parallel, "global link"), (delay, delay), link_kind)
     names = [*(f"gpu{v}" for v in range(n)), *(f"group{k // a}.switch{k % a}" for k in range(a * g))]
     levels = {"switch": np.arange(n) // p, "group": np.arange(n) // (p * a)}
     return _graph(name, n, names, links, {level: ids for level, ids in levels.items() if g > 1 or level == "switch"})
@@ -172,21 +172,21 @@ def _global_links(groups: int, ports: int, per_switch: int) -> list[tuple[tuple[
     """
     if groups == 1:
         return []
-    others = groups - 1
-    whole = ports // others * others
-    steps = {q: q % others + 1 for q in range(whole)}
-    peers = {q: q // others * others + others - 1 - q % others for q in range(whole)}
-    for q in range(whole, ports - 1, 2):
-        near = (q - whole) // 2 % others + 1
-        steps |= {q: near, q + 1: groups - near}
+    peer_groups = groups - 1
+    regular = ports // peer_groups * peer_groups
+    steps = {q: q % peer_groups + 1 for q in range(regular)}
+    peers = {q: q // peer_groups * peer_groups + peer_groups - 1 - q % peer_groups for q in range(regular)}
+    for q in range(regular, ports - 1, 2):
+        distance = (q - regular) // 2 % peer_groups + 1
+        steps |= {q: distance, q + 1: groups - distance}
         peers |= {q: q + 1, q + 1: q}
-    found = []
+    pairs = []
     for group in range(groups):
         for q, step in steps.items():
-            other = (group + step) % groups
-            if (group, q) < (other, peers[q]):
-                found.append(((group, q // per_switch), (other, peers[q] // per_switch)))
-    return found
+            peer = (group + step) % groups
+            if (group, q) < (peer, peers[q]):
+                pairs.append(((group, q // per_switch), (peer, peers[q] // per_switch)))
+    return pairs
 
 
 def _graph(
@@ -199,6 +199,8 @@ def _graph(
     gpus_forward: bool = False,
 ) -> Topology:
     """A topology of ranks 0..n-1 as the first vertices, and switches, with shortest paths."""
-    (src, dst, _, latency_fs, _), kinds = links.columns(), ("gpu",) * n + ("switch",) * (len(names) - n)
+    kinds = ("gpu",) * n + ("switch",) * (len(names) - n)
+    columns = links.columns()
+    src, dst, latency_fs = columns[0], columns[1], columns[3]
     router = graph_router(name, tuple(names), kinds, np.arange(n), src, dst, latency_fs, gpus_forward=gpus_forward)
-    return switched(name, n, names, links, router, groups, gpus_forward=gpus_forward)
+    return switch_network(name, n, names, links, router, groups, gpus_forward=gpus_forward)

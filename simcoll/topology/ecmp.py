@@ -19,18 +19,18 @@ from simcoll.errors import ConfigError, nearest
 from simcoll.topology.detours import DetourRouter
 from simcoll.topology.families import fat_tree
 from simcoll.topology.graph import Topology
-from simcoll.topology.links import LinkTable, room_for_links, switched
+from simcoll.topology.links import LinkTable, room_for_links, switch_network
 from simcoll.topology.routing import Router
 from simcoll.topology.values import Quantity, count, duration_fs, halves_fs, parse_capacity
 
-__all__ = ["ECMP", "ClosRouter", "clos", "hashed", "rehashed"]
+__all__ = ["ECMP", "ClosRouter", "clos", "hash_of", "reseed"]
 
 ECMP = ("hash", "modulo", "ideal")
 PLANE, SPINE, AGAIN = 1, 2, 3
 """Purposes that keep the hashes of choices independent; 3 is used by placements, those from 4 on by repeated choices."""
 
 
-def hashed(seed: int, purpose: int, src: Ints, dst: Ints) -> Ints:
+def hash_of(seed: int, purpose: int, src: Ints, dst: Ints) -> Ints:
     """Non-negative pseudo-random numbers, as a function of (seed, purpose, source, destination) only."""
     word = np.full(src.shape, np.uint64(seed))
     for part in (np.uint64(purpose), src.astype(np.uint64), dst.astype(np.uint64)):
@@ -71,20 +71,22 @@ class ClosRouter:
         A pair chooses again, by the same rule, among the routes not yet tried, until one has no lost links.
         """
         choices = self.rise.shape[0] * self.rise.shape[2]
-        choice, rest = self._choice(src, dst), (src + dst) // choices
-        found, tried, at = self._over(src, dst, choice), choice[None], np.arange(src.size)
-        for left in range(choices - 1, 0, -1):
-            broken = lost[found[at]].any(axis=1)
+        choice, remainder = self._choice(src, dst), (src + dst) // choices
+        routes, tried, pair = self._over(src, dst, choice), choice[None], np.arange(src.size)
+        for remaining in range(choices - 1, 0, -1):
+            broken = lost[routes[pair]].any(axis=1)
             if not broken.any():
                 break
-            at, tried, rest = at[broken], tried[:, broken], rest[broken]
-            choice = (rest if self.seed is None else hashed(self.seed, AGAIN + left, src[at], dst[at])) % left
-            rest = rest // left
-            for each in np.sort(tried, axis=0):
-                choice += choice >= each
+            pair, tried, remainder = pair[broken], tried[:, broken], remainder[broken]
+            choice = (
+                remainder if self.seed is None else hash_of(self.seed, AGAIN + remaining, src[pair], dst[pair])
+            ) % remaining
+            remainder = remainder // remaining
+            for earlier in np.sort(tried, axis=0):
+                choice += choice >= earlier
             tried = np.concatenate([tried, choice[None]])
-            found[at] = self._over(src[at], dst[at], choice)
-        return found
+            routes[pair] = self._over(src[pair], dst[pair], choice)
+        return routes
 
     def _choice(self, src: Ints, dst: Ints) -> Ints:
         """Plane and spine of every pair as one number."""
@@ -92,26 +94,26 @@ class ClosRouter:
         if self.seed is None:
             plane, spine = (src + dst) % planes, (src + dst) // planes % spines
         else:
-            plane, spine = hashed(self.seed, PLANE, src, dst) % planes, hashed(self.seed, SPINE, src, dst) % spines
+            plane, spine = hash_of(self.seed, PLANE, src, dst) % planes, hash_of(self.seed, SPINE, src, dst) % spines
         choice: Ints = plane * spines + spine
         return choice
 
     def _over(self, src: Ints, dst: Ints, choice: Ints) -> Shorts:
         """Links of the routes over the chosen planes and spines."""
         plane, spine = np.divmod(choice, self.rise.shape[2])
-        here, there = src // self.hosts, dst // self.hosts
-        far, away = here != there, src != dst
+        src_leaf, dst_leaf = src // self.hosts, dst // self.hosts
+        far, away = src_leaf != dst_leaf, src != dst
         columns = (
             np.where(away, self.up[src, plane], -1),
-            np.where(far, self.rise[plane, here, spine], np.where(away, self.down[dst, plane], -1)),
-            np.where(far, self.fall[plane, there, spine], -1),
+            np.where(far, self.rise[plane, src_leaf, spine], np.where(away, self.down[dst, plane], -1)),
+            np.where(far, self.fall[plane, dst_leaf, spine], -1),
             np.where(far, self.down[dst, plane], -1),
         )
-        found: Shorts = np.stack(columns, axis=1).astype(np.int32)
-        return found
+        routes: Shorts = np.stack(columns, axis=1).astype(np.int32)
+        return routes
 
 
-def rehashed(topology: Topology, seed: int) -> Topology:
+def reseed(topology: Topology, seed: int) -> Topology:
     """The same cluster with another seed for its switches' choices among equal routes.
 
     Raises
@@ -122,17 +124,19 @@ def rehashed(topology: Topology, seed: int) -> Topology:
     Examples
     --------
     >>> tree = clos(4, 2, 4, "50 GB/s", "1 us")
-    >>> [rehashed(tree, seed).path(0, 7)[1] for seed in (0, 1)]
+    >>> [reseed(tree, seed).path(0, 7)[1] for seed in (0, 1)]
     ['leaf0 -> spine1', 'leaf0 -> spine0']
     """
     router = topology.router
-    chooser = router.whole if isinstance(router, DetourRouter) else router
+    chooser = router.original if isinstance(router, DetourRouter) else router
     if not isinstance(chooser, ClosRouter) or chooser.seed is None:
         raise ConfigError(
             f"topology {topology.name!r}: no hash chooses its routes; expected family 'clos' with ecmp 'hash'"
         )
-    other: Router = replace(chooser, seed=check_seed(seed))
-    return replace(topology, router=replace(router, whole=other) if isinstance(router, DetourRouter) else other)
+    reseeded: Router = replace(chooser, seed=check_seed(seed))
+    return replace(
+        topology, router=replace(router, original=reseeded) if isinstance(router, DetourRouter) else reseeded
+    )
 
 
 def clos(
@@ -177,15 +181,21 @@ def clos(
     seed = check_seed(seed)
     p, roots, hosts = count(planes, "planes"), count(spines, "spines"), count(hosts_per_leaf, "hosts_per_leaf")
     below = count(leaves, "leaves")
-    n = count(below * hosts, "number of ranks", most=2**20)
+    n = count(below * hosts, "number of ranks", maximum=2**20)
     capacity = parse_capacity(bandwidth, "bandwidth")
     trunk = parse_capacity(capacity if uplink_bandwidth is None else uplink_bandwidth, "uplink_bandwidth")
     if ecmp == "ideal":
         share = f"{hosts * capacity}/{roots * trunk}"
         return fat_tree(
-            below, hosts, capacity * p, latency,
-            oversubscription=share, spine_latency=spine_latency, name=name, link_kind=link_kind,
-        )  # fmt: skip
+            below,
+            hosts,
+            capacity * p,
+            latency,
+            oversubscription=share,
+            spine_latency=spine_latency,
+            name=name,
+            link_kind=link_kind,
+        )
     room_for_links(2 * p * (n + below * roots), "this Clos network")
     links, halves = LinkTable([]), halves_fs(duration_fs(latency, "latency"))
     rise = halves_fs(duration_fs(spine_latency, "spine_latency"))
@@ -202,7 +212,11 @@ def clos(
             for s in range(roots):
                 trunks[plane, k, s] = links.add_pair(leaf + k, spine + s, trunk, rise, link_kind)
     router = ClosRouter(
-        hosts=hosts, up=ends[..., 0].T, down=ends[..., 1].T, rise=trunks[..., 0], fall=trunks[..., 1],
+        hosts=hosts,
+        up=ends[..., 0].T,
+        down=ends[..., 1].T,
+        rise=trunks[..., 0],
+        fall=trunks[..., 1],
         seed=seed if ecmp == "hash" else None,
-    )  # fmt: skip
-    return switched(name, n, names, links, router, {"leaf": np.arange(n) // hosts})
+    )
+    return switch_network(name, n, names, links, router, {"leaf": np.arange(n) // hosts})

@@ -12,7 +12,7 @@ from simcoll.arrays import Ints
 from simcoll.errors import ConfigError, nearest
 from simcoll.topology.cluster import Box, Tier, cluster
 from simcoll.topology.graph import Topology
-from simcoll.topology.links import LinkTable, add_hosts, assemble, checked_kind, room_for_links, switched
+from simcoll.topology.links import LinkTable, add_hosts, assemble, checked_kind, room_for_links, switch_network
 from simcoll.topology.routing import BoxRouter, Level, TorusRouter
 from simcoll.topology.values import (
     Quantity,
@@ -51,12 +51,12 @@ def crossbar(
     >>> topology.link_name(0), topology.route([0], [3]).latency_fs.tolist()
     ('gpu0 -> switch', [2000000000])
     """
-    n = count(nranks, "nranks", most=MAX_RANKS)
+    n = count(nranks, "nranks", maximum=MAX_RANKS)
     room_for_links(2 * n, "this crossbar")
     links = LinkTable([])
     _, ends = add_hosts(links, n, n, bandwidth, latency, checked_kind(link_kind))
     level = Level(group=np.zeros(n, dtype=np.int64), up=ends[:, :1], down=ends[:, 1:])
-    return switched(name, n, [*(f"gpu{v}" for v in range(n)), "switch"], links, _by_levels((level,)), {})
+    return switch_network(name, n, [*(f"gpu{v}" for v in range(n)), "switch"], links, _by_levels((level,)), {})
 
 
 def fat_tree(
@@ -90,7 +90,7 @@ def fat_tree(
     [2000000000, 4000000000]
     """
     leaves, hosts = count(leaves, "leaves"), count(hosts_per_leaf, "hosts_per_leaf")
-    n = count(leaves * hosts, "number of ranks", most=MAX_RANKS)
+    n = count(leaves * hosts, "number of ranks", maximum=MAX_RANKS)
     room_for_links(2 * (n + leaves), "this tree")
     links, kind = LinkTable([]), checked_kind(link_kind)
     leaf = np.arange(n) // hosts
@@ -106,7 +106,7 @@ def fat_tree(
         up, down = np.stack([ends[:, 0], trunk[:, 0]], axis=1), np.stack([trunk[:, 1], ends[:, 1]], axis=1)
         levels.append(Level(group=np.zeros(n, dtype=np.int64), up=up, down=down))
         names.append("spine")
-    return switched(name, n, names, links, _by_levels(tuple(levels)), {"leaf": leaf})
+    return switch_network(name, n, names, links, _by_levels(tuple(levels)), {"leaf": leaf})
 
 
 def torus(
@@ -142,7 +142,7 @@ def torus(
         raise ConfigError(f"wrap: expected true or false, or one of them for each dimension, got {wrap!r:.60}")
     if len(wraps) != len(sizes):
         raise ConfigError(f"wrap: expected one value, or one for each of {len(sizes)} dimensions, got {len(wraps)}")
-    n = count(math.prod(sizes), "number of ranks", most=MAX_RANKS)
+    n = count(math.prod(sizes), "number of ranks", maximum=MAX_RANKS)
     room_for_links(sum((1 if k == 2 else 2) * n for k in sizes if k > 1), "this torus")
     closed = tuple(w and k > 2 for w, k in zip(wraps, sizes, strict=True))
     capacity, latency_fs = parse_capacity(bandwidth, "bandwidth"), duration_fs(latency, "latency")
@@ -153,14 +153,14 @@ def torus(
     stride = n
     for d, (k, ring) in enumerate(zip(sizes, closed, strict=True)):
         stride //= k
-        at = np.arange(n) // stride % k
-        groups[f"line{d}"] = np.unique(np.arange(n) - at * stride, return_inverse=True)[1]
-        groups[f"plane{d}"] = at
-        for way, step in enumerate((1, -1)):
-            to = (at + step) % k
-            for v in np.flatnonzero((at + step == to) | ring) if k > 1 else ():
-                neighbour[d, way, v] = v + (to[v] - at[v]) * stride
-                table[d, way, v] = links.add(int(v), int(neighbour[d, way, v]), capacity, latency_fs, kind)
+        coordinate = np.arange(n) // stride % k
+        groups[f"line{d}"] = np.unique(np.arange(n) - coordinate * stride, return_inverse=True)[1]
+        groups[f"plane{d}"] = coordinate
+        for direction, step in enumerate((1, -1)):
+            to = (coordinate + step) % k
+            for v in np.flatnonzero((coordinate + step == to) | ring) if k > 1 else ():
+                neighbour[d, direction, v] = v + (to[v] - coordinate[v]) * stride
+                table[d, direction, v] = links.add(int(v), int(neighbour[d, direction, v]), capacity, latency_fs, kind)
     router = TorusRouter(dims=sizes, wrap=closed, link=table, neighbour=neighbour)
     names = [f"gpu{v}" for v in range(n)]
     return assemble(name, names, ["gpu"] * n, np.arange(n), links.columns(), router, groups, gpus_forward=True)
@@ -222,14 +222,14 @@ def boxes(
     >>> dgx.path(1, 9)
     ['box0.gpu1 -> box0.nic1', 'box0.nic1 -> leaf0.rail1', 'leaf0.rail1 -> box1.nic1', 'box1.nic1 -> box1.gpu1']
     """
-    g, nics = count(gpus_per_node, "gpus_per_node", most=1024), count(nics, "nics", least=0)
-    nodes, span = count(nodes, "nodes", most=2**17), count(nodes_per_domain, "nodes_per_domain")
+    g, nics = count(gpus_per_node, "gpus_per_node", maximum=1024), count(nics, "nics", minimum=0)
+    nodes, span = count(nodes, "nodes", maximum=2**17), count(nodes_per_domain, "nodes_per_domain")
     if span > 1 and (interconnect != "switch" or gpus_per_pcie_switch is not None):
         raise ConfigError(
             "nodes_per_domain: only GPUs joined by a switch, and without a PCIe tree, form a domain of several nodes"
         )
     ranks, domains, span = nodes * g, -(-nodes // span), min(nodes, span)
-    g, nics = count(g * span, "GPUs of a domain", most=1024), nics * span
+    g, nics = count(g * span, "GPUs of a domain", maximum=1024), nics * span
     table = LinkTable([])
     names, kinds = [f"gpu{i}" for i in range(g)], ["gpu"] * g
     _interconnect(table, names, kinds, g, interconnect, links, gpu_bandwidth, gpu_latency)
@@ -244,10 +244,10 @@ def boxes(
     else:
         if pcie is None or cpu_bandwidth is None:
             raise ConfigError("gpus_per_pcie_switch: a PCIe tree needs pcie_bandwidth and cpu_bandwidth")
-        per_switch = count(gpus_per_pcie_switch, "gpus_per_pcie_switch", most=g)
+        per_switch = count(gpus_per_pcie_switch, "gpus_per_pcie_switch", maximum=g)
         trunk = (parse_capacity(cpu_bandwidth, "cpu_bandwidth"), duration_fs(cpu_latency, "cpu_latency"))
         _pcie_tree(
-            table, names, kinds, g, per_switch, cards, card_of_gpu, (pcie, hop), count(cpus, "cpus", most=64), trunk
+            table, names, kinds, g, per_switch, cards, card_of_gpu, (pcie, hop), count(cpus, "cpus", maximum=64), trunk
         )
     box = Box(tuple(names), tuple(kinds), table, tuple(range(g)), cards, card_capacity, card_of_gpu)
     if tiers is None:
@@ -262,8 +262,8 @@ def boxes(
 
 def _most_below_a_leaf(domains: int, uplink: Fraction) -> int | None:
     """The largest power of two whose total uplinks one link of the model can carry; None if all fit."""
-    most = int(MAX_RATE_UBPS / uplink)
-    return None if domains <= most else 1 << max(most.bit_length() - 1, 0)
+    largest = int(MAX_RATE_UBPS / uplink)
+    return None if domains <= largest else 1 << max(largest.bit_length() - 1, 0)
 
 
 def _cards(
@@ -279,11 +279,11 @@ def _cards(
             f"nics: {nics} NICs cannot be shared equally by {g} GPUs; expected a divisor or a multiple of {g}"
         )
     rails = min(nics, g)
-    each = checked_capacity(parse_capacity(nic_bandwidth, "nic_bandwidth") * (nics // rails), "nic_bandwidth")
+    nic_capacity = checked_capacity(parse_capacity(nic_bandwidth, "nic_bandwidth") * (nics // rails), "nic_bandwidth")
     cards = tuple(range(len(names), len(names) + rails))
     names += [f"nic{k}" for k in range(rails)]
     kinds += ["nic"] * rails
-    return cards, (each,) * rails, tuple(i * rails // g for i in range(g))
+    return cards, (nic_capacity,) * rails, tuple(i * rails // g for i in range(g))
 
 
 def _interconnect(
@@ -342,18 +342,22 @@ def _pcie_tree(
     """Add PCIe switches, sockets and the links between sockets; a NIC is attached to the switch of its first GPU."""
     capacity, hop = pcie
     switches = -(-g // per_switch)
-    first = len(names)
+    first_switch = len(names)
     names += [f"pcie{k}" for k in range(switches)] + [f"cpu{k}" for k in range(sockets)]
     kinds += ["pcie"] * switches + ["cpu"] * sockets
     for gpu in range(g):
-        table.add_pair(gpu, first + gpu // per_switch, capacity, (hop, hop), "pcie")
+        table.add_pair(gpu, first_switch + gpu // per_switch, capacity, (hop, hop), "pcie")
     for k, card in enumerate(cards):
-        table.add_pair(card, first + card_of_gpu.index(k) // per_switch, capacity, (hop, hop), "pcie")
+        table.add_pair(card, first_switch + card_of_gpu.index(k) // per_switch, capacity, (hop, hop), "pcie")
     for k in range(switches):
-        table.add_pair(first + k, first + switches + k * sockets // switches, capacity, (hop, hop), "pcie")
+        table.add_pair(
+            first_switch + k, first_switch + switches + k * sockets // switches, capacity, (hop, hop), "pcie"
+        )
     for a in range(sockets):
         for b in range(a + 1, sockets):
-            table.add_pair(first + switches + a, first + switches + b, trunk[0], (trunk[1], trunk[1]), "cpu")
+            table.add_pair(
+                first_switch + switches + a, first_switch + switches + b, trunk[0], (trunk[1], trunk[1]), "cpu"
+            )
 
 
 def _by_levels(levels: tuple[Level, ...]) -> BoxRouter:

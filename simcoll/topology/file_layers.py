@@ -16,7 +16,7 @@ __all__ = [
     "ASTRA_NETWORK",
     "IB_LISTING",
     "MARKED",
-    "Layer",
+    "FileLayer",
     "beside",
     "content_of",
     "layers_of",
@@ -46,7 +46,7 @@ _VALUE = re.compile(r":(?=[a-z_]{1,40}(?:\.[a-z_]{1,40}){0,3}=)")
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class FileLayer:
     """One file: its name for messages, and its document or, if it is an NCCL dump, its bytes."""
 
     file: str
@@ -68,8 +68,8 @@ def split_values(name: str) -> tuple[str, str]:
     >>> split_values("dgx-h100:nodes=2:nic.bandwidth=100 Gbps"), split_values("C:/dump.xml")
     (('dgx-h100', ':nodes=2:nic.bandwidth=100 Gbps'), ('C:/dump.xml', ''))
     """
-    found = None if is_file(name) else _VALUE.search(name)
-    return (name, "") if found is None else (name[: found.start()], name[found.start() :])
+    match = None if is_file(name) else _VALUE.search(name)
+    return (name, "") if match is None else (name[: match.start()], name[match.start() :])
 
 
 def _document(text: str) -> dict[str, Any]:
@@ -78,16 +78,16 @@ def _document(text: str) -> dict[str, Any]:
     for part in _VALUE.split(text)[1:]:
         key, value = part.split("=", 1)
         try:
-            read = parse_toml(f"value = {value}".encode())["value"]
+            parsed = parse_toml(f"value = {value}".encode())["value"]
         except ConfigError:
-            read = value
+            parsed = value
         *tables, last = key.split(".")
         table = document
-        for each in tables:
-            table = table.setdefault(each, {})
+        for name in tables:
+            table = table.setdefault(name, {})
             if not isinstance(table, dict):
-                raise ConfigError(f"{each} in {text[:80]!r} has a value and values below it")
-        table[last] = read
+                raise ConfigError(f"{name} in {text[:80]!r} has a value and values below it")
+        table[last] = parsed
     return document
 
 
@@ -97,11 +97,11 @@ def beside(folder: Path, name: str) -> str:
     return str((folder / base).resolve()) + values if is_file(folder / base) else name
 
 
-def layers_of(name: str) -> list[Layer]:
+def layers_of(name: str) -> list[FileLayer]:
     """The layers of a topology by name or path: its bases, the most basic first, itself, and the values after its name."""
     name, values = split_values(name)
-    path, file = _located(name, Path())
-    layers, chain = [_parsed(_read(path, file), file)], [path]
+    path, file = _locate(name, Path())
+    layers, chain = [_parse(_content(path, file), file)], [path]
     while (base := layers[0].document.pop("extends", None)) is not None:
         try:
             path, layer = _base(base, chain)
@@ -111,8 +111,8 @@ def layers_of(name: str) -> list[Layer]:
             raise ConfigError(error.message, file=layers[0].file, path="$.extends") from None
         layers, chain = [layer, *layers], [*chain, path]
     if values:
-        own = {key: text for key, text in layers[-1].document.items() if key in {"name", "description"}}
-        layers.append(Layer(layers[-1].file, own | _document(values)))
+        identity = {key: text for key, text in layers[-1].document.items() if key in {"name", "description"}}
+        layers.append(FileLayer(layers[-1].file, identity | _document(values)))
     return layers
 
 
@@ -124,22 +124,22 @@ def content_of(name: str) -> bytes:
     return msgspec.json.encode(layers, order="sorted", enc_hook=str)
 
 
-def _base(base: object, chain: list[Path]) -> tuple[Path, Layer]:
+def _base(base: object, chain: list[Path]) -> tuple[Path, FileLayer]:
     """The file that the last of a chain of files extends."""
     expect(base, str, "expected the name of a topology, or the path of a file")
-    path, file = _located(str(base), chain[-1].parent)
+    path, file = _locate(str(base), chain[-1].parent)
     try:
-        content = _read(path, file)
+        content = _content(path, file)
     except ConfigError as error:
         raise ConfigError(error.message) from None
     if path.resolve() in [above.resolve() for above in chain]:
         raise ConfigError(f"{base!r} leads back to {printable(str(file))}; a file cannot extend itself")
     if len(chain) > MAX_BASES:
         raise ConfigError(f"{base!r} would be base number {len(chain)}; expected at most {MAX_BASES}")
-    return path, _parsed(content, file)
+    return path, _parse(content, file)
 
 
-def _located(name: str, folder: Path) -> tuple[Path, str]:
+def _locate(name: str, folder: Path) -> tuple[Path, str]:
     """The file of a shipped topology, or the one at a path relative to a folder, and its name for messages."""
     shipped = shipped_files("topologies")
     if name in shipped:
@@ -149,7 +149,7 @@ def _located(name: str, folder: Path) -> tuple[Path, str]:
     raise ConfigError(f"unknown topology {name!r}; {nearest(name, shipped)}; or give the path of a file")
 
 
-def _read(path: Path, file: str) -> bytes:
+def _content(path: Path, file: str) -> bytes:
     try:
         with path.open("rb") as stream:
             return stream.read(MAX_DUMP_BYTES + 1)
@@ -159,7 +159,7 @@ def _read(path: Path, file: str) -> bytes:
         raise ConfigError(f"not a path: {error}", file=repr(file)) from None
 
 
-def _parsed(content: bytes, file: str) -> Layer:
+def _parse(content: bytes, file: str) -> FileLayer:
     if (
         file.endswith(".xml")
         or content.lstrip()[:1] == b"<"
@@ -167,11 +167,11 @@ def _parsed(content: bytes, file: str) -> Layer:
         or IB_LISTING.search(content[:MARKED])
         or ASTRA_NETWORK.search(content[:MARKED])
     ):
-        return Layer(file, {}, content)
+        return FileLayer(file, {}, content)
     if len(content) > MAX_FILE_BYTES:
         raise ConfigError(f"larger than {MAX_FILE_BYTES} bytes; is this a topology file?", file=file)
     try:
-        return Layer(file, parse_toml(content, file))
+        return FileLayer(file, parse_toml(content, file))
     except ConfigError:
         if file.endswith(".toml"):
             raise

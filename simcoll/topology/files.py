@@ -15,11 +15,11 @@ from typing import Any
 
 from simcoll.core.numbers import check_seed
 from simcoll.errors import ConfigError, blamed_on, nearest, shown
-from simcoll.files.sourced import FactSchema, Kind, Rows, text
+from simcoll.files.sourced import FactRows, FactSchema, Kind, text
 from simcoll.topology import direct_networks as direct
 from simcoll.topology import ecmp, families
 from simcoll.topology.cluster import Tier
-from simcoll.topology.file_layers import ASTRA_NETWORK, IB_LISTING, MARKED, Layer, layers_of, shipped_topologies
+from simcoll.topology.file_layers import ASTRA_NETWORK, IB_LISTING, MARKED, FileLayer, layers_of, shipped_topologies
 from simcoll.topology.graph import LINK_KINDS, Topology
 from simcoll.topology.machine import TRAIT_VALUES
 from simcoll.topology.placement import place
@@ -60,70 +60,80 @@ _TABLES = {
     "spine_latency": "network.spine_latency",
     "tiers": "network.tiers",
     **{
-        f"{part}_{what}": f"{part}.{what}"
+        f"{part}_{quantity}": f"{part}.{quantity}"
         for part in ("gpu", "nic", "pcie", "cpu")
-        for what in ("bandwidth", "latency")
+        for quantity in ("bandwidth", "latency")
     },
 }
 
 
-def _rate(value: Any, what: str) -> int:
-    return parse_capacity(_expect(value, str, what, "text with a unit such as '50 GB/s'"), what)
+def _rate(value: Any, subject: str) -> int:
+    return parse_capacity(_expect(value, str, subject, "text with a unit such as '50 GB/s'"), subject)
 
 
-def _time(value: Any, what: str) -> int:
-    return 0 if value == 0 else duration_fs(_expect(value, str, what, "text with a unit such as '1.5 us'"), what)
+def _time(value: Any, subject: str) -> int:
+    return 0 if value == 0 else duration_fs(_expect(value, str, subject, "text with a unit such as '1.5 us'"), subject)
 
 
-def _share(value: Any, what: str) -> Fraction:
-    share = factor(value, what)
+def _share(value: Any, subject: str) -> Fraction:
+    share = factor(value, subject)
     if share > 1:
-        raise ConfigError(f"{what}: expected at most 1, got {shown(value)}")
+        raise ConfigError(f"{subject}: expected at most 1, got {shown(value)}")
     return share
 
 
-def _flags(value: Any, what: str) -> Any:
+def _flags(value: Any, subject: str) -> Any:
     flags = value if isinstance(value, list) else [value]
     if not flags or not all(isinstance(flag, bool) for flag in flags):
-        raise ConfigError(f"{what}: expected true or false, got {shown(value)}")
+        raise ConfigError(f"{subject}: expected true or false, got {shown(value)}")
     return value
 
 
-def _seed(value: Any, _what: str) -> int:
+def _seed(value: Any, _subject: str) -> int:
     return check_seed(value)
 
 
-def _counts(value: Any, what: str) -> list[int]:
-    return [count(item, what) for item in _expect(value, list, what, "a list of whole numbers such as [4, 4]")]
+def _counts(value: Any, subject: str) -> list[int]:
+    return [
+        count(number, subject) for number in _expect(value, list, subject, "a list of whole numbers such as [4, 4]")
+    ]
 
 
-def _gpu_numbers(value: Any, what: str) -> list[int]:
-    return [count(item, what, least=0) for item in _expect(value, list, what, "a list of GPU numbers")]
+def _gpu_numbers(value: Any, subject: str) -> list[int]:
+    return [count(number, subject, minimum=0) for number in _expect(value, list, subject, "a list of GPU numbers")]
 
 
-def _gpu_links(value: Any, what: str) -> list[tuple[int, int, int]]:
-    rows = _expect(value, list, what, "a list such as [[0, 1, 2]]: GPU, GPU, number of parallel links")
+def _gpu_links(value: Any, subject: str) -> list[tuple[int, int, int]]:
+    rows = _expect(value, list, subject, "a list such as [[0, 1, 2]]: GPU, GPU, number of parallel links")
     for row in rows:
-        if not isinstance(row, list) or [type(item) for item in row] != [int, int, int]:
-            raise ConfigError(f"{what}: expected [GPU, GPU, number of parallel links], got {shown(row)}")
+        if not isinstance(row, list) or [type(number) for number in row] != [int, int, int]:
+            raise ConfigError(f"{subject}: expected [GPU, GPU, number of parallel links], got {shown(row)}")
     return [tuple(row) for row in rows]
 
 
-def _expect(value: Any, kind: type, what: str, expected: str) -> Any:
+def _expect(value: Any, kind: type, subject: str, expected: str) -> Any:
     if not isinstance(value, kind):
-        raise ConfigError(f"{what}: expected {expected}, got {shown(value)}")
+        raise ConfigError(f"{subject}: expected {expected}, got {shown(value)}")
     return value
 
 
-_from_zero = partial(count, least=0)
-_TIERS = Rows(
+_from_zero = partial(count, minimum=0)
+_TIERS = FactRows(
     {"name": text, "boxes": count, "rail_only": _flags, "latency": _time, "oversubscription": factor},
-    required=("name",), what=("a tier", "tables [[network.tiers]]"), make=Tier,
-)  # fmt: skip
-_KINDS: dict[str, Kind | Rows] = {
-    "dims": _counts, "wrap": _flags, "seed": _seed, "oversubscription": factor, "links": _gpu_links, "tiers": _TIERS,
-    **dict.fromkeys(("nics", "nvlinks"), _from_zero), **dict.fromkeys(("link_kind", "interconnect", "ecmp"), text),
-}  # fmt: skip
+    required=("name",),
+    labels=("a tier", "tables [[network.tiers]]"),
+    make=Tier,
+)
+_KINDS: dict[str, Kind | FactRows] = {
+    "dims": _counts,
+    "wrap": _flags,
+    "seed": _seed,
+    "oversubscription": factor,
+    "links": _gpu_links,
+    "tiers": _TIERS,
+    **dict.fromkeys(("nics", "nvlinks"), _from_zero),
+    **dict.fromkeys(("link_kind", "interconnect", "ecmp"), text),
+}
 """Kinds of parameters; of others, the last word of the name says it, or they are counts."""
 _ENDINGS: dict[str, Kind] = {"bandwidth": _rate, "latency": _time}
 
@@ -133,7 +143,7 @@ class _Key:
     """A key of a family: the parameter that it sets, the kind of its value, and whether it is required."""
 
     parameter: str
-    kind: Kind | Rows
+    kind: Kind | FactRows
     required: bool = False
 
 
@@ -143,16 +153,16 @@ def _keys(family: str) -> dict[str, _Key]:
         return {}
     if family in {_DUMP, _MATRIX, _FABRIC}:
         rates = {_MATRIX: _RATES, _FABRIC: ("nvlink", "pcie")}.get(family, ())
-        own = {f"{part}.bandwidth": _Key(f"{part}_bandwidth", _rate) for part in rates}
-        own |= _FACTS if family == _DUMP else {}
-        return own | {"nodes": _Key("nodes", count)}
-    found = {}
+        keys = {f"{part}.bandwidth": _Key(f"{part}_bandwidth", _rate) for part in rates}
+        keys |= _FACTS if family == _DUMP else {}
+        return keys | {"nodes": _Key("nodes", count)}
+    keys = {}
     for name, parameter in inspect.signature(_FAMILIES[family]).parameters.items():
         kind = _KINDS.get(name) or _ENDINGS.get(name.rpartition("_")[2], count)
         place = _TABLES.get(name, name) if family == "boxes" else name
-        found[place] = _Key(name, kind, parameter.default is parameter.empty)
-    del found["name"]
-    return found
+        keys[place] = _Key(name, kind, parameter.default is parameter.empty)
+    del keys["name"]
+    return keys
 
 
 _FACTS = {
@@ -231,61 +241,63 @@ def topology_of_job(name: str | Path, nranks: int, *, nodes: int | None = None) 
     whole_job = count(nranks, "number of ranks")
     if "nodes" not in _keys(_family(layers_of(str(name)))):
         return load_topology(name, nodes=nodes).take(whole_job)
-    each = load_topology(name, nodes=1).nranks
-    on = -(-whole_job // each) if nodes is None else count(nodes, "nodes")
-    found = load_topology(name, nodes=on)
-    if whole_job > found.nranks or whole_job % on:
-        return found.take(whole_job)
-    return found.with_ranks([node * each + gpu for node in range(on) for gpu in range(whole_job // on)])
+    per_node = load_topology(name, nodes=1).nranks
+    on = -(-whole_job // per_node) if nodes is None else count(nodes, "nodes")
+    topology = load_topology(name, nodes=on)
+    if whole_job > topology.nranks or whole_job % on:
+        return topology.take(whole_job)
+    return topology.with_ranks([node * per_node + gpu for node in range(on) for gpu in range(whole_job // on)])
 
 
-def _family(layers: list[Layer]) -> str:
+def _family(layers: list[FileLayer]) -> str:
     """The family of the base file, which all files that extend it share."""
-    first = layers[0]
-    if first.dump is not None:
-        root = first.dump.lstrip()[:1]
-        if root != b"<" and not first.file.endswith(".xml"):
-            if ASTRA_NETWORK.search(first.dump[:MARKED]):
+    base = layers[0]
+    if base.dump is not None:
+        root = base.dump.lstrip()[:1]
+        if root != b"<" and not base.file.endswith(".xml"):
+            if ASTRA_NETWORK.search(base.dump[:MARKED]):
                 return _ASTRA
-            return _FABRIC if IB_LISTING.search(first.dump[:MARKED]) else _MATRIX
+            return _FABRIC if IB_LISTING.search(base.dump[:MARKED]) else _MATRIX
         marks = (b"<graphml", b"<platform")
-        return _GRAPH if any(mark in first.dump[:4096] for mark in marks) else _DUMP
-    family = first.document.get("family")
+        return _GRAPH if any(mark in base.dump[:4096] for mark in marks) else _DUMP
+    family = base.document.get("family")
     if not isinstance(family, str) or family not in _FAMILIES:
-        said = "missing" if family is None else f"unknown family {shown(family)}"
-        wrong = f"{said}; {nearest(str(family), _FAMILIES)}"
-        raise ConfigError(wrong, file=first.file, path="$.family")
+        problem = "missing" if family is None else f"unknown family {shown(family)}"
+        wrong = f"{problem}; {nearest(str(family), _FAMILIES)}"
+        raise ConfigError(wrong, file=base.file, path="$.family")
     return family
 
 
-def _decode(layers: list[Layer], changes: Mapping[str, object]) -> Topology:
+def _decode(layers: list[FileLayer], changes: Mapping[str, object]) -> Topology:
     """A topology from a file and its bases; values of later files replace those of earlier ones."""
     family, file = _family(layers), layers[-1].file
-    own = _keys(family)
-    valid = own | _PLACEMENT
-    kinds: dict[str, Kind | Rows] = {path: key.kind for path, key in valid.items()}
+    keys = _keys(family)
+    valid = keys | _PLACEMENT
+    kinds: dict[str, Kind | FactRows] = {path: key.kind for path, key in valid.items()}
     kinds |= dict.fromkeys(("name", "description", "family"), text)
     kinds |= {f"efficiency.{link}": _share for link in LINK_KINDS}
-    facts = FactSchema(kinds, others=("traits", "extends"), bare=True)
-    values, sources, traits = _merged(layers, facts, family)
+    facts = FactSchema(kinds, ignored=("traits", "extends"), bare=True)
+    values, sources, traits = _merge(layers, facts, family)
     for path, value in changes.items():
         if path.startswith("traits."):
             traits |= _traits({path.partition(".")[2]: value}, None)
             continue
         if path not in valid:
-            where = f"family {shown(family)} of {file} has no {path!r}"
-            raise ConfigError(f"{where}; {nearest(path, [*valid, *(f'traits.{name}' for name in TRAIT_VALUES)])}")
+            family_of_file = f"family {shown(family)} of {file} has no {path!r}"
+            raise ConfigError(
+                f"{family_of_file}; {nearest(path, [*valid, *(f'traits.{name}' for name in TRAIT_VALUES)])}"
+            )
         values[path] = facts.value(value, path, None, sources)
         sources[path] = "argument"
-    if "nic.bandwidth" in changes and "pcie.bandwidth" in own and "pcie.bandwidth" not in values:
+    if "nic.bandwidth" in changes and "pcie.bandwidth" in keys and "pcie.bandwidth" not in values:
         values |= _slot(values["nic.bandwidth"], traits, sources)
-    arguments = {own[path].parameter: value for path, value in values.items() if path in own}
-    for path, key in own.items():
+    arguments = {keys[path].parameter: value for path, value in values.items() if path in keys}
+    for path, key in keys.items():
         if key.required and path not in values:
             raise ConfigError(f"missing; family {shown(family)} needs it", file=file, path=f"$.{path}")
     title = str(values.get("name", Path(file).stem))
     with blamed_on(file):
-        topology = _built(family, layers[0], title, arguments)
+        topology = _build(family, layers[0], title, arguments)
         placement = {_PLACEMENT[path].parameter: value for path, value in values.items() if path in _PLACEMENT}
         if placement:
             topology = place(topology, **placement)
@@ -308,34 +320,34 @@ def _slot(nic: str | int, traits: Mapping[str, str], sources: dict[str, str]) ->
     return {"pcie.bandwidth": slot}
 
 
-def _built(family: str, first: Layer, title: str, arguments: dict[str, Any]) -> Topology:
+def _build(family: str, base: FileLayer, title: str, arguments: dict[str, Any]) -> Topology:
     """The topology of a family's function, or of a dump."""
-    if first.dump is None:
+    if base.dump is None:
         return _FAMILIES[family](name=title, **arguments)
     if family == _MATRIX:
         from simcoll.topology.readers.smi_matrix import parse_smi_matrix
 
-        return replace(parse_smi_matrix(first.dump, file=first.file, **arguments), name=title)
+        return replace(parse_smi_matrix(base.dump, file=base.file, **arguments), name=title)
     if family == _FABRIC:
         from simcoll.topology.readers.ib_fabric import parse_ib_fabric
 
-        return replace(parse_ib_fabric(first.dump, file=first.file, **arguments), name=title)
+        return replace(parse_ib_fabric(base.dump, file=base.file, **arguments), name=title)
     if family == _ASTRA:
         from simcoll.topology.readers.astra_network import parse_astra_network
 
-        return replace(parse_astra_network(first.dump, first.file), name=title)
+        return replace(parse_astra_network(base.dump, base.file), name=title)
     if family == _GRAPH:
         from simcoll.topology.readers.graph_files import parse_graphml, parse_simgrid
 
-        read = parse_graphml if b"<graphml" in first.dump[:4096] else parse_simgrid
-        return replace(read(first.dump, first.file), name=title)
+        parse = parse_graphml if b"<graphml" in base.dump[:4096] else parse_simgrid
+        return replace(parse(base.dump, base.file), name=title)
     from simcoll.topology.readers.nccl_xml import parse_nccl_xml
 
-    return replace(parse_nccl_xml(first.dump, file=first.file, **arguments), name=title)
+    return replace(parse_nccl_xml(base.dump, file=base.file, **arguments), name=title)
 
 
-def _merged(
-    layers: list[Layer], facts: FactSchema, family: str
+def _merge(
+    layers: list[FileLayer], facts: FactSchema, family: str
 ) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
     """Values, sources and traits of all files."""
     values: dict[str, Any] = {}

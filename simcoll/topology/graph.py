@@ -69,7 +69,7 @@ class Routes:
 
 
 @dataclass(slots=True, eq=False)
-class Known:
+class DerivedFacts:
     """Derived facts about a topology, each computed once, neither pickled nor copied.
 
     ``symmetries`` by the rank that they fix; ``bounds`` and ``floors`` by their arguments.
@@ -79,8 +79,8 @@ class Known:
     bounds: dict[tuple[str, int, bool], Any] = field(default_factory=dict)
     floors: dict[tuple[Any, ...], int] = field(default_factory=dict)
 
-    def __reduce__(self) -> tuple[type[Known], tuple[()]]:
-        return Known, ()
+    def __reduce__(self) -> tuple[type[DerivedFacts], tuple[()]]:
+        return DerivedFacts, ()
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -127,7 +127,7 @@ class Topology:
     sources: Mapping[str, str] = field(default_factory=dict)
     description: str = ""
     # Not copied by dataclasses.replace: derived facts do not hold for a changed topology.
-    known: Known = field(default_factory=Known, repr=False, init=False)
+    derived: DerivedFacts = field(default_factory=DerivedFacts, repr=False, init=False)
 
     def __post_init__(self) -> None:
         freeze(self)
@@ -176,8 +176,8 @@ class Topology:
         for number, kind in enumerate(LINK_KINDS):
             rates = self.link_capacity_uBps[self.link_kind == number]
             if rates.size:
-                least, most = format_rate(int(rates.min())), format_rate(int(rates.max()))
-                yield f"{rates.size} {kind} at {least}{'' if least == most else f' to {most}'}"
+                lowest, highest = format_rate(int(rates.min())), format_rate(int(rates.max()))
+                yield f"{rates.size} {kind} at {lowest}{'' if lowest == highest else f' to {highest}'}"
 
     @property
     def passes_gpus(self) -> bool:
@@ -270,11 +270,11 @@ class Topology:
             if end not in self.node_names:
                 raise ConfigError(f"link {name!r}: no vertex {end!r}; {_near(end, self.node_names)}")
         a, b = self.node_names.index(tail), self.node_names.index(head)
-        found = np.flatnonzero((self.link_src == a) & (self.link_dst == b))
-        if not found.size:
+        links = np.flatnonzero((self.link_src == a) & (self.link_dst == b))
+        if not links.size:
             heads = [self.node_names[v] for v in self.link_dst[self.link_src == a]]
             raise ConfigError(f"no link {name!r}; from {tail!r} {_near(head, heads)}")
-        return int(found[0])
+        return int(links[0])
 
     def degrade(self, link: str | int, share: str | float | Fraction) -> Topology:
         """The same cluster with a link (``a -> b``), both of a pair (``a <-> b``), or all at a vertex (``a``) at a share of capacity.
@@ -294,26 +294,26 @@ class Topology:
         >>> torus([4], "25 GB/s").degrade("gpu0 <-> gpu1", 0).path(0, 1)
         ['gpu0 -> gpu3', 'gpu3 -> gpu2', 'gpu2 -> gpu1']
         """
-        chosen = self.links_named(link)
-        left = factor(share, "share of capacity", zero=True)
-        if left > 1:
+        chosen = self.find_links(link)
+        remaining = factor(share, "share of capacity", zero=True)
+        if remaining > 1:
             raise ConfigError(f"share of capacity: expected 0 to 1, got {share}")
         name = f"{self.name.removesuffix(' degraded')} degraded"
-        if left:
+        if remaining:
             capacity = self.link_capacity_uBps.copy()
             for index in chosen:
-                capacity[index] = checked_capacity(int(capacity[index]) * left, "degraded link")
+                capacity[index] = checked_capacity(int(capacity[index]) * remaining, "degraded link")
             return replace(self, name=name, link_capacity_uBps=capacity)
-        kept = ~np.isin(np.arange(self.nlinks), chosen)
+        present = ~np.isin(np.arange(self.nlinks), chosen)
         lost = link if isinstance(link, str) and "->" not in link else " and ".join(map(self.link_name, chosen))
         parts = {
-            name: getattr(self, name)[kept]
+            name: getattr(self, name)[present]
             for name in ("link_src", "link_dst", "link_capacity_uBps", "link_latency_fs", "link_kind")
         }
-        router = self.detours(kept, lost)
+        router = self.detours(present, lost)
         return replace(self, name=name, **parts, router=router, rank_endpoints=np.arange(self.nranks))
 
-    def detours(self, kept: NDArray[np.bool_], lost: str | None = None) -> DetourRouter:
+    def detours(self, present: NDArray[np.bool_], lost: str | None = None) -> DetourRouter:
         """The router over some of the links, renumbered, as in :meth:`degrade`; its endpoints are the ranks.
 
         Two ranks without a path have a route without links, unless ``lost`` names the removed links.
@@ -323,21 +323,21 @@ class Topology:
         ConfigError
             When ``lost`` is given and two ranks have no path.
         """
-        src, dst, latency_fs = self.link_src[kept], self.link_dst[kept], self.link_latency_fs[kept]
+        src, dst, latency_fs = self.link_src[present], self.link_dst[present], self.link_latency_fs[present]
         relays = None
         if "box" in self.groups and not self.gpus_forward:
             cpu = np.array([kind == "cpu" for kind in self.node_kinds])
-            net = self.link_kind[kept] == LINK_KINDS.index("net")
+            net = self.link_kind[present] == LINK_KINDS.index("net")
             relays = relays_of(self.groups["box"], net, cpu[src] | cpu[dst], latency_fs)
         needed = relays is not None and bool(relays.host.any())
 
-        def relayed(rest: Router, src: Ints, dst: Ints) -> NDArray[np.bool_]:
+        def has_route(remainder: Router, src: Ints, dst: Ints) -> NDArray[np.bool_]:
             nonlocal needed
             needed = True
-            links = detour_router(self.router, self.rank_endpoints, kept, rest, relays).links(src, dst)
+            links = detour_router(self.router, self.rank_endpoints, present, remainder, relays).links(src, dst)
             return np.asarray((links >= 0).any(axis=1) | (lost is None))
 
-        rest = graph_router(
+        remainder = graph_router(
             f"{self.name} without {lost}",
             self.node_names,
             self.node_kinds,
@@ -346,11 +346,11 @@ class Topology:
             dst,
             latency_fs,
             gpus_forward=self.gpus_forward,
-            otherwise=None if relays is None and lost is not None else relayed,
+            otherwise=None if relays is None and lost is not None else has_route,
         )
-        return detour_router(self.router, self.rank_endpoints, kept, rest, relays if needed else None)
+        return detour_router(self.router, self.rank_endpoints, present, remainder, relays if needed else None)
 
-    def links_named(self, link: str | int) -> list[int]:
+    def find_links(self, link: str | int) -> list[int]:
         """The numbers of a link (``a -> b``, or its number), of both links of a pair (``a <-> b``), or of all at a vertex (``a``).
 
         Raises
@@ -398,5 +398,5 @@ class Topology:
         return graph
 
 
-def _near(given: str, valid: Sequence[str]) -> str:
-    return nearest(given, get_close_matches(given, valid, n=5, cutoff=0.0))
+def _near(name: str, valid: Sequence[str]) -> str:
+    return nearest(name, get_close_matches(name, valid, n=5, cutoff=0.0))

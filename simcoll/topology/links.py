@@ -14,14 +14,14 @@ from simcoll.topology.graph import LINK_KINDS, Topology
 from simcoll.topology.routing import Router
 from simcoll.topology.values import Quantity, checked_capacity, duration_fs, halves_fs, parse_capacity
 
-__all__ = ["LinkTable", "add_hosts", "assemble", "checked_kind", "room_for_links", "switched"]
+__all__ = ["LinkTable", "add_hosts", "assemble", "checked_kind", "room_for_links", "switch_network"]
 
 MAX_LINKS = 2**23
 LINK_BYTES = 400
 """Memory per link under construction, including its share of names and routes."""
 
 
-def room_for_links(number: int, what: str) -> None:
+def room_for_links(number: int, subject: str) -> None:
     """Refuse a topology with too many links to build in about a minute, or to fit in memory.
 
     >>> room_for_links(1 << 30, "this torus")
@@ -29,8 +29,8 @@ def room_for_links(number: int, what: str) -> None:
     simcoll.errors.ConfigError: this torus has 1073741824 links; at most 8388608 can be made
     """
     if number > MAX_LINKS:
-        raise ConfigError(f"{what} has {number} links; at most {MAX_LINKS} can be made")
-    check_room(number * LINK_BYTES, f"making the {number} links of {what}", "a smaller topology needs less")
+        raise ConfigError(f"{subject} has {number} links; at most {MAX_LINKS} can be made")
+    check_room(number * LINK_BYTES, f"making the {number} links of {subject}", "a smaller topology needs less")
 
 
 def checked_kind(kind: str) -> str:
@@ -73,7 +73,7 @@ def add_hosts(
     return capacity, np.array(ends, np.int32)
 
 
-def switched(
+def switch_network(
     name: str,
     n: int,
     names: Sequence[str],

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simcoll.arrays import Ints
-from simcoll.topology.components import first_joined
+from simcoll.topology.components import lowest_in_component
 from simcoll.topology.graph import LINK_KINDS, Topology
 
 __all__ = ["FABRICS", "GENERATIONS", "TRAIT_VALUES", "Machine", "machine"]
@@ -115,7 +115,7 @@ def machine(topology: Topology) -> Machine:
     """
     traits, domain = topology.traits, _domains(topology)
     reducing = traits.get("switch_reduce", "").split()
-    inside, gpu_uBps = _inside(topology, domain)
+    link_name, gpu_uBps = _inside(topology, domain)
     nics, nic_uBps = _outside(topology, domain)
     return Machine(
         generation=traits.get("generation", ""),
@@ -124,12 +124,12 @@ def machine(topology: Topology) -> Machine:
         fabric=traits.get("fabric", ""),
         switch_reduce=bool(set(reducing) - {"sharp"}),
         domain_ranks=tuple(np.bincount(domain).tolist()),
-        inside=inside,
+        inside=link_name,
         gpu_uBps=gpu_uBps,
         nics=nics,
         nic_uBps=nic_uBps,
         network_reduces="sharp" in reducing,
-        peer_uBps=_between(topology, domain, gpu_uBps) if inside in {"nvlink", "xgmi"} else 0,
+        peer_uBps=_peer_capacity(topology, domain, gpu_uBps) if link_name in {"nvlink", "xgmi"} else 0,
     )
 
 
@@ -148,16 +148,16 @@ def _domains(topology: Topology) -> Ints:
 def _inside(topology: Topology, domain: Ints) -> tuple[str, int]:
     """The kind of link that joins the ranks of a domain, and the capacity of one GPU's links of that kind."""
     ranks = np.arange(topology.nranks)
-    first = np.unique(domain, return_index=True)[1][domain]
-    if np.array_equal(first, ranks):
+    first_rank = np.unique(domain, return_index=True)[1][domain]
+    if np.array_equal(first_rank, ranks):
         return "", 0
     # Links to GPUs without a rank carry nothing.
     idle = np.array([kind == "gpu" for kind in topology.node_kinds])
     idle[topology.rank_nodes] = False
     useful = ~idle[topology.link_src] & ~idle[topology.link_dst]
     kind = _NVLINK
-    if not _joined(topology, useful & (topology.link_kind == _NVLINK), first):
-        kind = min(int(topology.route(first, ranks).kind.max()), _PCIE)
+    if not _connects(topology, useful & (topology.link_kind == _NVLINK), first_rank):
+        kind = min(int(topology.route(first_rank, ranks).kind.max()), _PCIE)
     useful &= topology.link_kind == kind
     capacity = np.zeros(len(topology.node_names), dtype=np.int64)
     np.add.at(capacity, topology.link_src[useful], topology.link_capacity_uBps[useful])
@@ -169,7 +169,7 @@ def _inside(topology: Topology, domain: Ints) -> tuple[str, int]:
     return name, int(capacity[topology.rank_nodes].min())
 
 
-def _between(topology: Topology, domain: Ints, gpu_uBps: int) -> int:
+def _peer_capacity(topology: Topology, domain: Ints, gpu_uBps: int) -> int:
     """Capacity of the NVLinks between two GPUs of a domain, the minimum over pairs; behind switches, of all links of a GPU."""
     rank = np.full(len(topology.node_names), -1, dtype=np.int64)
     rank[topology.rank_nodes] = np.arange(topology.nranks)
@@ -177,20 +177,20 @@ def _between(topology: Topology, domain: Ints, gpu_uBps: int) -> int:
     direct = (topology.link_kind == _NVLINK) & (src >= 0) & (dst >= 0)
     if not direct.any():
         return gpu_uBps
-    pairs, at = np.unique(src[direct] * topology.nranks + dst[direct], return_inverse=True)
+    pairs, pair_of = np.unique(src[direct] * topology.nranks + dst[direct], return_inverse=True)
     sizes = np.bincount(domain)
     if len(pairs) < (sizes * (sizes - 1)).sum():
         return 0
     sums = np.zeros(len(pairs), dtype=np.int64)
-    np.add.at(sums, at, topology.link_capacity_uBps[direct])
+    np.add.at(sums, pair_of, topology.link_capacity_uBps[direct])
     return int(sums.min())
 
 
-def _joined(topology: Topology, links: NDArray[np.bool_], first: Ints) -> bool:
+def _connects(topology: Topology, links: NDArray[np.bool_], first_rank: Ints) -> bool:
     """Whether these links connect every rank with the first of its domain."""
-    part = first_joined(len(topology.node_names), topology.link_src[links], topology.link_dst[links])
+    part = lowest_in_component(len(topology.node_names), topology.link_src[links], topology.link_dst[links])
     part = part[topology.rank_nodes]
-    return bool((part == part[first]).all())
+    return bool((part == part[first_rank]).all())
 
 
 def _outside(topology: Topology, domain: Ints) -> tuple[int, int]:
@@ -198,15 +198,15 @@ def _outside(topology: Topology, domain: Ints) -> tuple[int, int]:
     domains = int(domain.max()) + 1
     if domains == 1:
         return 0, 0
-    first = np.unique(domain, return_index=True)[1]
-    links = topology.route(np.arange(topology.nranks), first[(domain + 1) % domains]).links
+    firsts = np.unique(domain, return_index=True)[1]
+    links = topology.route(np.arange(topology.nranks), firsts[(domain + 1) % domains]).links
     entry = (topology.link_kind[links] == _NET) & (links >= 0)
     ranks = np.flatnonzero(entry.any(axis=1))
-    nics, at = np.unique(links[ranks, entry[ranks].argmax(axis=1)], return_index=True)
-    owner = domain[ranks[at]]
+    nics, first_users = np.unique(links[ranks, entry[ranks].argmax(axis=1)], return_index=True)
+    owner = domain[ranks[first_users]]
     counts = np.bincount(owner, minlength=domains)
     slowest = np.zeros(domains, dtype=np.int64)
     slowest[owner] = np.iinfo(np.int64).max
     np.minimum.at(slowest, owner, topology.link_capacity_uBps[nics])
-    equal = (count * each for count, each in zip(counts.tolist(), slowest.tolist(), strict=True))
+    equal = (count * rate for count, rate in zip(counts.tolist(), slowest.tolist(), strict=True))
     return int(counts.min()), min(equal)

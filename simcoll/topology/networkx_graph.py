@@ -69,9 +69,16 @@ def from_networkx(
         if kind_name not in LINK_KINDS:
             raise ConfigError(f"efficiency: unknown kind of link {kind_name!r}; {nearest(kind_name, LINK_KINDS)}")
     router = graph_router(
-        title, names, kinds, rank_nodes, ways[:, 0], ways[:, 1], values[:, 1], gpus_forward=gpus_forward,
+        title,
+        names,
+        kinds,
+        rank_nodes,
+        ways[:, 0],
+        ways[:, 1],
+        values[:, 1],
+        gpus_forward=gpus_forward,
         hint=", say gpus_forward=True if yours do",
-    )  # fmt: skip
+    )
     levels = {level: np.asarray(ids, dtype=np.int64) for level, ids in (groups or {}).items()}
     columns = np.concatenate([ways, values], axis=1).T
     return replace(
@@ -90,19 +97,19 @@ def _edge_table(
         ways = [(index[tail], index[head])]
         if not graph.is_directed():
             ways.append((index[head], index[tail]))
-        for way in ways:
-            where = f"link {names[way[0]]} -> {names[way[1]]}"
-            if way[0] == way[1]:
-                raise ConfigError(f"{where}: a link from a vertex to itself")
-            capacity, latency, kind = _edge(where, data)
-            before = table.get(way)
-            if before is not None:
-                if before[1:] != (latency, kind):
+        for ends in ways:
+            link = f"link {names[ends[0]]} -> {names[ends[1]]}"
+            if ends[0] == ends[1]:
+                raise ConfigError(f"{link}: a link from a vertex to itself")
+            capacity, latency, kind = _edge(link, data)
+            parallel = table.get(ends)
+            if parallel is not None:
+                if parallel[1:] != (latency, kind):
                     raise ConfigError(
-                        f"{where}: parallel links differ in latency or kind; they can be joined only when equal"
+                        f"{link}: parallel links differ in latency or kind; they can be joined only when equal"
                     )
-                capacity = checked_capacity(capacity + before[0], where)
-            table[way] = (capacity, latency, kind)
+                capacity = checked_capacity(capacity + parallel[0], link)
+            table[ends] = (capacity, latency, kind)
     return table
 
 
@@ -118,32 +125,30 @@ def _rank_nodes(names: tuple[str, ...], kinds: tuple[str, ...], ranks: list[Any]
         raise ConfigError("two vertices have the same name")
     if all(rank is None for rank in ranks):
         return np.array([i for i, kind in enumerate(kinds) if kind == "gpu"], dtype=np.int64)
-    held = {rank: i for i, rank in enumerate(ranks) if rank is not None}
+    vertex_of = {rank: i for i, rank in enumerate(ranks) if rank is not None}
     n = sum(rank is not None for rank in ranks)
-    if list(range(n)) != sorted(r for r in held if isinstance(r, int) and not isinstance(r, bool)):
+    if list(range(n)) != sorted(r for r in vertex_of if isinstance(r, int) and not isinstance(r, bool)):
         raise ConfigError(
             f"vertices carry ranks {[r for r in ranks if r is not None][:8]}; expected 0 to {n - 1}, each once"
         )
-    return np.array([held[rank] for rank in range(n)], dtype=np.int64)
+    return np.array([vertex_of[rank] for rank in range(n)], dtype=np.int64)
 
 
-def _edge(where: str, data: Mapping[str, Any]) -> tuple[int, int, int]:
+def _edge(link: str, data: Mapping[str, Any]) -> tuple[int, int, int]:
     """Capacity, latency and kind index of one edge."""
     bandwidth: Quantity | None = data.get("capacity_uBps", data.get("bandwidth"))
     if bandwidth is None:
-        raise ConfigError(
-            f"{where}: no bandwidth; expected an attribute such as bandwidth='50 GB/s' (or capacity_uBps)"
-        )
+        raise ConfigError(f"{link}: no bandwidth; expected an attribute such as bandwidth='50 GB/s' (or capacity_uBps)")
     if "capacity_uBps" not in data and not isinstance(bandwidth, str):
-        raise ConfigError(f"{where}: bandwidth {bandwidth!r} has no unit; write for example '{bandwidth} GB/s'")
+        raise ConfigError(f"{link}: bandwidth {bandwidth!r} has no unit; write for example '{bandwidth} GB/s'")
     latency: Quantity = data.get("latency_fs", data.get("latency", 0))
     if "latency_fs" not in data and latency and not isinstance(latency, str):
-        raise ConfigError(f"{where}: latency {latency!r} has no unit; write for example '{latency} us'")
+        raise ConfigError(f"{link}: latency {latency!r} has no unit; write for example '{latency} us'")
     kind = data.get("kind", "link")
     if kind not in LINK_KINDS:
-        raise ConfigError(f"{where}: unknown kind {kind!r}; {nearest(str(kind), LINK_KINDS)}")
+        raise ConfigError(f"{link}: unknown kind {kind!r}; {nearest(str(kind), LINK_KINDS)}")
     return (
-        parse_capacity(bandwidth, f"{where}: bandwidth"),
-        duration_fs(latency, f"{where}: latency"),
+        parse_capacity(bandwidth, f"{link}: bandwidth"),
+        duration_fs(latency, f"{link}: latency"),
         LINK_KINDS.index(kind),
     )

@@ -14,7 +14,7 @@ import numpy as np
 from simcoll.arrays import Ints, Words
 from simcoll.core.hashing import SALTS, mix
 from simcoll.core.step import distinct
-from simcoll.topology.components import first_joined
+from simcoll.topology.components import lowest_in_component
 from simcoll.topology.graph import Topology
 from simcoll.topology.routing import TorusRouter
 
@@ -41,101 +41,111 @@ def rank_orbits(topology: Topology, fixed: int | None = None) -> Ints:
     [0, 3]
     """
     every = np.arange(topology.nranks)
-    return np.flatnonzero(_joined(topology.nranks, [(every, image) for image in symmetries(topology, fixed)]) == every)
+    pairs = [(every, image) for image in symmetries(topology, fixed)]
+    return np.flatnonzero(_lowest_in_component(topology.nranks, pairs) == every)
 
 
 def set_orbits(topology: Topology, sets: Sequence[Ints], fixed: int | None = None) -> Ints:
     """For each of some disjoint sets of ranks, the first set that a symmetry maps onto it."""
     size = np.array([len(ranks) for ranks in sets])
-    start, ranks = np.cumsum(size) - size, np.concatenate(sets)
+    start = np.cumsum(size) - size
+    ranks = np.concatenate(sets)
     member = np.full(topology.nranks, -1)
     member[ranks] = np.repeat(np.arange(len(sets)), size)
     pairs = []
     for image in symmetries(topology, fixed):
-        there = member[image[ranks]]
-        to = np.minimum.reduceat(there, start)
-        whole = np.flatnonzero((to >= 0) & (to == np.maximum.reduceat(there, start)) & (size[to] == size))
-        pairs.append((whole, to[whole]))
-    return _joined(len(sets), pairs)
+        targets = member[image[ranks]]
+        to = np.minimum.reduceat(targets, start)
+        in_one_set = (to >= 0) & (to == np.maximum.reduceat(targets, start))
+        mapped = np.flatnonzero(in_one_set & (size[to] == size))
+        pairs.append((mapped, to[mapped]))
+    return _lowest_in_component(len(sets), pairs)
 
 
 def symmetries(topology: Topology, fixed: int | None = None) -> tuple[Ints, ...]:
     """Permutations of the ranks (``image[rank]``) that preserve all links and fix the rank ``fixed``."""
-    known = topology.known.symmetries
-    if fixed not in known:
-        candidates = (_extended(topology, image) for image in _turns(topology, fixed))
+    cache = topology.derived.symmetries
+    if fixed not in cache:
+        candidates = (_extend(topology, image) for image in _turns(topology, fixed))
         rank = np.zeros(len(topology.node_names), np.int64)
         rank[topology.rank_nodes] = np.arange(topology.nranks)
-        known[fixed] = tuple(
+        cache[fixed] = tuple(
             rank[nodes[topology.rank_nodes]]
             for nodes in candidates
             if nodes is not None and is_symmetry(topology, nodes)
         )
-    return known[fixed]
+    return cache[fixed]
 
 
-def _joined(count: int, pairs: Sequence[tuple[Ints, Ints]]) -> Ints:
+def _lowest_in_component(count: int, pairs: Sequence[tuple[Ints, Ints]]) -> Ints:
     """The lowest number joined to each of ``count`` numbers by the pairs."""
     tail, head = np.concatenate([np.zeros((2, 0), np.int64), *(np.stack(pair) for pair in pairs)], axis=1)
-    return first_joined(count, tail, head)
+    return lowest_in_component(count, tail, head)
 
 
 def is_symmetry(topology: Topology, nodes: Ints) -> bool:
     """Whether a renumbering of the vertices preserves ranks, kinds, links and capacities."""
     kinds = np.array(topology.node_kinds)
-    here = np.stack([topology.link_src, topology.link_dst, topology.link_capacity_uBps])
-    there = np.stack([nodes[topology.link_src], nodes[topology.link_dst], topology.link_capacity_uBps])
+    links = np.stack([topology.link_src, topology.link_dst, topology.link_capacity_uBps])
+    images = np.stack([nodes[topology.link_src], nodes[topology.link_dst], topology.link_capacity_uBps])
     return bool(
         np.array_equal(np.sort(nodes), np.arange(len(kinds)))
         and np.array_equal(kinds, kinds[nodes])
         and np.array_equal(np.sort(topology.rank_nodes), np.sort(nodes[topology.rank_nodes]))
-        and np.array_equal(here[:, np.lexsort(here)], there[:, np.lexsort(there)])
+        and np.array_equal(links[:, np.lexsort(links)], images[:, np.lexsort(images)])
     )
 
 
 def _turns(topology: Topology, fixed: int | None) -> Iterator[Ints]:
     """Permutations of the ranks that may be symmetries."""
-    n, rank = topology.nranks, np.arange(topology.nranks)
+    n = topology.nranks
+    rank = np.arange(n)
     if isinstance(topology.router, TorusRouter) and int(np.prod(topology.router.dims)) == n:
         dims = topology.router.dims
         for number, size in enumerate(dims):
             stride = int(np.prod(dims[number + 1 :]))
-            at = rank // stride % size
-            # If a rank is fixed, a dimension can only be reversed around it.
-            to = at + 1 if fixed is None else 2 * (fixed // stride % size) - at
-            yield rank + (to % size - at) * stride
+            coordinate = rank // stride % size
+            to = coordinate + 1
+            if fixed is not None:  # a dimension can only be reversed around it
+                to = 2 * (fixed // stride % size) - coordinate
+            yield rank + (to % size - coordinate) * stride
         return
     look = _looks(topology, fixed)
     parts = _levels(topology)
-    for part, whole in zip(parts, [*parts[1:], np.zeros(n, np.int64)], strict=True):
-        yield _next_alike(part, whole, look)
+    for part, coarser in zip(parts, [*parts[1:], np.zeros(n, np.int64)], strict=True):
+        yield _next_alike(part, coarser, look)
 
 
 def _levels(topology: Topology) -> list[Ints]:
     """Partitions of the ranks, from fine to coarse: the groups, and the parts of nodes that share a leaf."""
-    given = list(topology.groups.values())
-    found = [np.arange(topology.nranks)]
-    inside = [np.unique(given[0] * (1 + ids.max()) + ids, return_inverse=True)[1] for ids in given[1:]]
-    for ids in sorted((*inside, *given), key=lambda ids: -int(ids.max())):
-        parts, count = found[-1], 1 + int(ids.max())
-        if 1 < count <= parts.max() and len(np.unique(parts * count + ids)) == parts.max() + 1:
-            found.append(ids)
-    return found
+    partitions = list(topology.groups.values())
+    levels = [np.arange(topology.nranks)]
+    refined = [np.unique(partitions[0] * (1 + ids.max()) + ids, return_inverse=True)[1] for ids in partitions[1:]]
+    for ids in sorted((*refined, *partitions), key=lambda ids: -int(ids.max())):
+        parts = levels[-1]
+        count = 1 + int(ids.max())
+        if not 1 < count <= parts.max():
+            continue
+        contains_parts = len(np.unique(parts * count + ids)) == parts.max() + 1
+        if contains_parts:
+            levels.append(ids)
+    return levels
 
 
-def _next_alike(part: Ints, whole: Ints, look: Words) -> Ints:
+def _next_alike(part: Ints, coarser: Ints, look: Words) -> Ints:
     """Map every part to the next part of its whole whose ranks look the same one by one, cyclically."""
     order = np.argsort(part, kind="stable")
     start = np.flatnonzero(np.diff(part[order], prepend=-1))
     size = np.diff(start, append=len(order))
     place = np.arange(len(order)) - np.repeat(start, size)
     with np.errstate(over="ignore"):
-        seen = np.add.reduceat(_mix(look[order] + _mix(place.astype(np.uint64))), start)
-    keys = np.stack([whole[order][start], size, seen.view(np.int64)])
+        signature = np.add.reduceat(_mix(look[order] + _mix(place.astype(np.uint64))), start)
+    keys = np.stack([coarser[order][start], size, signature.view(np.int64)])
     run = np.lexsort(keys[::-1])
-    new = np.append(True, (keys[:, run[1:]] != keys[:, run[:-1]]).any(axis=0))
-    first = np.flatnonzero(new)[np.cumsum(new) - 1]
-    following = np.where(np.append(new[1:], True), first, np.arange(1, len(run) + 1))
+    differs = keys[:, run[1:]] != keys[:, run[:-1]]
+    new = np.append(True, differs.any(axis=0))
+    run_start = np.flatnonzero(new)[np.cumsum(new) - 1]
+    following = np.where(np.append(new[1:], True), run_start, np.arange(1, len(run) + 1))
     to = np.empty_like(run)
     to[run] = run[following]
     image = np.empty_like(order)
@@ -152,14 +162,14 @@ def _looks(topology: Topology, fixed: int | None) -> Words:
         label[topology.rank_nodes[fixed]] += np.uint64(100)
     label, classes = _mix(label), 0
     for _ in range(FAR):
-        label = _refined(topology, label)
-        before, classes = classes, len(distinct(label.view(np.int64)))
-        if classes == before:
+        label = _refine(topology, label)
+        earlier, classes = classes, len(distinct(label.view(np.int64)))
+        if classes == earlier:
             break
     return label[topology.rank_nodes]
 
 
-def _extended(topology: Topology, image: Ints) -> Ints | None:
+def _extend(topology: Topology, image: Ints) -> Ints | None:
     """Image of each vertex if rank r moves to rank ``image[r]``; None if it cannot be determined."""
     count = len(topology.node_names)
     label = np.zeros(count, np.uint64)
@@ -167,16 +177,18 @@ def _extended(topology: Topology, image: Ints) -> Ints | None:
     moved = np.zeros(count, np.uint64)
     moved[topology.rank_nodes[image]] = label[topology.rank_nodes]
     for _ in range(ROUNDS):
-        label, moved = _refined(topology, label), _refined(topology, moved)
-    here, there = np.argsort(label, kind="stable"), np.argsort(moved, kind="stable")
-    if not np.array_equal(label[here], moved[there]):
+        label = _refine(topology, label)
+        moved = _refine(topology, moved)
+    order = np.argsort(label, kind="stable")
+    moved_order = np.argsort(moved, kind="stable")
+    if not np.array_equal(label[order], moved[moved_order]):
         return None
     nodes = np.empty(count, np.int64)
-    nodes[here] = there
+    nodes[order] = moved_order
     return nodes
 
 
-def _refined(topology: Topology, label: Words) -> Words:
+def _refine(topology: Topology, label: Words) -> Words:
     """Labels refined by the labels one link away."""
     with np.errstate(over="ignore"):
         capacity = topology.link_capacity_uBps.astype(np.uint64)

@@ -9,7 +9,7 @@ import numpy as np
 from simcoll.arrays import Ints
 from simcoll.core.numbers import check_seed
 from simcoll.errors import ConfigError, nearest
-from simcoll.topology.ecmp import hashed
+from simcoll.topology.ecmp import hash_of
 from simcoll.topology.graph import Topology
 from simcoll.topology.values import count
 
@@ -58,10 +58,10 @@ def place(
         raise ConfigError("placement: order 'explicit' and a list of gpus belong together")
     n = topology.nranks
     if gpus is not None:
-        chosen = _listed(gpus, n)
+        chosen = _gpu_numbers(gpus, n)
     elif order == "random":
         shuffle = check_seed(seed)
-        chosen = np.argsort(hashed(shuffle, PLACEMENT, np.arange(n), np.zeros(n, np.int64)), kind="stable")
+        chosen = np.argsort(hash_of(shuffle, PLACEMENT, np.arange(n), np.zeros(n, np.int64)), kind="stable")
     elif order == "round_robin":
         ids = topology.groups.get(str(level or next(iter(topology.groups), "")))
         if ids is None:
@@ -80,10 +80,10 @@ def place(
     return topology.with_ranks(chosen[:nranks])
 
 
-def _listed(gpus: Sequence[int], n: int) -> Ints:
+def _gpu_numbers(gpus: Sequence[int], n: int) -> Ints:
     """A list of GPU numbers below n."""
     try:
-        given = list(gpus)
+        numbers = list(gpus)
     except TypeError:
         raise ConfigError(f"placement: gpus: expected a list of whole numbers, got {gpus!r}") from None
-    return np.array([count(gpu, "placement: gpus", least=0, most=n - 1) for gpu in given], dtype=np.int64)
+    return np.array([count(gpu, "placement: gpus", minimum=0, maximum=n - 1) for gpu in numbers], dtype=np.int64)

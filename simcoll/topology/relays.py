@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,9 +53,10 @@ class Relays:
 
     def over_host(self, links: Links) -> NDArray[np.bool_]:
         """Whether a route reaches its NIC through a CPU; NCCL then prefers a neighbour's NIC."""
-        before = np.cumsum(self.network[links], axis=1) == 0
-        found: NDArray[np.bool_] = self.network[links].any(axis=1) & (self.host[links] & before).any(axis=1)
-        return found
+        leaves_node = self.network[links]
+        before_network = np.cumsum(leaves_node, axis=1) == 0
+        by_host = (self.host[links] & before_network).any(axis=1)
+        return np.asarray(leaves_node.any(axis=1) & by_host)
 
     def links(self, src: Ints, dst: Ints, direct: Direct, *, at_source: bool = False) -> Links:
         """The best relayed route of every pair, without links if there is none.
@@ -62,60 +64,82 @@ class Relays:
         ``direct`` yields unrelayed routes, without links if there is none. ``at_source`` allows only a relay at the source, with legs to
         and from it that cross no CPU on the way out.
         """
-        most = self.members.shape[1]
-        found = np.full((src.size, 0), -1, np.int32)
-        for many in (1,) if at_source else (1, 2):
-            left = np.flatnonzero((found < 0).all(axis=1))
-            together = max(AT_ONCE // (most**2 if many == 2 else 2 * most), 1)
-            for first in range(0, left.size, together):
-                rows = left[first : first + together]
-                best = self._best(src[rows], dst[rows], direct, many=many, at_source=at_source)
-                found = wider(found, best.shape[1])
-                found[rows, : best.shape[1]] = best
-        return found
+        width = self.members.shape[1]
+        routes = np.full((src.size, 0), -1, np.int32)
+        for nrelays in (1,) if at_source else (1, 2):
+            pending = np.flatnonzero((routes < 0).all(axis=1))
+            ncandidates = width**2 if nrelays == 2 else 2 * width
+            together = max(AT_ONCE // ncandidates, 1)
+            for begin in range(0, pending.size, together):
+                rows = pending[begin : begin + together]
+                best = self._best(src[rows], dst[rows], direct, nrelays=nrelays, at_source=at_source)
+                routes = wider(routes, best.shape[1])
+                routes[rows, : best.shape[1]] = best
+        return routes
 
-    def _best(self, src: Ints, dst: Ints, direct: Direct, *, many: int, at_source: bool) -> Links:
+    def _best(self, src: Ints, dst: Ints, direct: Direct, *, nrelays: int, at_source: bool) -> Links:
         """The best route of every pair over one relay, or over two."""
-        out, into = self.members[self.node[src]], self.members[self.node[dst]]
-        most = out.shape[1]
-        if many == 2:
-            first, last = np.repeat(out, most, axis=1), np.tile(into, (1, most))
-        else:
-            first, last = out, np.repeat(dst[:, None], most, axis=1)
-            if not at_source:
-                first = np.concatenate([first, np.repeat(src[:, None], most, axis=1)], axis=1)
-                last = np.concatenate([last, into], axis=1)
-        a, b = (np.repeat(end, first.shape[1]) for end in (src, dst))
-        s, t = first.ravel(), last.ravel()
-        fits = np.flatnonzero((s >= 0) & (t >= 0) & (s != t) & ((s != a) | (t != b)))
+        entries, exits = self._candidates(src, dst, nrelays=nrelays, at_source=at_source)
+        ncandidates = entries.shape[1]
+        source = np.repeat(src, ncandidates)
+        target = np.repeat(dst, ncandidates)
+        first_relay = entries.ravel()
+        last_relay = exits.ravel()
+        fitting = (first_relay >= 0) & (last_relay >= 0)
+        fitting &= first_relay != last_relay
+        fitting &= (first_relay != source) | (last_relay != target)
+        fits = np.flatnonzero(fitting)
         if not fits.size:
             return np.full((src.size, 0), -1, np.int32)
-        a, b, s, t = a[fits], b[fits], s[fits], t[fits]
-        legs = [direct(a, s), direct(s, t), direct(t, b)]
-        good = ~self.network[legs[0]].any(axis=1) & ~self.network[legs[2]].any(axis=1)
-        for leg, (one, other) in zip(legs, ((a, s), (s, t), (t, b)), strict=True):
-            good &= (leg >= 0).any(axis=1) | (one == other)
-        way = np.concatenate(legs, axis=1)
-        ordered = np.sort(way, axis=1)
-        good &= ~((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(axis=1)
+        stops = [source[fits], first_relay[fits], last_relay[fits], target[fits]]
+        legs = [direct(start, stop) for start, stop in pairwise(stops)]
+        good = ~self.network[legs[0]].any(axis=1)
+        good &= ~self.network[legs[2]].any(axis=1)
+        for leg, (start, stop) in zip(legs, pairwise(stops), strict=True):
+            good &= (leg >= 0).any(axis=1) | (start == stop)
+        route = np.concatenate(legs, axis=1)
+        good &= ~_uses_link_twice(route)
         if at_source:
-            good &= ~self.over_host(way)
-        cost, hops = np.full((2, first.size), FAR)
-        cost[fits[good]], hops[fits[good]] = self.latency_fs[way[good]].sum(axis=1), (way[good] >= 0).sum(axis=1)
-        cost, hops = cost.reshape(first.shape), hops.reshape(first.shape)
+            good &= ~self.over_host(route)
+        cost, hops = np.full((2, *entries.shape), FAR)
+        usable = fits[good]
+        links = route[good]
+        cost.flat[usable] = self.latency_fs[links].sum(axis=1)
+        hops.flat[usable] = (links >= 0).sum(axis=1)
         # Among equal routes the first: a relay at the source, then the lower number.
-        chosen = np.where(cost == cost.min(axis=1, keepdims=True), hops, FAR).argmin(axis=1)
-        place = np.full(first.size, -1)
-        place[fits] = np.arange(fits.size)
-        rows = place.reshape(first.shape)[np.arange(src.size), chosen]
-        best = np.where((cost.min(axis=1) < FAR)[:, None], way[rows], np.int32(-1))
-        used = best >= 0
-        return np.take_along_axis(best, np.argsort(~used, axis=1, kind="stable"), axis=1)
+        least_cost = cost.min(axis=1)
+        chosen = np.where(cost == least_cost[:, None], hops, FAR).argmin(axis=1)
+        row_of = np.full(entries.shape, -1)
+        row_of.flat[fits] = np.arange(fits.size)
+        rows = row_of[np.arange(src.size), chosen]
+        reachable = least_cost < FAR
+        best = np.where(reachable[:, None], route[rows], np.int32(-1))
+        unused = best < 0
+        return np.take_along_axis(best, np.argsort(unused, axis=1, kind="stable"), axis=1)
+
+    def _candidates(self, src: Ints, dst: Ints, *, nrelays: int, at_source: bool) -> tuple[Ints, Ints]:
+        """First and last relay of every candidate ``[pair, candidate]``; an end of the pair itself stands for no relay there."""
+        near_source = self.members[self.node[src]]
+        near_target = self.members[self.node[dst]]
+        width = near_source.shape[1]
+        if nrelays == 2:
+            return np.repeat(near_source, width, axis=1), np.tile(near_target, (1, width))
+        no_last = np.repeat(dst[:, None], width, axis=1)
+        if at_source:
+            return near_source, no_last
+        no_first = np.repeat(src[:, None], width, axis=1)
+        return np.concatenate([near_source, no_first], axis=1), np.concatenate([no_last, near_target], axis=1)
 
 
-def wider(found: Links, width: int) -> Links:
+def _uses_link_twice(route: Links) -> NDArray[np.bool_]:
+    ordered = np.sort(route, axis=1)
+    repeated = ordered[:, 1:] == ordered[:, :-1]
+    return np.asarray((repeated & (ordered[:, 1:] >= 0)).any(axis=1))
+
+
+def wider(routes: Links, width: int) -> Links:
     """Routes padded to at least a number of links."""
-    return np.pad(found, ((0, 0), (0, max(width - found.shape[1], 0))), constant_values=-1)
+    return np.pad(routes, ((0, 0), (0, max(width - routes.shape[1], 0))), constant_values=-1)
 
 
 def relays_of(node: Ints, network: NDArray[np.bool_], host: NDArray[np.bool_], latency_fs: Ints) -> Relays:
@@ -123,5 +147,14 @@ def relays_of(node: Ints, network: NDArray[np.bool_], host: NDArray[np.bool_], l
     order = np.argsort(node, kind="stable")
     size = np.bincount(node)
     members = np.full((len(size), int(size.max())), -1)
-    members[node[order], np.arange(len(node)) - np.repeat(np.cumsum(size) - size, size)] = order
-    return Relays(members, node, np.append(network, False), np.append(host, False), np.append(latency_fs, 0))
+    start = np.cumsum(size) - size
+    position = np.arange(len(node)) - np.repeat(start, size)
+    members[node[order], position] = order
+    # A row without a link has the index -1, which reads the value appended here.
+    return Relays(
+        members,
+        node,
+        network=np.append(network, False),
+        host=np.append(host, False),
+        latency_fs=np.append(latency_fs, 0),
+    )

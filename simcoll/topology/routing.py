@@ -67,11 +67,11 @@ class Level:
 
     __reduce__ = by_constructor
 
-    def fill(self, way: Shorts, src: Ints, dst: Ints) -> None:
+    def fill(self, routes: Shorts, src: Ints, dst: Ints) -> None:
         """Write the links from ``src[m]`` up and down to ``dst[m]`` into row m."""
         up, down = self.up.take(src, axis=0), self.down.take(dst, axis=0)
-        way[:, : up.shape[1]] = up
-        way[:, up.shape[1] : up.shape[1] + down.shape[1]] = down
+        routes[:, : up.shape[1]] = up
+        routes[:, up.shape[1] : up.shape[1] + down.shape[1]] = down
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,24 +93,24 @@ class BoxRouter:
 
     def links(self, src: Ints, dst: Ints) -> Shorts:
         """See :class:`Router`."""
-        g, _, inside = self.pair_links.shape
-        width = max([inside, *(level.up.shape[1] + level.down.shape[1] for level in self.levels)])
+        g, _, local_links = self.pair_links.shape
+        width = max([local_links, *(level.up.shape[1] + level.down.shape[1] for level in self.levels)])
         # The last level has a route for every pair; finer levels, and finally the nodes, overwrite their own pairs.
-        found = np.full((src.size, width), -1, dtype=np.int32)
+        routes = np.full((src.size, width), -1, dtype=np.int32)
         if self.levels:
-            self.levels[-1].fill(found, src, dst)
+            self.levels[-1].fill(routes, src, dst)
         for level in reversed(self.levels[:-1]):
-            here = np.flatnonzero(level.group[src] == level.group[dst])
-            way = np.full((here.size, width), -1, dtype=np.int32)
-            level.fill(way, src[here], dst[here])
-            found[here] = way
+            rows = np.flatnonzero(level.group[src] == level.group[dst])
+            filled = np.full((rows.size, width), -1, dtype=np.int32)
+            level.fill(filled, src[rows], dst[rows])
+            routes[rows] = filled
         box = src // g
         local = np.flatnonzero(box == dst // g)
         pairs = self.pair_links[src[local] % g, dst[local] % g]
         offset = (box[local] * self.links_per_box).astype(np.int32)
-        found[local, :inside] = np.where(pairs >= 0, pairs + offset[:, None], -1)
-        found[local, inside:] = -1
-        return _pack(found)
+        routes[local, :local_links] = np.where(pairs >= 0, pairs + offset[:, None], -1)
+        routes[local, local_links:] = -1
+        return _pack(routes)
 
 
 def _pack(links: Shorts) -> Shorts:
@@ -143,23 +143,23 @@ class TorusRouter:
     def links(self, src: Ints, dst: Ints) -> Shorts:
         """See :class:`Router`."""
         columns: list[Shorts] = []
-        here = src.copy()
+        vertex = src.copy()
         stride = int(np.prod(self.dims, dtype=np.int64))
         for d, (k, wrap) in enumerate(zip(self.dims, self.wrap, strict=True)):
             stride //= k
-            at, to = here // stride % k, dst // stride % k
+            coordinate, to = vertex // stride % k, dst // stride % k
             if wrap:
-                ahead = (to - at) % k
-                down = (2 * ahead > k) | ((2 * ahead == k) & (at % 2 == 1))
+                ahead = (to - coordinate) % k
+                down = (2 * ahead > k) | ((2 * ahead == k) & (coordinate % 2 == 1))
                 hops = np.where(down, k - ahead, ahead)
             else:
-                down = to < at
-                hops = np.abs(to - at)
-            way = down.astype(np.int64)
+                down = to < coordinate
+                hops = np.abs(to - coordinate)
+            direction = down.astype(np.int64)
             for hop in range(int(hops.max(initial=0))):
                 active = hop < hops
-                columns.append(np.where(active, self.link[d, way, here], np.int32(-1)))
-                here = np.where(active, self.neighbour[d, way, here], here)
+                columns.append(np.where(active, self.link[d, direction, vertex], np.int32(-1)))
+                vertex = np.where(active, self.neighbour[d, direction, vertex], vertex)
         if not columns:
             return np.full((src.size, 0), -1, dtype=np.int32)
         return _pack(np.stack(columns, axis=1))
@@ -195,42 +195,42 @@ class ShortestPathRouter:
         order = np.argsort(src, kind="stable")
         sources, starts = np.unique(src[order], return_index=True)
         for source, members in zip(sources, np.split(order, starts[1:]), strict=True):
-            wanted = members[dst[members] != source]
-            if wanted.size == 0:
+            rows_wanted = members[dst[members] != source]
+            if rows_wanted.size == 0:
                 continue
             distance = lengths(int(self.leave[source]))
-            known = np.isfinite(distance)
-            if float(distance[known].max()) >= EXACT_FLOAT:
+            reachable = np.isfinite(distance)
+            if float(distance[reachable].max()) >= EXACT_FLOAT:
                 raise ConfigError(_TOO_FINE)
-            tight = np.flatnonzero((distance[self.tail] + self.weight == distance[self.head]) & known[self.head])
+            tight = np.flatnonzero((distance[self.tail] + self.weight == distance[self.head]) & reachable[self.head])
             via = np.full(self.nvertices, -1, dtype=np.int64)
             # Edges are sorted by tail within a head, and of several values written to one position the last wins: the lowest tail.
             via[self.head[tight[::-1]]] = tight[::-1]
-            at = self.arrive[dst[wanted]]
+            vertex = self.arrive[dst[rows_wanted]]
             backwards: list[Shorts] = []
-            while (via[at] >= 0).any() and len(backwards) < self.nvertices:
-                edge = via[at]
+            while (via[vertex] >= 0).any() and len(backwards) < self.nvertices:
+                edge = via[vertex]
                 backwards.append(np.where(edge >= 0, self.link[edge], np.int32(-1)))
-                at = np.where(edge >= 0, self.tail[edge], at)
-            rows.append((wanted, backwards))
-        found = np.full((src.size, max((len(b) for _, b in rows), default=0)), -1, dtype=np.int32)
-        for wanted, backwards in rows:
+                vertex = np.where(edge >= 0, self.tail[edge], vertex)
+            rows.append((rows_wanted, backwards))
+        routes = np.full((src.size, max((len(b) for _, b in rows), default=0)), -1, dtype=np.int32)
+        for rows_wanted, backwards in rows:
             for column, values in enumerate(reversed(backwards)):
-                found[wanted, column] = values
-        return _pack(found)
+                routes[rows_wanted, column] = values
+        return _pack(routes)
 
     def _lengths(self) -> Callable[[int], Floats]:
         """Length of the shortest path from a vertex to every vertex; infinite if there is none."""
         weight = self.weight.astype(np.float64)
         if self.nvertices <= FEW_VERTICES:
-            return lambda source: _relaxed(source, self.nvertices, self.tail, self.head, weight)
+            return lambda source: _relax(source, self.nvertices, self.tail, self.head, weight)
         from scipy.sparse.csgraph import dijkstra
 
         graph = _csr(self.nvertices, self.tail, self.head, weight)
         return lambda source: dijkstra(graph, indices=source)
 
 
-def _relaxed(source: int, nvertices: int, tail: Ints, head: Ints, weight: Floats) -> Floats:
+def _relax(source: int, nvertices: int, tail: Ints, head: Ints, weight: Floats) -> Floats:
     """Lengths of shortest paths (Bellman and Ford), in as many rounds as a path has edges."""
     length = np.full(nvertices, np.inf)
     length[source] = 0
@@ -345,18 +345,18 @@ def _unreachable(router: ShortestPathRouter) -> Iterator[tuple[int, Ints]]:
     tail, head = part[router.tail], part[router.head]
     between = _csr(parts, tail[tail != head], head[tail != head], np.ones(int((tail != head).sum())))
     # Endpoints with links into the same parts reach the same parts (except themselves).
-    alike: dict[tuple[int, ...], list[int]] = {}
+    similar: dict[tuple[int, ...], list[int]] = {}
     for source, start in enumerate(router.leave.tolist()):
         heads = part[graph.indices[graph.indptr[start] : graph.indptr[start + 1]]]
-        alike.setdefault(tuple(np.unique(heads).tolist()), []).append(source)
+        similar.setdefault(tuple(np.unique(heads).tolist()), []).append(source)
     homes = part[router.arrive]
-    for firsts, sources in alike.items():
+    for firsts, sources in similar.items():
         reached = np.zeros(parts, dtype=bool)
-        for first in firsts:
-            if not reached[first]:
-                reached[breadth_first_order(between, first, return_predecessors=False)] = True
+        for origin in firsts:
+            if not reached[origin]:
+                reached[breadth_first_order(between, origin, return_predecessors=False)] = True
         missing = np.flatnonzero(~reached[homes])
         for source in sources if missing.size else ():
-            others = missing[missing != source]
-            if others.size:
-                yield source, others
+            unreached = missing[missing != source]
+            if unreached.size:
+                yield source, unreached

@@ -26,7 +26,7 @@ Quantity: TypeAlias = str | int
 """Text with a unit (``"450 GB/s"``, ``"1.5 us"``), or an integer in the internal unit (uBps, fs)."""
 
 
-def parse_capacity(value: Quantity, what: str) -> int:
+def parse_capacity(value: Quantity, subject: str) -> int:
     """A positive capacity in micro-bytes per second.
 
     Examples
@@ -34,18 +34,18 @@ def parse_capacity(value: Quantity, what: str) -> int:
     >>> parse_capacity("50 GB/s", "bandwidth")
     50000000000000000
     """
-    rate = value if isinstance(value, int) and not isinstance(value, bool) else parse_rate(str(value), what=what)
-    return checked_capacity(rate, what)
+    rate = value if isinstance(value, int) and not isinstance(value, bool) else parse_rate(str(value), what=subject)
+    return checked_capacity(rate, subject)
 
 
-def checked_capacity(rate_uBps: int | Fraction, what: str) -> int:
+def checked_capacity(rate_uBps: int | Fraction, subject: str) -> int:
     """Round down to whole micro-bytes per second; refuse rates beyond the integer model."""
     rate = int(rate_uBps)
     if rate <= 0:
-        raise ConfigError(f"{what}: expected a positive rate, got {shown(rate)} uB/s")
+        raise ConfigError(f"{subject}: expected a positive rate, got {shown(rate)} uB/s")
     if rate > MAX_RATE_UBPS:
         raise ConfigError(
-            f"{what}: {_terabytes(rate)} TB/s on one link is more than the model's 9.22 TB/s; "
+            f"{subject}: {_terabytes(rate)} TB/s on one link is more than the model's 9.22 TB/s; "
             "split it, for example with fewer nodes per switch"
         )
     return rate
@@ -56,7 +56,7 @@ def _terabytes(rate_uBps: int) -> str:
     return f"{rate_uBps / 1e18:.3g}" if rate_uBps < 10**300 else shown(rate_uBps)
 
 
-def duration_fs(value: Quantity, what: str) -> int:
+def duration_fs(value: Quantity, subject: str) -> int:
     """A latency of zero or more, in femtoseconds.
 
     Examples
@@ -64,9 +64,9 @@ def duration_fs(value: Quantity, what: str) -> int:
     >>> duration_fs("1.5 us", "latency"), duration_fs(0, "latency")
     (1500000000, 0)
     """
-    time = value if isinstance(value, int) and not isinstance(value, bool) else parse_time(str(value), what=what)
+    time = value if isinstance(value, int) and not isinstance(value, bool) else parse_time(str(value), what=subject)
     if not 0 <= time <= MAX_TIME_FS:
-        raise ConfigError(f"{what}: {shown(time)} fs is out of range; expected 0 to {MAX_TIME_FS} fs (2.5 hours)")
+        raise ConfigError(f"{subject}: {shown(time)} fs is out of range; expected 0 to {MAX_TIME_FS} fs (2.5 hours)")
     return time
 
 
@@ -81,37 +81,37 @@ def halves_fs(time_fs: int) -> tuple[int, int]:
     return time_fs - time_fs // 2, time_fs // 2
 
 
-def whole(value: object, what: str) -> int:
+def whole(value: object, subject: str) -> int:
     """A whole number of Python or numpy; booleans do not count."""
     try:
         number = operator.index(cast("SupportsIndex", value))
     except TypeError:
         number = None
     if number is None or isinstance(value, bool):
-        raise ConfigError(f"{what}: expected a whole number, got {shown(value)}")
+        raise ConfigError(f"{subject}: expected a whole number, got {shown(value)}")
     return number
 
 
-def count(value: object, what: str, *, least: int = 1, most: int = 2**31 - 1) -> int:
+def count(value: object, subject: str, *, minimum: int = 1, maximum: int = 2**31 - 1) -> int:
     """A whole number in a range."""
-    number = whole(value, what)
-    if not least <= number <= most:
-        raise ConfigError(f"{what}: {shown(number)} is out of range; expected {least} to {most}")
+    number = whole(value, subject)
+    if not minimum <= number <= maximum:
+        raise ConfigError(f"{subject}: {shown(number)} is out of range; expected {minimum} to {maximum}")
     return number
 
 
-def lengths(values: Sequence[int], what: str) -> tuple[int, ...]:
+def lengths(values: Sequence[int], subject: str) -> tuple[int, ...]:
     """Lengths of the dimensions of a grid, at least one."""
     try:
-        given = tuple(values)
+        sizes = tuple(values)
     except TypeError:
-        given = ()
-    if not given:
-        raise ConfigError(f"{what}: expected at least one dimension, such as [4, 4], got {values!r}")
-    return tuple(count(value, what) for value in given)
+        sizes = ()
+    if not sizes:
+        raise ConfigError(f"{subject}: expected at least one dimension, such as [4, 4], got {values!r}")
+    return tuple(count(value, subject) for value in sizes)
 
 
-def factor(value: Ratio, what: str, *, zero: bool = False) -> Fraction:
+def factor(value: Ratio, subject: str, *, zero: bool = False) -> Fraction:
     """An exact positive ratio such as ``2``, ``1.5``, ``"7/3"`` or ``"2:1"``; with ``zero`` also 0.
 
     Examples
@@ -125,5 +125,5 @@ def factor(value: Ratio, what: str, *, zero: bool = False) -> Fraction:
         ratio = parse_ratio(str(value))
     if isinstance(value, bool) or ratio is None or ratio < 0 or not (ratio or zero):
         expected = "0, or a positive number or ratio" if zero else "a positive number or ratio such as 2, 1.5 or '7:1'"
-        raise ConfigError(f"{what}: expected {expected}, got {shown(value)}")
+        raise ConfigError(f"{subject}: expected {expected}, got {shown(value)}")
     return ratio

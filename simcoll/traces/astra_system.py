@@ -16,7 +16,7 @@ from simcoll.files.reader_arguments import Content, FilePath, content_of, path_o
 from simcoll.files.strict import read_file
 from simcoll.files.text import refuse_repeated_keys
 from simcoll.training.gpu import DTYPE_BYTES, Gpu
-from simcoll.workload.workload import Call, Rules, Workload
+from simcoll.workload.workload import CallOperation, Rules, Workload
 
 __all__ = ["AstraSystem", "load_astra_system", "load_comm_groups", "parse_astra_system"]
 
@@ -33,9 +33,15 @@ _ALGORITHMS: Mapping[str, Mapping[str, str]] = {
     "all_to_all": {"direct": "direct"},
 }
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "active-chunks-per-dimension": (1,), "preferred-dataset-splits": (1,), "boost-mode": (0,), "trace-enabled": (0,), "replay-only": (0,),
-    "track-local-mem": (0,), "model-shared-bus": (0,), "collective-optimization": ("baseline",),
-}  # fmt: skip
+    "active-chunks-per-dimension": (1,),
+    "preferred-dataset-splits": (1,),
+    "boost-mode": (0,),
+    "trace-enabled": (0,),
+    "replay-only": (0,),
+    "track-local-mem": (0,),
+    "model-shared-bus": (0,),
+    "collective-optimization": ("baseline",),
+}
 """Settings without effect at these values."""
 _LEFT_OUT = (
     "scheduling-policy",
@@ -73,13 +79,13 @@ class AstraSystem:
     gpu: Gpu | None
     left_out: tuple[str, ...]
 
-    def applied(self, workload: Workload) -> Workload:
+    def apply_to(self, workload: Workload) -> Workload:
         """A workload with the file's collective algorithms; without its own rules it gets the plain message model."""
         operations = tuple(
-            msgspec.structs.replace(each, algorithm=self.algorithms[each.kind])
-            if isinstance(each, Call) and not each.algorithm and each.kind in self.algorithms
-            else each
-            for each in workload.operations
+            msgspec.structs.replace(operation, algorithm=self.algorithms[operation.kind])
+            if isinstance(operation, CallOperation) and not operation.algorithm and operation.kind in self.algorithms
+            else operation
+            for operation in workload.operations
         )
         return replace(workload, operations=operations, rules=workload.rules or Rules())
 
@@ -112,12 +118,12 @@ def parse_astra_system(content: Content, file: str | None = None) -> AstraSystem
     """
     content = content_of(content, "parse_astra_system")
     try:
-        read = msgspec.json.decode(content, type=dict[str, Any])
+        document = msgspec.json.decode(content, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"not a JSON object: {error}", file=file) from None
     algorithms: dict[str, str] = {}
     left_out: list[str] = []
-    for key, value in read.items():
+    for key, value in document.items():
         kind = key.removesuffix("-implementation").replace("-", "_")
         if key.endswith("-implementation") and kind in _ALGORITHMS:
             algorithms[kind] = _algorithm(kind, value, key, file)
@@ -128,10 +134,10 @@ def parse_astra_system(content: Content, file: str | None = None) -> AstraSystem
                 f"unknown key {key[:60]!r}; {nearest(key, [*_USED, *_NEUTRAL, *_LEFT_OUT])}", file=file, path="$"
             )
     gpu = None
-    if read.get("roofline-enabled", 0):
+    if document.get("roofline-enabled", 0):
         rates = {}
         for key in ("peak-perf", "local-mem-bw"):
-            value = read.get(key)
+            value = document.get(key)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e9:
                 raise ConfigError(f"expected a number above 0, got {shown(value)}", file=file, path=f"$.{key}")
             rates[key] = float(value)
@@ -152,26 +158,33 @@ def load_comm_groups(path: FilePath) -> dict[str, list[int]]:
     path = path_of(path, "load_comm_groups")
     content = read_file(path, MAX_FILE_BYTES)
     try:
-        found = msgspec.json.decode(content, type=dict[str, list[int]])
+        groups = msgspec.json.decode(content, type=dict[str, list[int]])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f'expected groups such as {{"1": [0, 1]}}: {error}', file=path) from None
     refuse_repeated_keys(content, path)
-    return found
+    return groups
 
 
 def _algorithm(kind: str, value: object, key: str, file: str | None) -> str:
     """The algorithm of a collective, the same in all dimensions."""
     names = value if isinstance(value, list) else [value]
-    known = _ALGORITHMS[kind]
-    found = {name.removeprefix("one").replace("HalvingDoubling", "halvingDoubling").replace("Ring", "ring").replace("Direct", "direct")
-             if isinstance(name, str) else "" for name in names}  # fmt: skip
-    if len(found) != 1:
+    valid = _ALGORITHMS[kind]
+    algorithms = {
+        name.removeprefix("one")
+        .replace("HalvingDoubling", "halvingDoubling")
+        .replace("Ring", "ring")
+        .replace("Direct", "direct")
+        if isinstance(name, str)
+        else ""
+        for name in names
+    }
+    if len(algorithms) != 1:
         raise ConfigError(
             f"different algorithms in different dimensions, {shown(value)}: expected one for all",
             file=file,
             path=f"$.{key}",
         )
-    name = found.pop()
-    if name not in known:
-        raise ConfigError(f"{shown(value)} is not here; {nearest(name, known)}", file=file, path=f"$.{key}")
-    return known[name]
+    name = algorithms.pop()
+    if name not in valid:
+        raise ConfigError(f"{shown(value)} is not here; {nearest(name, valid)}", file=file, path=f"$.{key}")
+    return valid[name]

@@ -23,8 +23,8 @@ from simcoll.files.reader_arguments import FilePath, path_of
 from simcoll.files.strict import read_file
 from simcoll.formats.chakra.nodes import Node, Value, parse_nodes
 from simcoll.terminal import printable
-from simcoll.traces.gathering import gathered
-from simcoll.traces.rank_traces import Step, Together, Traces
+from simcoll.traces.gathering import gather_traces
+from simcoll.traces.rank_traces import Together, Traces, TraceStep
 from simcoll.units import MAX_TIME_FS
 from simcoll.workload.stream_names import message_stream
 from simcoll.workload.workload import Rules, Workload
@@ -35,8 +35,17 @@ if TYPE_CHECKING:
 __all__ = ["COLLECTIVES", "OWN", "load_chakra", "parse_chakra"]
 
 COLLECTIVES = (
-    "all_reduce", "reduce", "all_gather", "gather", "scatter", "broadcast", "all_to_all", "reduce_scatter", "reduce_scatter", "barrier",
-)  # fmt: skip
+    "all_reduce",
+    "reduce",
+    "all_gather",
+    "gather",
+    "scatter",
+    "broadcast",
+    "all_to_all",
+    "reduce_scatter",
+    "reduce_scatter",
+    "barrier",
+)
 """Indexed by CollectiveCommType; reduce_scatter is also REDUCE_SCATTER_BLOCK."""
 OWN = "simcoll."
 """Prefix of simcoll's attributes, for properties that the schema lacks."""
@@ -57,27 +66,27 @@ def load_chakra(
         For files that cannot be read, ranks that are missing, and as :func:`parse_chakra`.
     """
     path = path_of(path, "load_chakra")
-    given = Path(path)
-    match = _FILE.fullmatch(given.name)
-    prefix = match[1] if match is not None and is_file(given) else given.name.removesuffix(".et")
-    found: dict[int, Path] = {}
+    trace_path = Path(path)
+    match = _FILE.fullmatch(trace_path.name)
+    prefix = match[1] if match is not None and is_file(trace_path) else trace_path.name.removesuffix(".et")
+    paths: dict[int, Path] = {}
     try:
-        beside = sorted(given.parent.iterdir())
+        entries = sorted(trace_path.parent.iterdir())
     except (OSError, ValueError):  # no folder, or none that may be read
-        beside = []
-    for each in beside:
-        own = _FILE.fullmatch(each.name)
-        if own is not None and own[1] == prefix:
-            found[int(own[2])] = each
-    if not found:
+        entries = []
+    for entry in entries:
+        name_match = _FILE.fullmatch(entry.name)
+        if name_match is not None and name_match[1] == prefix:
+            paths[int(name_match[2])] = entry
+    if not paths:
         name = printable(prefix)
         raise ConfigError(f"there is no such file, nor {name}.0.et, {name}.1.et and so on", file=path)
-    if len(found) > MAX_RANKS:
-        raise ConfigError(f"{len(found)} ranks; expected at most {MAX_RANKS}", file=path)
-    missing = [rank for rank in range(max(found) + 1) if rank not in found]
+    if len(paths) > MAX_RANKS:
+        raise ConfigError(f"{len(paths)} ranks; expected at most {MAX_RANKS}", file=path)
+    missing = [rank for rank in range(max(paths) + 1) if rank not in paths]
     if missing:
-        raise ConfigError(f"the file of rank {missing[0]} is missing; there are those of {len(found)} ranks", file=path)
-    files = [(read_file(found[rank], MAX_FILE_BYTES), str(found[rank])) for rank in range(len(found))]
+        raise ConfigError(f"the file of rank {missing[0]} is missing; there are those of {len(paths)} ranks", file=path)
+    files = [(read_file(paths[rank], MAX_FILE_BYTES), str(paths[rank])) for rank in range(len(paths))]
     return parse_chakra(files, gpu=gpu, groups=groups, title=prefix)
 
 
@@ -104,78 +113,78 @@ def parse_chakra(
         For files that are not traces, missing or cyclic dependencies, undescribed groups, collectives over some dimensions only
         (``involved_dim``), and ranks that contradict each other.
     """
-    given: Any = files  # whatever was given
-    if not isinstance(given, (list, tuple)) or not all(isinstance(each, tuple) and len(each) == 2 for each in given):
-        raise ConfigError(f"parse_chakra takes a list of (content, name) of the ranks' files; got {shown(given)}")
+    value: Any = files
+    if not isinstance(value, (list, tuple)) or not all(isinstance(file, tuple) and len(file) == 2 for file in value):
+        raise ConfigError(f"parse_chakra takes a list of (content, name) of the ranks' files; got {shown(value)}")
     traces: Traces = []
     metadata: dict[str, Value] = {}
     for rank, (content, file) in enumerate(files):
         metadata, nodes = parse_nodes(content, file)
         with blamed_on(file):
-            own = _Rank(rank, len(files), gpu)
+            conversion = _NodeConversion(rank, len(files), gpu)
             for name, members in (groups or {}).items():
-                own.add_group(name, members)
-            traces.append(own.steps(nodes))
+                conversion.add_group(name, members)
+            traces.append(conversion.steps(nodes))
     rules = None
     if f"{OWN}protocol" in metadata:
         rules = Rules(protocol=str(metadata[f"{OWN}protocol"]), library=str(metadata.get(f"{OWN}library", "")))
-    return gathered(traces, title=title, rules=rules)
+    return gather_traces(traces, title=title, rules=rules)
 
 
 @dataclass(eq=False)
-class _Rank:
+class _NodeConversion:
     """Converts the nodes of a rank to steps."""
 
     rank: int
     nranks: int
     gpu: Gpu | None
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    made: list[Step] = field(default_factory=list)
+    converted: list[TraceStep] = field(default_factory=list)
     ends: dict[int, tuple[int, ...]] = field(default_factory=dict)
     counts: Counter[tuple[object, ...]] = field(default_factory=Counter)
 
-    def steps(self, nodes: Sequence[Node]) -> list[Step]:
+    def steps(self, nodes: Sequence[Node]) -> list[TraceStep]:
         for node in nodes:
             if node.kind == "METADATA" and node.values:
                 self._groups_of(node)
-        for node in _ordered(nodes):
+        for node in _topological_order(nodes):
             try:
                 self._add(node)
             except ConfigError as error:
                 raise ConfigError(error.message, path=f"node {node.number} {node.name!r:.60}") from None
-        return self.made
+        return self.converted
 
     def _add(self, node: Node) -> None:
-        after = tuple(dict.fromkeys(each for one in node.after for each in self.ends[one]))
+        needs = tuple(dict.fromkeys(step for other_node in node.after for step in self.ends[other_node]))
         if node.kind in {"INVALID", "METADATA"}:
-            self.ends[node.number] = after
+            self.ends[node.number] = needs
             return
-        self.ends[node.number] = (len(self.made),)
+        self.ends[node.number] = (len(self.converted),)
         on_cpu = bool(node.attributes.get("is_cpu_op", False))
         stream = self._stream(node, on_cpu=on_cpu)
         if node.kind in {"COMP", "MEM_LOAD", "MEM_STORE"}:
             time_fs = self._time(node, on_cpu=on_cpu)
-            self.made.append(Step(stream, after, node.name, time_fs, float(_number(node, "num_ops", 0))))
+            self.converted.append(TraceStep(stream, needs, node.name, time_fs, float(_number(node, "num_ops", 0))))
             return
         if on_cpu:
             raise ConfigError("communication on the CPU (is_cpu_op) cannot be played")
         together = self._collective(node) if node.kind == "COMM_COLL" else self._message(node)
         if node.kind == "COMM_RECV" and not node.attributes.get(f"{OWN}waits"):
-            self.ends[node.number] += after
-            after = ()
-        self.made.append(Step(stream, after, node.name, together=together))
+            self.ends[node.number] += needs
+            needs = ()
+        self.converted.append(TraceStep(stream, needs, node.name, together=together))
 
     def _stream(self, node: Node, *, on_cpu: bool) -> str:
-        own = node.attributes.get(f"{OWN}stream")
-        if own is not None:
-            return str(own)
+        name = node.attributes.get(f"{OWN}stream")
+        if name is not None:
+            return str(name)
         if node.kind in {"COMM_SEND", "COMM_RECV"}:
             return message_stream(*self._ends(node))
         if on_cpu:
             return "cpu"
         kind = "communication" if node.kind == "COMM_COLL" else "memory" if node.kind.startswith("MEM") else "compute"
-        given = node.attributes.get("stream")
-        return kind if given is None else f"stream {given!s:.40}"
+        number = node.attributes.get("stream")
+        return kind if number is None else f"stream {number!s:.40}"
 
     def _time(self, node: Node, *, on_cpu: bool) -> int:
         """Femtoseconds of work."""
@@ -222,7 +231,7 @@ class _Rank:
         involved = node.attributes.get("involved_dim", ())
         if isinstance(involved, tuple) and not all(involved):
             raise ConfigError(
-                f"involved_dim {[int(each) for each in involved]}: a collective over some dimensions of ASTRA-sim's network; expected a "
+                f"involved_dim {[int(flag) for flag in involved]}: a collective over some dimensions of ASTRA-sim's network; expected a "
                 "group, named by pg_name"
             )
         name = str(node.attributes.get("pg_name", ""))
@@ -236,10 +245,17 @@ class _Rank:
         self.counts[ranks] += 1
         sizes = _sizes(node)
         return Together(
-            (ranks, self.counts[ranks]), ranks, kind, name if name not in {"", "0"} else "all", size,
-            str(node.attributes.get(f"{OWN}dtype", "")), _number(node, f"{OWN}root", 0), sizes or (((0,),) if kind == "barrier" else ()),
-            str(node.attributes.get(f"{OWN}algorithm", "")), _imbalance(node),
-        )  # fmt: skip
+            (ranks, self.counts[ranks]),
+            ranks,
+            kind,
+            name if name not in {"", "0"} else "all",
+            size,
+            str(node.attributes.get(f"{OWN}dtype", "")),
+            _number(node, f"{OWN}root", 0),
+            sizes or (((0,),) if kind == "barrier" else ()),
+            str(node.attributes.get(f"{OWN}algorithm", "")),
+            _imbalance(node),
+        )
 
     def _members(self, name: str) -> tuple[int, ...]:
         if name in self.groups:
@@ -256,11 +272,11 @@ class _Rank:
         """Read process groups from PyTorch's metadata node; other metadata is ignored."""
         text = node.values.strip()[2:-2]
         try:
-            found = json.loads(text if '\\"' not in text else text.replace('\\"', '"'))
+            entries = json.loads(text if '\\"' not in text else text.replace('\\"', '"'))
         except (ValueError, RecursionError):
             return
-        for each in found if isinstance(found, list) else ():
-            name, ranks = (each.get("pg_name"), each.get("ranks")) if isinstance(each, dict) else (None, None)
+        for entry in entries if isinstance(entries, list) else ():
+            name, ranks = (entry.get("pg_name"), entry.get("ranks")) if isinstance(entry, dict) else (None, None)
             if not isinstance(name, str) or not isinstance(ranks, list):
                 continue
             self.add_group(name, ranks or range(self.nranks))
@@ -308,17 +324,17 @@ def _sizes(node: Node) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(map(int, row.split(","))) for row in text.split(";"))
 
 
-def _ordered(nodes: Sequence[Node]) -> list[Node]:
+def _topological_order(nodes: Sequence[Node]) -> list[Node]:
     """Sort nodes topologically, lowest number first."""
-    known: Mapping[int, Node] = {node.number: node for node in nodes}
+    by_number: Mapping[int, Node] = {node.number: node for node in nodes}
     for node in nodes:
-        for other in node.after:
-            if other not in known:
+        for needed in node.after:
+            if needed not in by_number:
                 raise ConfigError(
-                    f"depends on node {other}, which does not exist", path=f"node {node.number} {node.name!r:.60}"
+                    f"depends on node {needed}, which does not exist", path=f"node {node.number} {node.name!r:.60}"
                 )
-    found = list(lowest_first({node.number: node.after for node in nodes}))
-    if len(found) < len(nodes):
-        stuck = min(known.keys() - set(found))
-        raise ConfigError("depends on itself, through other nodes", path=f"node {stuck} {known[stuck].name!r:.60}")
-    return [known[number] for number in found]
+    order = list(lowest_first({node.number: node.after for node in nodes}))
+    if len(order) < len(nodes):
+        stuck = min(by_number.keys() - set(order))
+        raise ConfigError("depends on itself, through other nodes", path=f"node {stuck} {by_number[stuck].name!r:.60}")
+    return [by_number[number] for number in order]

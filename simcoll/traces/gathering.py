@@ -16,18 +16,18 @@ import numpy as np
 
 from simcoll.core.order import lowest_first
 from simcoll.errors import ConfigError
-from simcoll.workload.workload import Call, Compute, Operation, Rules, Send, Workload
+from simcoll.workload.workload import CallOperation, ComputeOperation, Operation, Rules, SendOperation, Workload
 
 if TYPE_CHECKING:
-    from simcoll.traces.rank_traces import Step, Together, Traces
+    from simcoll.traces.rank_traces import Together, Traces, TraceStep
 
-__all__ = ["gathered"]
+__all__ = ["gather_traces"]
 
 Part = tuple[int, int]
 """A class (or, where noted, a rank) and the number of its step."""
 
 
-def gathered(traces: Traces, *, title: str = "", rules: Rules | None = None) -> Workload:
+def gather_traces(traces: Traces, *, title: str = "", rules: Rules | None = None) -> Workload:
     """Build the workload of all ranks' steps.
 
     Raises
@@ -44,40 +44,41 @@ def gathered(traces: Traces, *, title: str = "", rules: Rules | None = None) -> 
 def _meetings(traces: Traces) -> dict[Hashable, dict[int, int]]:
     """For each collective and message, the number of its step on each of its ranks."""
     met: dict[Hashable, dict[int, int]] = defaultdict(dict)
-    first: dict[Hashable, tuple[int, Step, Together]] = {}
+    examples: dict[Hashable, tuple[int, TraceStep, Together]] = {}
     for rank, steps in enumerate(traces):
         for number, step in enumerate(steps):
-            asked = step.together
-            if asked is None:
+            together = step.together
+            if together is None:
                 continue
-            other, one, known = first.setdefault(asked.key, (rank, step, asked))
-            if rank in met[asked.key]:
-                raise ConfigError(f"rank {rank}: step {number} ({_said(step)}) is a duplicate")
-            if asked != known:
+            first_rank, first_step, example = examples.setdefault(together.key, (rank, step, together))
+            if rank in met[together.key]:
+                raise ConfigError(f"rank {rank}: step {number} ({_describe(step)}) is a duplicate")
+            if together != example:
                 raise ConfigError(
-                    f"rank {rank} asks for {_said(step)}, rank {other} for {_said(one)}, at the same place"
+                    f"rank {rank} asks for {_describe(step)}, rank {first_rank} for {_describe(first_step)}, at the same place"
                 )
-            if step.stream != one.stream:
+            if step.stream != first_step.stream:
                 raise ConfigError(
-                    f"{_said(step)} is on stream {step.stream!r} of rank {rank}, and on stream {one.stream!r} of rank {other}"
+                    f"{_describe(step)} is on stream {step.stream!r} of rank {rank}, "
+                    f"and on stream {first_step.stream!r} of rank {first_rank}"
                 )
-            met[asked.key][rank] = number
+            met[together.key][rank] = number
     for key, ranks in met.items():
-        missing = [rank for rank in first[key][2].ranks if rank not in ranks]
-        if missing or len(ranks) != len(first[key][2].ranks):
+        missing = [rank for rank in examples[key][2].ranks if rank not in ranks]
+        if missing or len(ranks) != len(examples[key][2].ranks):
             came = ", ".join(map(str, sorted(ranks)[:8]))
             raise ConfigError(
-                f"{_said(first[key][1])}: rank {missing[0] if missing else max(ranks)} never comes to it; rank {came} does"
+                f"{_describe(examples[key][1])}: rank {missing[0] if missing else max(ranks)} never comes to it; rank {came} does"
             )
     return dict(met)
 
 
-def _said(step: Step) -> str:
-    asked = step.together
-    if asked is None:
+def _describe(step: TraceStep) -> str:
+    together = step.together
+    if together is None:
         return f"work {step.name!r}"
-    what = f"{asked.kind} of {asked.size_bytes} bytes by group {asked.group!r}"
-    return f"{step.name!r}, {what}" if step.name else what
+    action = f"{together.kind} of {together.size_bytes} bytes by group {together.group!r}"
+    return f"{step.name!r}, {action}" if step.name else action
 
 
 def _classes(traces: Traces, met: dict[Hashable, dict[int, int]]) -> list[int]:
@@ -88,31 +89,34 @@ def _classes(traces: Traces, met: dict[Hashable, dict[int, int]]) -> list[int]:
         return numbers.setdefault(entry, len(numbers))
 
     colours = [
-        number_of(tuple(
-            (step.stream, step.after, step.name, step.time_fs, step.flops) if step.together is None
-            else (step.stream, step.after, step.name, step.together.traits, _end(step.together, rank))
-            for step in steps
-        ))
+        number_of(
+            tuple(
+                (step.stream, step.after, step.name, step.time_fs, step.flops)
+                if step.together is None
+                else (step.stream, step.after, step.name, step.together.traits, _end(step.together, rank))
+                for step in steps
+            )
+        )
         for rank, steps in enumerate(traces)
-    ]  # fmt: skip
+    ]
     while True:
-        before = len(set(colours))
+        nclasses = len(set(colours))
         summaries = {key: number_of(_parts(parts, colours)) for key, parts in met.items()}
         colours = [
             number_of((colour, tuple(summaries[step.together.key] for step in steps if step.together is not None)))
             for colour, steps in zip(colours, traces, strict=True)
         ]
-        if len(set(colours)) != before:
+        if len(set(colours)) != nclasses:
             continue
-        split = _unsaid(traces, met, colours)
+        split = _inexpressible(traces, met, colours)
         if not split:
             return colours
         colours = [number_of((colour, rank)) if colour in split else colour for rank, colour in enumerate(colours)]
 
 
-def _end(asked: Together, rank: int) -> int:
+def _end(together: Together, rank: int) -> int:
     """The end of a message that a rank is."""
-    return asked.ranks.index(rank) if asked.kind == "send" else -1
+    return together.ranks.index(rank) if together.kind == "send" else -1
 
 
 def _parts(parts: dict[int, int], colours: list[int]) -> tuple[Part, ...]:
@@ -120,23 +124,23 @@ def _parts(parts: dict[int, int], colours: list[int]) -> tuple[Part, ...]:
     return tuple(sorted({(colours[rank], number) for rank, number in parts.items()}))
 
 
-def _unsaid(traces: Traces, met: dict[Hashable, dict[int, int]], colours: list[int]) -> set[int]:
+def _inexpressible(traces: Traces, met: dict[Hashable, dict[int, int]], colours: list[int]) -> set[int]:
     """The classes whose communication an operation on classes cannot express."""
     members: dict[int, list[int]] = defaultdict(list)
     for rank, colour in enumerate(colours):
         members[colour].append(rank)
-    place = {rank: at for ranks in members.values() for at, rank in enumerate(ranks)}
+    place = {rank: position for ranks in members.values() for position, rank in enumerate(ranks)}
     wrong: set[int] = set()
     for parts in met.values():
-        here = _parts(parts, colours)
-        names = [colour for colour, _ in here]
+        class_parts = _parts(parts, colours)
+        names = [colour for colour, _ in class_parts]
         wrong |= {colour for colour in names if names.count(colour) > 1}
         rank, number = next(iter(parts.items()))
-        asked = traces[rank][number].together
-        if asked is not None and asked.kind == "send":
-            one, other = asked.ranks
-            if colours[one] == colours[other] or place[one] != place[other]:
-                wrong |= {colours[one], colours[other]}
+        together = traces[rank][number].together
+        if together is not None and together.kind == "send":
+            source, target = together.ranks
+            if colours[source] == colours[target] or place[source] != place[target]:
+                wrong |= {colours[source], colours[target]}
     return {colour for colour in wrong if len(members[colour]) > 1}
 
 
@@ -158,14 +162,14 @@ class _Gathering:
         ranks: dict[int, list[int]] = defaultdict(list)
         for rank, colour in enumerate(self.colours):
             ranks[colour].append(rank)
-        self.leaders = [each[0] for each in ranks.values()]
+        self.leaders = [members[0] for members in ranks.values()]
         width = len(str(len(self.traces) - 1))
         self.name = {
-            each[0]: f"rank {each[0]:0{width}}" + (f" and {len(each) - 1} more" if each[1:] else "")
-            for each in ranks.values()
+            members[0]: f"rank {members[0]:0{width}}" + (f" and {len(members) - 1} more" if members[1:] else "")
+            for members in ranks.values()
         }
-        self.classes = {self.name[each[0]]: each for each in ranks.values()}
-        self.leader = {colour: each[0] for colour, each in ranks.items()}
+        self.classes = {self.name[members[0]]: members for members in ranks.values()}
+        self.leader = {colour: members[0] for colour, members in ranks.items()}
         self._axes: dict[tuple[tuple[int, ...], ...], str] = {}
         self._together()
 
@@ -174,12 +178,12 @@ class _Gathering:
         self.parts: dict[Part, tuple[Part, ...]] = {}
         self.instances: dict[tuple[Part, ...], list[Together]] = defaultdict(list)
         for parts in self.met.values():
-            here = tuple((self.leader[colour], number) for colour, number in _parts(parts, self.colours))
+            class_parts = tuple((self.leader[colour], number) for colour, number in _parts(parts, self.colours))
             rank, number = next(iter(parts.items()))
-            asked = self.traces[rank][number].together
-            if asked is not None:
-                self.instances[here].append(asked)
-            self.parts.update(dict.fromkeys(here, here))
+            together = self.traces[rank][number].together
+            if together is not None:
+                self.instances[class_parts].append(together)
+            self.parts.update(dict.fromkeys(class_parts, class_parts))
 
     def workload(self, title: str, rules: Rules | None) -> Workload:
         """Build the workload, with operations in a valid order."""
@@ -197,10 +201,10 @@ class _Gathering:
     def _needs(self, part: Part) -> Iterable[Part]:
         """The steps that a leader's step depends on: by ``after``, and on its stream."""
         leader, number = part
-        yield from ((leader, each) for each in self.traces[leader][number].after)
-        before = self.previous.get(part)
-        if before is not None:
-            yield before
+        yield from ((leader, needed) for needed in self.traces[leader][number].after)
+        previous = self.previous.get(part)
+        if previous is not None:
+            yield previous
 
     def _order(self) -> Iterable[Part]:
         """One step of each operation in topological order, lowest number first."""
@@ -212,104 +216,128 @@ class _Gathering:
                     self.previous[leader, number] = latest[step.stream]
                 latest[step.stream] = (leader, number)
         every = [(leader, number) for leader in self.leaders for number in range(len(self.traces[leader]))]
-        first = {part: min(self.parts.get(part, (part,))) for part in every}
-        needs: dict[Part, set[Part]] = {part[::-1]: set() for part in first.values()}
+        representative = {part: min(self.parts.get(part, (part,))) for part in every}
+        needs: dict[Part, set[Part]] = {part[::-1]: set() for part in representative.values()}
         for part in every:
-            needs[first[part][::-1]] |= {first[each][::-1] for each in self._needs(part)}
-        done = set()
+            needs[representative[part][::-1]] |= {representative[needed][::-1] for needed in self._needs(part)}
+        ordered = set()
         for number, leader in lowest_first(needs):
-            done.add((number, leader))
+            ordered.add((number, leader))
             yield leader, number
-        if len(done) < len(needs):
-            number, leader = next(part for part in needs if part not in done)
+        if len(ordered) < len(needs):
+            number, leader = next(part for part in needs if part not in ordered)
             step = self.traces[leader][number]
             raise ConfigError(
-                f"rank {leader}: step {number} ({_said(step)}) is in a cycle of waits, so it can never start"
+                f"rank {leader}: step {number} ({_describe(step)}) is in a cycle of waits, so it can never start"
             )
 
     def _add(self, part: Part) -> None:
         leader, number = part
         step = self.traces[leader][number]
         if step.together is None:
-            after = tuple(dict.fromkeys(self.ids[leader, each] for each in step.after))
-            name = self._named((part,))
+            needs = tuple(dict.fromkeys(self.ids[leader, needed] for needed in step.after))
+            name = self._name_operation((part,))
             self.operations.append(
-                Compute(
-                    id=name, on=self.name[leader], time_fs=step.time_fs, stream=step.stream, after=after, name=step.name, flops=step.flops
+                ComputeOperation(
+                    id=name,
+                    on=self.name[leader],
+                    time_fs=step.time_fs,
+                    stream=step.stream,
+                    after=needs,
+                    name=step.name,
+                    flops=step.flops,
                 )
-            )  # fmt: skip
+            )
             return
         parts = self.parts[part]
-        after = self._joined(parts, step.stream)
-        asked = self.instances[parts][0]
-        if asked.kind == "send":
-            self._message(parts, step, asked, after)
+        needs = self._dependencies(parts, step.stream)
+        together = self.instances[parts][0]
+        if together.kind == "send":
+            self._message(parts, step, together, needs)
             return
-        name = self._named(parts)
+        name = self._name_operation(parts)
         self.operations.append(
-            Call(
-                id=name, kind=asked.kind, group=self._axis(self.instances[parts]), size_bytes=asked.size_bytes,
-                on=tuple(self.name[each] for each, _ in parts), stream=step.stream, after=after, algorithm=asked.algorithm,
-                name=step.name, dtype=asked.dtype, root=asked.root, sizes=asked.sizes, imbalance=asked.imbalance,
+            CallOperation(
+                id=name,
+                kind=together.kind,
+                group=self._axis(self.instances[parts]),
+                size_bytes=together.size_bytes,
+                on=tuple(self.name[leader] for leader, _ in parts),
+                stream=step.stream,
+                after=needs,
+                algorithm=together.algorithm,
+                name=step.name,
+                dtype=together.dtype,
+                root=together.root,
+                sizes=together.sizes,
+                imbalance=together.imbalance,
             )
-        )  # fmt: skip
+        )
 
     def _next(self) -> str:
         return str(len(self.operations))
 
-    def _named(self, parts: tuple[Part, ...]) -> str:
+    def _name_operation(self, parts: tuple[Part, ...]) -> str:
         """Name the next operation, which consists of these steps."""
         name = self._next()
         self.ids.update(dict.fromkeys(parts, name))
         self.takers[name] = [leader for leader, _ in parts]
         return name
 
-    def _joined(self, parts: tuple[Part, ...], stream: str) -> tuple[str, ...]:
+    def _dependencies(self, parts: tuple[Part, ...], stream: str) -> tuple[str, ...]:
         """The dependencies common to all classes of an operation; others become waits on the streams of their classes."""
-        wanted = {
-            leader: dict.fromkeys(self.ids[leader, each] for each in self.traces[leader][number].after)
+        needed = {
+            leader: dict.fromkeys(
+                self.ids[leader, number_in_trace] for number_in_trace in self.traces[leader][number].after
+            )
             for leader, number in parts
         }
         shared: dict[str, None] = {}
-        for leader, names in wanted.items():
-            own = [
+        for leader, names in needed.items():
+            private = [
                 name
                 for name in names
-                if any(name not in wanted[other] for other in self.takers[name] if other in wanted)
+                if any(name not in needed[taker] for taker in self.takers[name] if taker in needed)
             ]
-            shared.update(dict.fromkeys(name for name in names if name not in own))
-            if own:
-                here = self._next()
+            shared.update(dict.fromkeys(name for name in names if name not in private))
+            if private:
+                wait = self._next()
                 self.operations.append(
-                    Compute(id=here, on=self.name[leader], time_fs=0, stream=stream, after=tuple(own))
+                    ComputeOperation(id=wait, on=self.name[leader], time_fs=0, stream=stream, after=tuple(private))
                 )
         return tuple(shared)
 
-    def _message(self, parts: tuple[Part, ...], step: Step, asked: Together, after: tuple[str, ...]) -> None:
+    def _message(self, parts: tuple[Part, ...], step: TraceStep, together: Together, needs: tuple[str, ...]) -> None:
         source, target = (
-            next(self.name[leader] for leader, _ in parts if self.colours[leader] == self.colours[asked.ranks[end]])
+            next(self.name[leader] for leader, _ in parts if self.colours[leader] == self.colours[together.ranks[end]])
             for end in (0, 1)
         )
-        sizes = (0, asked.size_bytes) if asked.at_once and asked.size_bytes else (asked.size_bytes,)
+        sizes = (0, together.size_bytes) if together.at_once and together.size_bytes else (together.size_bytes,)
         for size in sizes:
-            name = self._named(parts)
+            name = self._name_operation(parts)
             self.operations.append(
-                Send(
-                    id=name, source=source, target=target, size_bytes=size, stream=step.stream, after=after, group=asked.group,
+                SendOperation(
+                    id=name,
+                    source=source,
+                    target=target,
+                    size_bytes=size,
+                    stream=step.stream,
+                    after=needs,
+                    group=together.group,
                     name=step.name,
                 )
-            )  # fmt: skip
-            after = ()
+            )
+            needs = ()
 
     def _axis(self, instances: list[Together]) -> str:
         """The name of an axis of groups: the first group's, if it is free."""
-        groups = tuple(sorted(each.ranks for each in instances))
+        groups = tuple(sorted(together.ranks for together in instances))
         if groups not in self._axes:
-            wanted = instances[0].group
+            preferred = instances[0].group
             name = next(
-                each
-                for each in (wanted, *(f"{wanted} ({number})" for number in range(2, len(self.groups) + 3)))
-                if each not in self.groups
+                axis
+                for axis in (preferred, *(f"{preferred} ({number})" for number in range(2, len(self.groups) + 3)))
+                if axis not in self.groups
             )
             self.groups[name] = groups
             self._axes[groups] = name

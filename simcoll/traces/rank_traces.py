@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-__all__ = ["Step", "Together", "Traces"]
+__all__ = ["Together", "TraceStep", "Traces"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Together:
     ranks
         In the order of the group; for a message, source and destination.
     kind
-        As in a :class:`~simcoll.workload.workload.Call`; ``"send"``: a message.
+        As in a :class:`~simcoll.workload.workload.CallOperation`; ``"send"``: a message.
     group
         The name of the group that it is attributed to.
     size_bytes, dtype, root, sizes, algorithm, imbalance
@@ -48,18 +48,26 @@ class Together:
     def traits(self) -> tuple[object, ...]:
         """The properties that are equal for corresponding operations of other ranks."""
         return (
-            self.kind, len(self.ranks), self.size_bytes, self.dtype, self.root, self.sizes, self.algorithm, self.imbalance, self.at_once,
-        )  # fmt: skip
+            self.kind,
+            len(self.ranks),
+            self.size_bytes,
+            self.dtype,
+            self.root,
+            self.sizes,
+            self.algorithm,
+            self.imbalance,
+            self.at_once,
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TraceStep:
     """A step of a rank: local work, or its part of a collective or message.
 
     Attributes
     ----------
     stream, after, name, time_fs, flops
-        As in a :class:`~simcoll.workload.workload.Compute`; ``after`` holds numbers of earlier steps of the rank.
+        As in a :class:`~simcoll.workload.workload.ComputeOperation`; ``after`` holds numbers of earlier steps of the rank.
     together
         The collective or message; None for local work.
     """
@@ -72,5 +80,5 @@ class Step:
     together: Together | None = None
 
 
-Traces = list[list[Step]]
+Traces = list[list[TraceStep]]
 """Steps by rank, in order."""

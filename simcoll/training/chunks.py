@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from simcoll.training.layers import ELEMENT, Ends, Layer, Pass, ends_of, in_fs, layer_of
+from simcoll.training.layers import ELEMENT, EndPasses, LayerPasses, Pass, ends_of, in_fs, layer_of
 from simcoll.training.memory import layer_parameters, stage_parameters
 from simcoll.training.parallel import layers_of_chunks
 from simcoll.workload.workload import Inside
@@ -18,17 +18,17 @@ from simcoll.workload.workload import Inside
 if TYPE_CHECKING:
     from simcoll.training.design import Design
 
-__all__ = ["Costs", "Work", "merged"]
+__all__ = ["ChunkCosts", "ChunkWork", "merge_collectives"]
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class ChunkWork:
     """The computation of some layers in one direction, not yet placed in a workload.
 
     Attributes
     ----------
     time_fs, flops, inside, pieces, least_fs
-        As in :class:`~simcoll.workload.workload.Compute`.
+        As in :class:`~simcoll.workload.workload.ComputeOperation`.
     """
 
     time_fs: int
@@ -39,7 +39,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Costs:
+class ChunkCosts:
     """Costs of all chunks of a design, memoised."""
 
     design: Design
@@ -50,12 +50,12 @@ class Costs:
         return layers_of_chunks(self.design.model, self.design.parallel)
 
     @cached_property
-    def _layers(self) -> dict[bool, Layer]:
+    def _layers(self) -> dict[bool, LayerPasses]:
         kinds = {self.design.model.is_moe(layer) for layer in range(self.design.model.layers)}
         return {moe: layer_of(self.design, moe=moe) for moe in sorted(kinds)}
 
     @cached_property
-    def _ends(self) -> Ends:
+    def _ends(self) -> EndPasses:
         return ends_of(self.design)
 
     @cached_property
@@ -76,34 +76,37 @@ class Costs:
         return stage == self.design.parallel.pp - 1 and chunk == self.design.parallel.virtual - 1
 
     @cached_property
-    def turn(self) -> Callable[..., Work]:
+    def turn(self) -> Callable[..., ChunkWork]:
         """A turn of a chunk, or of some of its layers: ``"F"``, ``"B"``, ``"W"``, or ``"BW"`` for both backward parts."""
         return cache(self._turn)
 
-    def _turn(self, kind: str, stage: int, chunk: int, layers: tuple[int, ...] | None = None) -> Work:
-        which = self.chunks[stage][chunk] if layers is None else layers
-        whole = self.chunks[stage][chunk]
-        passes = [part for layer in which for part in self._of_layer(kind, layer)]
-        first = self.is_first(stage, chunk) and (not whole or whole[0] in which)
-        last = self.is_last(stage, chunk) and (not whole or whole[-1] in which)
-        for here, (forward, backward) in ((first, self._ends.embedding), (last, self._ends.head)):
-            if here and kind != "W":
+    def _turn(self, kind: str, stage: int, chunk: int, layers: tuple[int, ...] | None = None) -> ChunkWork:
+        turn_layers = self.chunks[stage][chunk] if layers is None else layers
+        chunk_layers = self.chunks[stage][chunk]
+        passes = [part for layer in turn_layers for part in self._of_layer(kind, layer)]
+        has_first = self.is_first(stage, chunk) and (not chunk_layers or chunk_layers[0] in turn_layers)
+        last = self.is_last(stage, chunk) and (not chunk_layers or chunk_layers[-1] in turn_layers)
+        for applies, (forward, backward) in ((has_first, self._ends.embedding), (last, self._ends.head)):
+            if applies and kind != "W":
                 passes.append(forward if kind == "F" else backward)
         if kind in {"F", "B", "BW"} and not (self.is_first if kind == "F" else self.is_last)(stage, chunk):
-            passes += self._arrival(which == whole[:1] if kind == "F" else which == whole[-1:], whole=which == whole)
-        inside = merged([inner for part in passes for inner in part.inside])
-        return Work(
+            passes += self._arrival(
+                turn_layers == chunk_layers[:1] if kind == "F" else turn_layers == chunk_layers[-1:],
+                whole_chunk=turn_layers == chunk_layers,
+            )
+        collectives = merge_collectives([inner for part in passes for inner in part.inside])
+        return ChunkWork(
             in_fs(sum(part.seconds for part in passes)),
             sum(part.flops for part in passes),
-            inside,
-            max(1, len(which)),
-            in_fs(self._launches(kind) * sum(self._host_us(layer) for layer in which) * 1e-6),
+            collectives,
+            max(1, len(turn_layers)),
+            in_fs(self._launches(kind) * sum(self._host_us(layer) for layer in turn_layers) * 1e-6),
         )
 
-    def _arrival(self, at_end: bool, *, whole: bool) -> list[Pass]:
+    def _arrival(self, at_end: bool, *, whole_chunk: bool) -> list[Pass]:
         """Gather activations that arrive in pieces from another stage, before the first layer that uses them."""
         design, parallel = self.design, self.design.parallel
-        if not parallel.scatter_gather or parallel.sequence_parallel or parallel.tp == 1 or not (at_end or whole):
+        if not parallel.scatter_gather or parallel.sequence_parallel or parallel.tp == 1 or not (at_end or whole_chunk):
             return []
         size = ELEMENT * parallel.micro_batch * (design.sequence // parallel.cp) * design.model.hidden
         return [Pass(0.0, 0.0, (Inside("all_gather", "tp", size),))]
@@ -122,9 +125,9 @@ class Costs:
         design, host = self.design, self.design.calibration
         if design.parallel.graphs == "step":
             return 0.0
-        usual = host.host_layer_us + (host.host_tp_us if design.parallel.tp > 1 else 0.0)
+        layer_us = host.host_layer_us + (host.host_tp_us if design.parallel.tp > 1 else 0.0)
         experts = design.model.experts // design.parallel.ep if design.model.is_moe(layer) else 0
-        return (0.0 if design.parallel.graphs == "layer" else usual) + host.host_expert_us * experts
+        return (0.0 if design.parallel.graphs == "layer" else layer_us) + host.host_expert_us * experts
 
     def _launches(self, kind: str) -> int:
         """Kernel launches relative to a forward pass: a backward pass has two products for each one."""
@@ -134,22 +137,29 @@ class Costs:
     def flops(self) -> tuple[float, float]:
         """FLOPs of a step on all GPUs: those that the model needs, and those performed with recomputation."""
         design = self.design
-        each = design.micro_batches * design.mesh.nranks / design.parallel.pp
-        needed = done = 0.0
+        steps_per_gpu = design.micro_batches * design.mesh.nranks / design.parallel.pp
+        needed = performed = 0.0
         for layer in range(design.model.layers):
-            of = self._layers[design.model.is_moe(layer)]
-            core = of.forward.flops - of.to_weights.flops  # attention: its backward pass has twice the products
+            layer_passes = self._layers[design.model.is_moe(layer)]
+            core = (
+                layer_passes.forward.flops - layer_passes.to_weights.flops
+            )  # attention: its backward pass has twice the products
             if design.parallel.attention == "plain":
                 core /= 2  # what a causal model needs
-            needed += 3 * (of.to_weights.flops + core)
-            done += of.forward.flops + of.to_input.flops + of.to_weights.flops + of.again.flops
+            needed += 3 * (layer_passes.to_weights.flops + core)
+            performed += (
+                layer_passes.forward.flops
+                + layer_passes.to_input.flops
+                + layer_passes.to_weights.flops
+                + layer_passes.again.flops
+            )
         head = sum(part.flops for part in self._ends.head)
-        return each * (needed + head), each * (done + head)
+        return steps_per_gpu * (needed + head), steps_per_gpu * (performed + head)
 
 
-def merged(inside: Sequence[Inside]) -> tuple[Inside, ...]:
+def merge_collectives(collectives: Sequence[Inside]) -> tuple[Inside, ...]:
     """Merge equal collectives into entries with counts."""
     counts: Counter[Inside] = Counter()
-    for inner in inside:
+    for inner in collectives:
         counts[replace(inner, count=1)] += inner.count
-    return tuple(replace(one, count=count) for one, count in counts.items())
+    return tuple(replace(inner, count=count) for inner, count in counts.items())

@@ -23,9 +23,9 @@ from simcoll.topology import Topology, load_topology
 from simcoll.topology.file_layers import beside
 from simcoll.training.gpu import Gpu, load_gpu, shipped_gpus
 from simcoll.training.hugging_face import model_from_hf
-from simcoll.training.measured_kernels import Measured, load_measured
+from simcoll.training.measured_kernels import OperatorTimes, load_measured
 from simcoll.training.parallel import Parallel, layers_of_chunks
-from simcoll.training.step_calibration import UNCALIBRATED, Calibration, load_calibration, shipped_calibration
+from simcoll.training.step_calibration import UNCALIBRATED, StepCalibration, load_calibration, shipped_calibration
 from simcoll.training.transformer import Model, shipped_model
 from simcoll.units import parse_size
 from simcoll.workload.mesh import Mesh, mesh_of
@@ -65,23 +65,23 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     calibration: str = ""
 
 
-class _GpuTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class _DesignGpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     name: str = ""
     calibration: str = ""
     measured: str = ""
 
 
-class _Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class _DesignLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     memory: str = ""
 
 
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class _DesignFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     title: str = ""
     model: dict[str, Any]
     topology: Cluster
-    gpu: _GpuTable = _GpuTable()
+    gpu: _DesignGpu = _DesignGpu()
     parallel: Parallel = Parallel()
-    limits: _Limits = _Limits()
+    limits: _DesignLimits = _DesignLimits()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,13 +114,13 @@ class Design:
     global_batch: int
     dtype: str
     gpu: Gpu
-    calibration: Calibration
+    calibration: StepCalibration
     cluster: Cluster
     topology: Topology
     parallel: Parallel
     mesh: Mesh
     memory_limit: int
-    measured: Measured | None = None
+    measured: OperatorTimes | None = None
     network: NetworkCalibration | None = None
 
     @property
@@ -147,9 +147,18 @@ class Design:
     def hash(self) -> str:
         """Hash of everything that determines the result."""
         parts: tuple[object, ...] = (
-            self.model, self.sequence, self.global_batch, self.dtype, sorted(self.gpu.values.items()), self.calibration.hash,
-            topology_digest(self.topology), sorted(self.cluster.slow.items()), self.parallel, self.mesh.axes, self.memory_limit,
-        )  # fmt: skip
+            self.model,
+            self.sequence,
+            self.global_batch,
+            self.dtype,
+            sorted(self.gpu.values.items()),
+            self.calibration.hash,
+            topology_digest(self.topology),
+            sorted(self.cluster.slow.items()),
+            self.parallel,
+            self.mesh.axes,
+            self.memory_limit,
+        )
         if self.measured is not None:
             parts = (*parts, sorted(self.measured.times.items()))
         if self.network is not None:
@@ -189,10 +198,10 @@ def design_from(document: Mapping[str, Any], *, file: str = "design") -> Design:
     tables = {key: value for key, value in document.items() if key not in PLANNING_TABLES}
     with blamed_on(file):
         _refuse_lists(tables.get("parallel"))
-        read = convert_table(tables, _File)
+        tables_of_file = convert_table(tables, _DesignFile)
         folder = Path(file).parent
-        topology = load_cluster(read.topology, folder)
-        return _checked(read, topology, folder, Path(file).stem)
+        topology = load_cluster(tables_of_file.topology, folder)
+        return _assemble(tables_of_file, topology, folder, Path(file).stem)
 
 
 def _refuse_lists(parallel: object) -> None:
@@ -213,63 +222,79 @@ def load_cluster(cluster: Cluster, folder: Path) -> Topology:
         As :func:`load_design`.
     """
     try:
-        asked = msgspec.msgpack.encode(cluster)
+        encoded = msgspec.msgpack.encode(cluster)
     except OverflowError as error:
         raise ConfigError(f"a number is too large: {error}", path="$.topology") from None
-    return _loaded(asked, str(folder))
+    return _load_topology(encoded, str(folder))
 
 
 @lru_cache(maxsize=64)
-def _loaded(cluster: bytes, folder: str) -> Topology:
+def _load_topology(cluster: bytes, folder: str) -> Topology:
     """Load the topology of a cluster, cached for all designs on it."""
-    asked = msgspec.msgpack.decode(cluster, type=Cluster)
-    overrides = {place.replace(".", "__"): value for place, value in asked.set.items()}
-    found = load_topology(beside(Path(folder), asked.name), nodes=asked.nodes, **overrides)
-    for link, share in asked.degraded.items():
-        found = found.degrade(link, share)
-    if asked.gpus is not None:
-        found = found.take(asked.gpus)
-    for rank, factor in asked.slow.items():
-        if not (rank.isascii() and rank.isdecimal() and len(rank) < 12) or int(rank) >= found.nranks:
+    table = msgspec.msgpack.decode(cluster, type=Cluster)
+    overrides = {place.replace(".", "__"): value for place, value in table.set.items()}
+    topology = load_topology(beside(Path(folder), table.name), nodes=table.nodes, **overrides)
+    for link, share in table.degraded.items():
+        topology = topology.degrade(link, share)
+    if table.gpus is not None:
+        topology = topology.take(table.gpus)
+    for rank, factor in table.slow.items():
+        if not (rank.isascii() and rank.isdecimal() and len(rank) < 12) or int(rank) >= topology.nranks:
             raise ConfigError(
-                f"slow: {shown(rank)} is not a rank; expected 0 to {found.nranks - 1}", path="$.topology.slow"
+                f"slow: {shown(rank)} is not a rank; expected 0 to {topology.nranks - 1}", path="$.topology.slow"
             )
         if not 0.1 <= factor <= 100:
             raise ConfigError(
                 f"slow: rank {rank}: expected a factor of 0.1 to 100, got {factor}", path="$.topology.slow"
             )
-    return found
+    return topology
 
 
-def _checked(read: _File, topology: Topology, folder: Path, stem: str) -> Design:
+def _assemble(record: _DesignFile, topology: Topology, folder: Path, stem: str) -> Design:
     """Assemble a design after checking that its parts fit together."""
-    model, asked = _model(dict(read.model), folder)
-    gpu = _gpu(read.gpu.name, topology, folder)
-    gpu.peak(asked.dtype)
-    if read.parallel.offload:
+    model, batch = _model(dict(record.model), folder)
+    gpu = _gpu(record.gpu.name, topology, folder)
+    gpu.peak(batch.dtype)
+    if record.parallel.offload:
         gpu.number("host.bandwidth")
     calibration = UNCALIBRATED
-    if read.gpu.calibration:
-        beside = folder / read.gpu.calibration
-        calibration = load_calibration(beside) if is_file(beside) else shipped_calibration(read.gpu.calibration)
-    measured = load_measured(folder / read.gpu.measured) if read.gpu.measured else None
-    network = load_network(folder / read.topology.calibration) if read.topology.calibration else None
+    if record.gpu.calibration:
+        calibration_path = folder / record.gpu.calibration
+        calibration = (
+            load_calibration(calibration_path)
+            if is_file(calibration_path)
+            else shipped_calibration(record.gpu.calibration)
+        )
+    measured = load_measured(folder / record.gpu.measured) if record.gpu.measured else None
+    network = load_network(folder / record.topology.calibration) if record.topology.calibration else None
     limit = gpu.memory_bytes
-    if read.limits.memory:
-        limit = min(limit, parse_size(read.limits.memory, what="memory", path="$.limits.memory"))
-    parallel = read.parallel
+    if record.limits.memory:
+        limit = min(limit, parse_size(record.limits.memory, what="memory", path="$.limits.memory"))
+    parallel = record.parallel
     inner = parallel.tp * parallel.cp * parallel.pp
     dp = parallel.dp or max(1, topology.nranks // inner)
     mesh = mesh_of(parallel.order, {"tp": parallel.tp, "cp": parallel.cp, "dp": dp, "pp": parallel.pp}, topology.nranks)
     layers_of_chunks(model, parallel)
-    _divides(model, asked, parallel, dp)
+    _divides(model, batch, parallel, dp)
     return Design(
-        read.title or stem, model, asked.sequence, asked.global_batch, asked.dtype, gpu, calibration, read.topology, topology,
-        parallel, mesh, limit, measured, network,
-    )  # fmt: skip
+        title=record.title or stem,
+        model=model,
+        sequence=batch.sequence,
+        global_batch=batch.global_batch,
+        dtype=batch.dtype,
+        gpu=gpu,
+        calibration=calibration,
+        cluster=record.topology,
+        topology=topology,
+        parallel=parallel,
+        mesh=mesh,
+        memory_limit=limit,
+        measured=measured,
+        network=network,
+    )
 
 
-class _Asked(msgspec.Struct, frozen=True, kw_only=True):
+class _Batch(msgspec.Struct, frozen=True, kw_only=True):
     """The keys of ``[model]`` besides the model's sizes."""
 
     sequence: int
@@ -277,16 +302,16 @@ class _Asked(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "bf16"
 
 
-def _model(table: dict[str, Any], folder: Path) -> tuple[Model, _Asked]:
+def _model(table: dict[str, Any], folder: Path) -> tuple[Model, _Batch]:
     """Read the model (by name, from a Hugging Face file, or by its sizes) and its training parameters."""
-    own = {key: table.pop(key) for key in ("sequence", "global_batch", "dtype") if key in table}
+    batch_keys = {key: table.pop(key) for key in ("sequence", "global_batch", "dtype") if key in table}
     try:
-        asked = convert_table(own, _Asked)
+        batch = convert_table(batch_keys, _Batch)
     except ConfigError as error:
         raise ConfigError(error.message, path=f"$.model{(error.path or '$')[1:]}") from None
     for name in ("sequence", "global_batch"):
-        if getattr(asked, name) < 1:
-            raise ConfigError(f"expected at least 1, got {getattr(asked, name)}", path=f"$.model.{name}")
+        if getattr(batch, name) < 1:
+            raise ConfigError(f"expected at least 1, got {getattr(batch, name)}", path=f"$.model.{name}")
     if "hf" in table:
         path = table.pop("hf")
         if table or not isinstance(path, str):
@@ -294,10 +319,10 @@ def _model(table: dict[str, Any], folder: Path) -> tuple[Model, _Asked]:
                 f"expected hf = 'config.json' and no sizes beside it, got {path!r} and {sorted(table)}",
                 path="$.model.hf",
             )
-        return model_from_hf(folder / path), asked
+        return model_from_hf(folder / path), batch
     if "layers" in table:
         try:
-            return convert_table(table, Model), asked
+            return convert_table(table, Model), batch
         except ConfigError as error:
             raise ConfigError(error.message, path=f"$.model{(error.path or '$')[1:]}") from None
     name = table.pop("name", None)
@@ -309,35 +334,39 @@ def _model(table: dict[str, Any], folder: Path) -> tuple[Model, _Asked]:
                 f"unknown key; {nearest(key, [*Model.__struct_fields__, 'hf', 'sequence', 'global_batch', 'dtype'])}",
                 path=f"$.model.{key}",
             )
-    found = shipped_model(name)
-    return (convert_table({**msgspec.structs.asdict(found), **table}, Model) if table else found), asked
+    shipped = shipped_model(name)
+    return (convert_table({**msgspec.structs.asdict(shipped), **table}, Model) if table else shipped), batch
 
 
 def _gpu(name: str, topology: Topology, folder: Path) -> Gpu:
     """Load the GPU by name; by default the topology's."""
     if name:
-        beside = folder / name
-        return load_gpu(beside if is_file(beside) else name)
+        gpu_path = folder / name
+        return load_gpu(gpu_path if is_file(gpu_path) else name)
     trait = topology.traits.get("gpu", "").lower()
     if trait not in shipped_gpus():
-        said = f"topology {topology.name!r} names {trait!r}" if trait else f"topology {topology.name!r} names none"
-        raise ConfigError(f"missing; {said}; {nearest(trait, shipped_gpus())}", path="$.gpu.name")
+        description = (
+            f"topology {topology.name!r} names {trait!r}" if trait else f"topology {topology.name!r} names none"
+        )
+        raise ConfigError(f"missing; {description}; {nearest(trait, shipped_gpus())}", path="$.gpu.name")
     return load_gpu(trait)
 
 
-def _divides(model: Model, asked: _Asked, parallel: Parallel, dp: int) -> None:
+def _divides(model: Model, sizes: _Batch, parallel: Parallel, dp: int) -> None:
     """Refuse sizes that do not divide evenly: batch, sequence, heads, matrices and experts."""
     share = dp * parallel.micro_batch
-    if asked.global_batch % share:
-        lower = asked.global_batch // share * share
-        near = share if lower == 0 else min((lower, lower + share), key=lambda batch: abs(batch - asked.global_batch))
+    if sizes.global_batch % share:
+        lower = sizes.global_batch // share * share
+        nearest_batch = (
+            share if lower == 0 else min((lower, lower + share), key=lambda batch: abs(batch - sizes.global_batch))
+        )
         raise ConfigError(
-            f"global_batch {asked.global_batch} does not divide over {dp} data-parallel ranks with micro-batches of "
-            f"{parallel.micro_batch}; the nearest that does is {near}",
+            f"global_batch {sizes.global_batch} does not divide over {dp} data-parallel ranks with micro-batches of "
+            f"{parallel.micro_batch}; the nearest that does is {nearest_batch}",
             path="$.model.global_batch",
         )
-    if parallel.virtual > 1 and (asked.global_batch // share) % parallel.pp:
-        count = asked.global_batch // share
+    if parallel.virtual > 1 and (sizes.global_batch // share) % parallel.pp:
+        count = sizes.global_batch // share
         raise ConfigError(
             f"interleaving needs micro-batches in multiples of pp {parallel.pp}; there are {count}",
             path="$.parallel.virtual",
@@ -348,7 +377,7 @@ def _divides(model: Model, asked: _Asked, parallel: Parallel, dp: int) -> None:
         ("inner width of the MLP", model.inner, parallel.tp, "tp"),
         (
             "sequence",
-            asked.sequence,
+            sizes.sequence,
             parallel.cp * (parallel.tp if parallel.sequence_parallel else 1),
             "cp (x tp with sequence_parallel)",
         ),
@@ -364,6 +393,6 @@ def _divides(model: Model, asked: _Asked, parallel: Parallel, dp: int) -> None:
                 path="$.parallel.imbalance",
             )
         divisions.append(("experts", model.experts, parallel.ep, "ep"))
-    for what, whole, parts, name in divisions:
-        if whole % parts:
-            raise ConfigError(f"{what} {whole}: not divisible by {name} = {parts}", path="$.parallel")
+    for subject, total, parts, name in divisions:
+        if total % parts:
+            raise ConfigError(f"{subject} {total}: not divisible by {name} = {parts}", path="$.parallel")

@@ -27,32 +27,32 @@ DTYPE_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, 
 """Bytes of an element, by data type."""
 
 
-def _flops(value: Any, what: str) -> float:
-    return _with_unit(value, what, _FLOPS, "'989 TFLOPS'")
+def _flops(value: Any, subject: str) -> float:
+    return _with_unit(value, subject, _FLOPS, "'989 TFLOPS'")
 
 
-def _watts(value: Any, what: str) -> float:
-    return _with_unit(value, what, _WATTS, "'700 W'")
+def _watts(value: Any, subject: str) -> float:
+    return _with_unit(value, subject, _WATTS, "'700 W'")
 
 
-def _with_unit(value: Any, what: str, pattern: re.Pattern[str], example: str) -> float:
+def _with_unit(value: Any, subject: str, pattern: re.Pattern[str], example: str) -> float:
     match = pattern.fullmatch(value) if isinstance(value, str) else None
     if match is None:
-        raise ConfigError(f"{what}: expected text with a unit such as {example}, got {shown(value)}")
+        raise ConfigError(f"{subject}: expected text with a unit such as {example}, got {shown(value)}")
     return float(match[1]) * _PREFIXES[match[2]]
 
 
-def _bytes(value: Any, what: str) -> int:
-    return parse_size(value, what=what)
+def _bytes(value: Any, subject: str) -> int:
+    return parse_size(value, what=subject)
 
 
-def _rate(value: Any, what: str) -> float:
-    return parse_rate(value, what=what) / UBPS_PER_BPS
+def _rate(value: Any, subject: str) -> float:
+    return parse_rate(value, what=subject) / UBPS_PER_BPS
 
 
-def _number(value: Any, what: str) -> float:
+def _number(value: Any, subject: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e9:
-        raise ConfigError(f"{what}: expected a number above 0, got {shown(value)}")
+        raise ConfigError(f"{subject}: expected a number above 0, got {shown(value)}")
     return float(value)
 
 
@@ -72,12 +72,16 @@ _FACTS = FactSchema(
         "power.*": _watts,
         "price.*": _number,
     },
-    others=("description",),
+    ignored=("description",),
     nouns={"peak": "data type", "gemm": "data type"},
 )
 _UNITS: dict[object, tuple[float, str]] = {
-    _flops: (1e12, " TFLOPS"), _bytes: (1e9, " GB"), _rate: (1e9, " GB/s"), _watts: (1, " W"), _number: (1, ""),
-}  # fmt: skip
+    _flops: (1e12, " TFLOPS"),
+    _bytes: (1e9, " GB"),
+    _rate: (1e9, " GB/s"),
+    _watts: (1, " W"),
+    _number: (1, ""),
+}
 """Scale and unit in which numbers of a kind are printed."""
 
 
@@ -112,10 +116,10 @@ class Gpu:
         ConfigError
             When the file has none and there is no default.
         """
-        found = self.values.get(place, default)
-        if found is None:
+        value = self.values.get(place, default)
+        if value is None:
             raise ConfigError(f"GPU {self.name!r} has no number {place!r}; {nearest(place, self.values)}")
-        return found
+        return value
 
     def peak(self, dtype: str) -> float:
         """The vendor's FLOP/s of dense matrix products of a dtype.
@@ -126,8 +130,8 @@ class Gpu:
             When the file has no number for this type.
         """
         if f"peak.{dtype}" not in self.values:
-            known = [place.partition(".")[2] for place in self.values if place.startswith("peak.")]
-            raise ConfigError(f"GPU {self.name!r} has no peak for dtype {dtype!r}; it has one for {', '.join(known)}")
+            dtypes = [place.partition(".")[2] for place in self.values if place.startswith("peak.")]
+            raise ConfigError(f"GPU {self.name!r} has no peak for dtype {dtype!r}; it has one for {', '.join(dtypes)}")
         return self.values[f"peak.{dtype}"]
 
     def gemm(self, dtype: str) -> float:
@@ -139,11 +143,11 @@ class Gpu:
         """Share of the single-kernel rate that products sustain in training."""
         return self.number("sustained.share", 1.0)
 
-    def told(self, place: str) -> str:
+    def format_number(self, place: str) -> str:
         """One number with its unit.
 
         >>> gpu = load_gpu("h100")
-        >>> [gpu.told(place) for place in ("peak.bf16", "memory.size", "memory.bandwidth", "power.watts", "units.count")]
+        >>> [gpu.format_number(place) for place in ("peak.bf16", "memory.size", "memory.bandwidth", "power.watts", "units.count")]
         ['989.4 TFLOPS', '80 GB', '3,350 GB/s', '700 W', '132']
         """
         scale, unit = _UNITS[_FACTS.kind(place)]

@@ -17,7 +17,7 @@ __all__ = ["model_from_hf"]
 MAX_FILE_BYTES = 2**20
 
 
-class _Kind(NamedTuple):
+class _ModelType(NamedTuple):
     """Conventions of a model type.
 
     ``tied`` is the library's default; ``positions`` the key of learned positions, with the number of extra ones; ``full_every``: without
@@ -30,24 +30,26 @@ class _Kind(NamedTuple):
     full_every: int = 0
 
 
-_LLAMA, _TIED = _Kind(), _Kind(tied=True)
+_LLAMA, _TIED, _PLAIN = _ModelType(), _ModelType(tied=True), _ModelType(gated=False)
+_PLAIN_TIED = _ModelType(gated=False, tied=True)
+_LLAMA_TYPES = (
+    "dbrx deepseek_v2 deepseek_v3 glm4 glm4_moe granite granitemoe kimi_k2 llama mistral mixtral olmo olmo2 olmoe phi3 "
+    "qwen2 qwen2_moe qwen3 qwen3_moe seed_oss stablelm"
+)
 _KINDS = {
-    **dict.fromkeys(
-        ("deepseek_v2", "deepseek_v3", "glm4", "glm4_moe", "granite", "granitemoe", "kimi_k2", "llama", "mistral", "mixtral", "olmo",
-         "olmo2", "olmoe", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "stablelm"),
-        _LLAMA,
-    ),
+    **dict.fromkeys(_LLAMA_TYPES.split(), _LLAMA),
     **dict.fromkeys(("cohere", "gemma", "smollm3"), _TIED),
-    "cohere2": _Kind(tied=True, full_every=4), "gemma2": _Kind(tied=True, full_every=2), "gemma3_text": _Kind(tied=True, full_every=6),
-    "gpt_oss": _Kind(full_every=2), "llama4_text": _Kind(full_every=4), "olmo3": _Kind(full_every=4),
-    "bloom": _Kind(gated=False, tied=True), "falcon": _Kind(gated=False, tied=True), "mpt": _Kind(gated=False, tied=True),
-    "starcoder2": _Kind(gated=False, tied=True),
-    "gpt2": _Kind(gated=False, tied=True, positions=("n_positions", 0)),
-    "gpt_bigcode": _Kind(gated=False, tied=True, positions=("n_positions", 0)),
-    "opt": _Kind(gated=False, tied=True, positions=("max_position_embeddings", 2)),
-    **dict.fromkeys(("gpt_neox", "gptj", "nemotron", "phi"), _Kind(gated=False)),
-    "dbrx": _LLAMA,
-}  # fmt: skip
+    "cohere2": _ModelType(tied=True, full_every=4),
+    "gemma2": _ModelType(tied=True, full_every=2),
+    "gemma3_text": _ModelType(tied=True, full_every=6),
+    "gpt_oss": _ModelType(full_every=2),
+    **dict.fromkeys(("llama4_text", "olmo3"), _ModelType(full_every=4)),
+    **dict.fromkeys(("gpt_neox", "gptj", "nemotron", "phi"), _PLAIN),
+    **dict.fromkeys(("bloom", "falcon", "mpt", "starcoder2"), _PLAIN_TIED),
+    "gpt2": _PLAIN_TIED._replace(positions=("n_positions", 0)),
+    "gpt_bigcode": _PLAIN_TIED._replace(positions=("n_positions", 0)),
+    "opt": _PLAIN_TIED._replace(positions=("max_position_embeddings", 2)),
+}
 """Supported model types, whose sizes map to :class:`~simcoll.training.transformer.Model`."""
 
 _NAMES = {
@@ -119,8 +121,8 @@ def _model(config: dict[str, Any]) -> Model:
     sizes |= _one_head(name, config) | _experts(name, config, sizes) | _windows(kind, config, sizes)
     if name == "mpt":
         sizes["ffn"] = _number(config, "expansion_ratio", 4) * _number(config, "d_model")
-    key, beside = kind.positions
-    positions = _number(config, key, 1024) + beside if key else 0
+    key, offset = kind.positions
+    positions = _number(config, key, 1024) + offset if key else 0
     tied = bool(config.get("tie_word_embeddings", kind.tied))
     return msgspec.convert({**sizes, "gated": kind.gated, "tied": tied, "positions": positions, "name": name}, Model)
 
@@ -138,49 +140,49 @@ def _number(config: Mapping[str, Any], key: str, default: int = 0) -> int:
 
 def _one_head(name: str, config: Mapping[str, Any]) -> dict[str, int]:
     """Keys and values of one head (multi-query attention)."""
-    asked = (name == "falcon" and not config.get("new_decoder_architecture")) or name == "gpt_bigcode"
-    return {"kv_heads": 1} if asked and config.get("multi_query", True) else {}
+    multi_query = (name == "falcon" and not config.get("new_decoder_architecture")) or name == "gpt_bigcode"
+    return {"kv_heads": 1} if multi_query and config.get("multi_query", True) else {}
 
 
 def _experts(name: str, config: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
     """Read the model-specific keys of experts."""
     if not sizes.get("experts"):
         return {"top_k": 0, "expert_ffn": 0, "shared_experts": 0, "dense_layers": 0, "moe_every": 1}
-    found: dict[str, Any] = {"expert_bias": name == "gpt_oss"}
+    fields: dict[str, Any] = {"expert_bias": name == "gpt_oss"}
     if name == "llama4_text":
-        found |= {"expert_ffn": config.get("intermediate_size", 0), "shared_experts": 1}
-    whole = _number(config, "shared_expert_intermediate_size")
-    if whole and sizes.get("shared_experts") is None:
-        each = _number(sizes, "expert_ffn")
-        if not each or whole % each:
+        fields |= {"expert_ffn": config.get("intermediate_size", 0), "shared_experts": 1}
+    shared_width = _number(config, "shared_expert_intermediate_size")
+    if shared_width and sizes.get("shared_experts") is None:
+        expert_width = _number(sizes, "expert_ffn")
+        if not expert_width or shared_width % expert_width:
             raise ConfigError(
-                f"shared_expert_intermediate_size {whole}: expected a multiple of moe_intermediate_size {each}"
+                f"shared_expert_intermediate_size {shared_width}: expected a multiple of moe_intermediate_size {expert_width}"
             )
-        found["shared_experts"] = whole // each
+        fields["shared_experts"] = shared_width // expert_width
     plain = config.get("mlp_only_layers") or []
     if not isinstance(plain, list) or plain != list(range(len(plain))):
         raise ConfigError(
             f"mlp_only_layers {shown(plain)}: only the first layers may be without experts; give the sizes in TOML"
         )
     if plain:
-        found["dense_layers"] = len(plain)
+        fields["dense_layers"] = len(plain)
     frequency = config.get("moe_layer_freq", 1)
     if frequency != 1:
         raise ConfigError(f"moe_layer_freq {shown(frequency)}: expected 1; give the sizes in TOML, with moe_every")
-    return found
+    return fields
 
 
-def _windows(kind: _Kind, config: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, int]:
+def _windows(kind: _ModelType, config: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, int]:
     """The window of sliding attention, and the number of layers that have it."""
     layers, kinds = _number(sizes, "layers"), config.get("layer_types") or []
-    if not isinstance(kinds, list) or any(each not in (*_WINDOWED, "full_attention") for each in kinds):
+    if not isinstance(kinds, list) or any(layer_type not in (*_WINDOWED, "full_attention") for layer_type in kinds):
         raise ConfigError(
             f"layer_types {shown(kinds)}: only full_attention, sliding_attention and chunked_attention are modelled"
         )
     if not sizes.get("window") or config.get("use_sliding_window") is False:
         return {"window": 0}
     if kinds:
-        windowed = sum(each in _WINDOWED for each in kinds)
+        windowed = sum(layer_type in _WINDOWED for layer_type in kinds)
     elif config.get("use_sliding_window"):
         windowed = layers - min(layers, _number(config, "max_window_layers", layers))
     else:

@@ -17,7 +17,7 @@ from simcoll.workload.workload import Inside
 if TYPE_CHECKING:
     from simcoll.training.design import Design
 
-__all__ = ["Ends", "Layer", "Pass", "ends_of", "in_fs", "layer_of", "optimizer_seconds"]
+__all__ = ["EndPasses", "LayerPasses", "Pass", "ends_of", "in_fs", "layer_of", "optimizer_seconds"]
 
 ELEMENT = 2
 """Bytes of an activation."""
@@ -52,7 +52,7 @@ class Pass:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class LayerPasses:
     """A layer on one GPU: forward, input gradient, weight gradient, and recomputation."""
 
     forward: Pass
@@ -62,7 +62,7 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class EndPasses:
     """Embedding, and output head with the loss: forward and backward of each."""
 
     embedding: tuple[Pass, Pass]
@@ -89,20 +89,20 @@ def roofline_of(design: Design) -> Roofline:
     return Roofline(design.gpu, design.calibration, design.dtype, design.measured)
 
 
-def layer_of(design: Design, *, moe: bool) -> Layer:
+def layer_of(design: Design, *, moe: bool) -> LayerPasses:
     """One layer of a design."""
     roof = roofline_of(design)
     forward, to_input, to_weights, flops = 0.0, 0.0, 0.0, 0.0
     for linear in linears(design.model, moe=moe):
-        times, done = _linear(design, roof, linear)
+        times, product_flops = _linear(design, roof, linear)
         forward, to_input, to_weights = forward + times[0], to_input + times[1], to_weights + times[2]
-        flops += done
+        flops += product_flops
     core = _attention(design, roof)
     seconds = _elementwise(design, roof, moe=moe)
-    inside = _collectives(design, (forward, to_input), core[0].seconds, moe=moe)
-    done_forward = Pass(forward + core[0].seconds + seconds[0], flops + core[0].flops, inside[0])
-    done_input = Pass(to_input + core[1].seconds + seconds[1], flops + core[1].flops, inside[1])
-    gathers = tuple(inner for inner in inside[0] if inner.kind == "all_gather")
+    collectives = _collectives(design, (forward, to_input), core[0].seconds, moe=moe)
+    done_forward = Pass(forward + core[0].seconds + seconds[0], flops + core[0].flops, collectives[0])
+    done_input = Pass(to_input + core[1].seconds + seconds[1], flops + core[1].flops, collectives[1])
+    gathers = tuple(inner for inner in collectives[0] if inner.kind == "all_gather")
     again = {
         "none": Pass(0.0, 0.0),
         "selective": core[0],
@@ -111,7 +111,7 @@ def layer_of(design: Design, *, moe: bool) -> Layer:
     }[design.parallel.recompute]
     if design.parallel.attention == "fused" and design.parallel.recompute == "selective":
         again = Pass(0.0, 0.0)  # fused attention does so by itself
-    return Layer(done_forward, done_input, Pass(to_weights, flops), again)
+    return LayerPasses(done_forward, done_input, Pass(to_weights, flops), again)
 
 
 def _linear(design: Design, roof: Roofline, linear: Linear) -> tuple[tuple[float, float, float], float]:
@@ -149,8 +149,8 @@ def _casts(
     """
     if DTYPE_BYTES[design.dtype] > 1:
         return 0.0, 0.0
-    kept = design.parallel.gathered == "fp8"
-    forward = (0 if linear.split == "outputs" else inputs) + (0 if kept else weights)
+    in_8_bits = design.parallel.gathered == "fp8"
+    forward = (0 if linear.split == "outputs" else inputs) + (0 if in_8_bits else weights)
     return roof.elementwise(2 * ELEMENT * forward), roof.elementwise(2 * ELEMENT * outputs)
 
 
@@ -168,7 +168,7 @@ def _attention(design: Design, roof: Roofline) -> tuple[Pass, Pass]:
     heads, b = model.heads / parallel.tp, parallel.micro_batch
     s, every = design.sequence // parallel.cp, design.sequence
     if parallel.attention == "fused":  # causal: half of the products
-        share = model.attended(every)
+        share = model.attention_share(every)
         flops = share * b * heads * s * every * (model.key_width + model.value_width)
         shape = (b, heads, s, every, model.key_width, model.value_width) if share == 1 else ()
         return (
@@ -179,13 +179,13 @@ def _attention(design: Design, roof: Roofline) -> tuple[Pass, Pass]:
     flops = 2.0 * batch * s * every * (model.key_width + model.value_width)
     products = roof.gemm(s, every, model.key_width, batch=batch, wide=True)
     products += roof.gemm(s, model.value_width, every, batch=batch, wide=True)
-    back = 2 * roof.gemm(s, every, model.value_width, batch=batch, wide=True)
-    back += 2 * roof.gemm(s, model.key_width, every, batch=batch, wide=True)
+    backward_products = 2 * roof.gemm(s, every, model.value_width, batch=batch, wide=True)
+    backward_products += 2 * roof.gemm(s, model.key_width, every, batch=batch, wide=True)
     scores = batch * s * every
     masks = (2 * ELEMENT + 1) if model.dropout else 0
     return (
         Pass(products + roof.elementwise(scores * (2 * ELEMENT + masks)), flops),
-        Pass(back + roof.elementwise(scores * (3 * ELEMENT + masks)), 2 * flops),
+        Pass(backward_products + roof.elementwise(scores * (3 * ELEMENT + masks)), 2 * flops),
     )
 
 
@@ -208,10 +208,10 @@ def _elementwise(design: Design, roof: Roofline, *, moe: bool) -> tuple[float, f
         biased = routed * sizes.hidden if model.expert_bias else 0.0
     forward = 2 * (2 * ELEMENT) * x + 2 * (3 * ELEMENT + mask) * x + wide[0] * ELEMENT * inner + 2 * ELEMENT * heads
     backward = 2 * (3 * ELEMENT) * x + 2 * (5 * ELEMENT + mask) * x + wide[1] * ELEMENT * inner + 2 * ELEMENT * heads
-    more = design.calibration.unfused
+    unfused_factor = design.calibration.unfused
     return (
-        roof.elementwise(more * forward + BIAS_FORWARD * biased),
-        roof.elementwise(more * backward + BIAS_BACKWARD * biased),
+        roof.elementwise(unfused_factor * forward + BIAS_FORWARD * biased),
+        roof.elementwise(unfused_factor * backward + BIAS_BACKWARD * biased),
     )
 
 
@@ -220,8 +220,11 @@ def _collectives(
 ) -> tuple[tuple[Inside, ...], tuple[Inside, ...]]:
     """The collectives that a layer's forward and backward pass wait for."""
     forward, backward = _tensor(design, products)
-    for there, back in (_context(design, attention), _experts(design, products[0] + attention) if moe else ((), ())):
-        forward, backward = (*forward, *there), (*backward, *back)
+    for extra_forward, extra_backward in (
+        _context(design, attention),
+        _experts(design, products[0] + attention) if moe else ((), ()),
+    ):
+        forward, backward = (*forward, *extra_forward), (*backward, *extra_backward)
     return forward, backward
 
 
@@ -232,8 +235,8 @@ def _tensor(design: Design, products: tuple[float, float]) -> tuple[tuple[Inside
         return (), ()
     size = sizes.rows * sizes.hidden * ELEMENT
     if not parallel.sequence_parallel:
-        both = (Inside("all_reduce", "tp", size, 2),)
-        return both, both
+        exchange = (Inside("all_reduce", "tp", size, 2),)
+        return exchange, exchange
     share = (
         (1 - 1 / parallel.tp) / 4 if parallel.overlap_tp else 0.0
     )  # of the products, beside each of four collectives
@@ -250,16 +253,16 @@ def _context(design: Design, attention: float) -> tuple[tuple[Inside, ...], tupl
     if parallel.cp == 1:
         return (), ()
     tokens = parallel.micro_batch * design.sequence
-    both = tokens * model.groups * (model.key_width + model.value_width) * ELEMENT // parallel.tp
+    keys_values = tokens * model.groups * (model.key_width + model.value_width) * ELEMENT // parallel.tp
     if parallel.context == "ulysses":
-        each = both + tokens * model.heads * (model.key_width + model.value_width) * ELEMENT // parallel.tp
-        exchange = Inside("all_to_all", "cp", each // parallel.cp // 4, 4)
+        all_heads = keys_values + tokens * model.heads * (model.key_width + model.value_width) * ELEMENT // parallel.tp
+        exchange = Inside("all_to_all", "cp", all_heads // parallel.cp // 4, 4)
         return (exchange,), (exchange,)
     hidden = in_fs(attention) if parallel.context == "ring" else 0
-    forward = Inside("all_gather", "cp", both, 1, 1.0, hidden)
-    again = Inside("all_gather", "cp", both, 1, 1.0, 2 * hidden)
-    back = Inside("reduce_scatter", "cp", both, 1, 1.0, hidden // 2)
-    return (forward,), (again, back)
+    forward = Inside("all_gather", "cp", keys_values, 1, 1.0, hidden)
+    again = Inside("all_gather", "cp", keys_values, 1, 1.0, 2 * hidden)
+    reduce = Inside("reduce_scatter", "cp", keys_values, 1, 1.0, hidden // 2)
+    return (forward,), (again, reduce)
 
 
 def _experts(design: Design, computed: float) -> tuple[tuple[Inside, ...], tuple[Inside, ...]]:
@@ -274,8 +277,8 @@ def _experts(design: Design, computed: float) -> tuple[tuple[Inside, ...], tuple
     if parallel.overlap_ep:
         hidden = in_fs(computed) // 2
         share = parallel.exchange_units / design.gpu.number("units.count", SMALLEST_WAVE)
-    both = (Inside("all_to_all", "ep", size, 2, parallel.imbalance, hidden, share),)
-    return both, both
+    exchange = (Inside("all_to_all", "ep", size, 2, parallel.imbalance, hidden, share),)
+    return exchange, exchange
 
 
 def _sent_once(design: Design) -> float:
@@ -288,12 +291,12 @@ def _sent_once(design: Design) -> float:
     node = design.topology.groups.get("box", np.zeros(design.topology.nranks, np.int64))
     places = len(set(node[ranks].tolist()))
     places = parallel.ep if places == 1 else places
-    others = model.experts - model.experts // places
-    none = math.prod((others - each) / (model.experts - each) for each in range(model.top_k))
+    elsewhere = model.experts - model.experts // places
+    none = math.prod((elsewhere - choice) / (model.experts - choice) for choice in range(model.top_k))
     return places * (1 - none)
 
 
-def ends_of(design: Design) -> Ends:
+def ends_of(design: Design) -> EndPasses:
     """Embedding and output head of a design."""
     model, parallel, sizes = design.model, design.parallel, _sizes(design)
     roof = roofline_of(design)
@@ -305,19 +308,19 @@ def ends_of(design: Design) -> Ends:
     loss = roof.elementwise(
         30 * logits + 2 * ELEMENT * x / sizes.split
     )  # in 32 bits: cast, maximum, difference, exponential, sum
-    back = roof.elementwise(14 * logits + 3 * ELEMENT * x / sizes.split)
+    loss_backward = roof.elementwise(14 * logits + 3 * ELEMENT * x / sizes.split)
     forward = roof.gemm(sizes.rows, columns, sizes.hidden, wide=True)
-    both = roof.gemm(sizes.rows, sizes.hidden, columns, wide=True)
-    both += roof.gemm(sizes.hidden, columns, sizes.rows, wide=True) + _accumulation(
+    backward = roof.gemm(sizes.rows, sizes.hidden, columns, wide=True)
+    backward += roof.gemm(sizes.hidden, columns, sizes.rows, wide=True) + _accumulation(
         design, roof, sizes.hidden * columns
     )
     shared: tuple[Inside, ...] = ()
     if parallel.tp > 1:
         kind = "reduce_scatter" if parallel.sequence_parallel else "all_reduce"
         shared = (Inside(kind, "tp", round(x * ELEMENT)),)
-    return Ends(
+    return EndPasses(
         (Pass(look, 0.0, shared), Pass(spread + _accumulation(design, roof, sizes.hidden * columns), 0.0)),
-        (Pass(forward + loss, flops), Pass(both + back, 2 * flops, shared)),
+        (Pass(forward + loss, flops), Pass(backward + loss_backward, 2 * flops, shared)),
     )
 
 

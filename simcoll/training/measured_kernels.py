@@ -14,7 +14,7 @@ from simcoll.files.reader_arguments import Content, FilePath, content_of, path_o
 from simcoll.files.strict import read_file
 from simcoll.units import FS_PER_SECOND, MAX_TIME_FS
 
-__all__ = ["Measured", "load_measured", "parse_measured"]
+__all__ = ["OperatorTimes", "load_measured", "parse_measured"]
 
 MAX_FILE_BYTES = 1 << 24
 COLUMNS = ("operator", "shape", "dtype", "milliseconds")
@@ -24,7 +24,7 @@ _NUMBER = re.compile(r"\d{1,9}(\.\d{1,15})?([eE][-+]?\d)?")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Measured:
+class OperatorTimes:
     """Times in femtoseconds by operator, shape and dtype.
 
     Attributes
@@ -33,29 +33,31 @@ class Measured:
         File name, for messages.
     times
         By ``(operator, shape, dtype)``.
-    asked
+    lookups
         Lookups so far, and whether the table has them.
     """
 
     file: str
     times: Mapping[tuple[str, str, str], int]
-    asked: dict[tuple[str, str, str], bool] = field(default_factory=dict)
+    lookups: dict[tuple[str, str, str], bool] = field(default_factory=dict)
 
-    def known(self, operator: str, shape: Sequence[float] | str, dtype: str) -> int | None:
+    def lookup(self, operator: str, shape: Sequence[float] | str, dtype: str) -> int | None:
         """The time of an operator; None if it was not measured."""
         text = (
-            shape if isinstance(shape, str) else "x".join(f"{each:g}" if each % 1 else f"{each:.0f}" for each in shape)
+            shape
+            if isinstance(shape, str)
+            else "x".join(f"{length:g}" if length % 1 else f"{length:.0f}" for length in shape)
         )
-        found = self.times.get((operator, text, dtype))
-        self.asked[operator, text, dtype] = found is not None
-        return found
+        time_fs = self.times.get((operator, text, dtype))
+        self.lookups[operator, text, dtype] = time_fs is not None
+        return time_fs
 
     def note(self) -> str:
         """A note on the number of rows in use, and the operators still timed by the roofline."""
-        here = sum(self.asked.values())
-        missing = [" ".join(each).replace("  ", " ") for each, found in self.asked.items() if not found]
-        said = f"; by roofline {', '.join(missing[:3])}{', ...' if missing[3:] else ''}" if missing else ""
-        return f"{here} of {len(self.times)} rows of {self.file} stand in for the roofline{said}"
+        hits = sum(self.lookups.values())
+        missing = [" ".join(key).replace("  ", " ") for key, hit in self.lookups.items() if not hit]
+        roofline = f"; by roofline {', '.join(missing[:3])}{', ...' if missing[3:] else ''}" if missing else ""
+        return f"{hits} of {len(self.times)} rows of {self.file} stand in for the roofline{roofline}"
 
     def time_fs(self, operator: str, shape: str, dtype: str) -> int:
         """The time of an operator.
@@ -65,16 +67,16 @@ class Measured:
         ConfigError
             If it was not measured, with the nearest entry of the table.
         """
-        found = self.known(operator, shape, dtype)
-        if found is None:
-            rows = [" ".join(each) for each in self.times]
+        measured_fs = self.lookup(operator, shape, dtype)
+        if measured_fs is None:
+            rows = [" ".join(key) for key in self.times]
             raise ConfigError(
                 f"{self.file} has no row {operator} {shape} {dtype}; {nearest(f'{operator} {shape} {dtype}', rows)}"
             )
-        return found
+        return measured_fs
 
 
-def load_measured(path: FilePath) -> Measured:
+def load_measured(path: FilePath) -> OperatorTimes:
     """Load the table in a CSV file.
 
     Raises
@@ -86,7 +88,7 @@ def load_measured(path: FilePath) -> Measured:
     return parse_measured(read_file(path, MAX_FILE_BYTES), path)
 
 
-def parse_measured(content: Content, file: str) -> Measured:
+def parse_measured(content: Content, file: str) -> OperatorTimes:
     """Parse a table with the columns operator, shape, dtype and milliseconds; a shape is whole numbers separated by ``x``.
 
     Raises
@@ -129,4 +131,4 @@ def parse_measured(content: Content, file: str) -> Measured:
                 file=file,
                 path=f"line {line}",
             )
-    return Measured(file, times)
+    return OperatorTimes(file, times)

@@ -19,8 +19,14 @@ if TYPE_CHECKING:
     from simcoll.training.design import Design
 
 __all__ = [
-    "Memory", "activation_bytes", "chunks_in_flight", "layer_parameters", "memory_by_stage", "offloaded_bytes", "stage_parameters",
-]  # fmt: skip
+    "StageMemory",
+    "activation_bytes",
+    "chunks_in_flight",
+    "layer_parameters",
+    "memory_by_stage",
+    "offloaded_bytes",
+    "stage_parameters",
+]
 
 ACTIVATION_BYTES = 2
 OPTIMIZER_BYTES = 12
@@ -30,7 +36,7 @@ WEIGHT_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class StageMemory:
     """Bytes on one GPU of a stage.
 
     Attributes
@@ -106,10 +112,10 @@ def activation_bytes(design: Design, *, moe: bool, recompute: str | None = None)
     how = parallel.recompute if recompute is None else recompute
     t, b, s = parallel.tp, parallel.micro_batch, design.sequence // parallel.cp
     rows = b * s
-    whole = t if parallel.sequence_parallel else 1  # what tensor parallelism alone repeats on every rank
+    repeats = t if parallel.sequence_parallel else 1  # what tensor parallelism alone repeats on every rank
     x = rows * model.hidden
     if how == "full":
-        return ACTIVATION_BYTES * x // whole
+        return ACTIVATION_BYTES * x // repeats
     two = ACTIVATION_BYTES
     repeated = 2 * two * x + two * x + two * x  # inputs of both norms, of the projections, of the MLP
     if model.dropout:
@@ -121,15 +127,15 @@ def activation_bytes(design: Design, *, moe: bool, recompute: str | None = None)
         how == "operators"
     ):  # input, attention, and half of the outputs of products: two of hidden size, queries to values, inner ones
         ways = 3 if model.gated else 2
-        kept = (queries + keys + values + inner * (ways - 1) // ways) // 2 + context
-        return 2 * two * x // whole + (two * kept + 4 * rows * model.heads) // t
+        stored_bytes = (queries + keys + values + inner * (ways - 1) // ways) // 2 + context
+        return 2 * two * x // repeats + (two * stored_bytes + 4 * rows * model.heads) // t
     split = two * (queries + keys + values + context)
     if parallel.attention == "plain" and how == "none":
         scores = b * model.heads * s * design.sequence
         split += scores * (two + (1 + two if model.dropout else 0))
     elif parallel.attention == "fused":
         split += 4 * rows * model.heads  # the logarithms of the sums of each row
-    return repeated // whole + (split + two * inner) // t
+    return repeated // repeats + (split + two * inner) // t
 
 
 def _inner_elements(design: Design, rows: int, *, moe: bool) -> int:
@@ -151,29 +157,29 @@ def chunks_in_flight(design: Design, stage: int) -> int:
     return min(m, p if parallel.schedule == "zero-bubble" else p - stage)
 
 
-def memory_by_stage(design: Design) -> tuple[Memory, ...]:
+def memory_by_stage(design: Design) -> tuple[StageMemory, ...]:
     """Memory of one GPU of each stage, in order."""
     return tuple(_stage(design, stage) for stage in range(design.parallel.pp))
 
 
-def _stage(design: Design, stage: int) -> Memory:
+def _stage(design: Design, stage: int) -> StageMemory:
     parallel, model = design.parallel, design.model
     dense, experts = stage_parameters(design, stage)
     copies = design.mesh.size("dp") * design.mesh.size("cp")
     shard = parallel.shard_group or copies
     across = max(1, parallel.tp * copies // parallel.ep)  # ranks with the same experts
 
-    def kept(count: int, what: str) -> int:
+    def stored_bytes(count: int, level: str) -> int:
         levels = ("none", "optimizer", "gradients", "parameters")
-        if levels.index(parallel.shard) < levels.index(what):
+        if levels.index(parallel.shard) < levels.index(level):
             return dense * count + experts * count
         return ceil(dense * count / shard) + ceil(experts * count / min(shard, across))
 
-    weights, optimizer = kept(WEIGHT_BYTES, "parameters"), kept(OPTIMIZER_BYTES, "optimizer")
-    gradients = kept(int(DTYPE_BYTES[parallel.gradients]), "gradients")
+    weights, optimizer = stored_bytes(WEIGHT_BYTES, "parameters"), stored_bytes(OPTIMIZER_BYTES, "optimizer")
+    gradients = stored_bytes(int(DTYPE_BYTES[parallel.gradients]), "gradients")
     chunks = layers_of_chunks(model, parallel)[stage]
-    each = {moe: activation_bytes(design, moe=moe) for moe in (False, True)}
-    per_chunk = max(sum(each[model.is_moe(layer)] for layer in chunk) for chunk in chunks)
+    layer_bytes = {moe: activation_bytes(design, moe=moe) for moe in (False, True)}
+    per_chunk = max(sum(layer_bytes[model.is_moe(layer)] for layer in chunk) for chunk in chunks)
     activations = per_chunk * chunks_in_flight(design, stage)
     activations += _ends(design, stage)
     buffers = _buffers(design, stage, dense, experts)
@@ -182,10 +188,14 @@ def _stage(design: Design, stage: int) -> Memory:
         moved["activations"] = per_chunk * (chunks_in_flight(design, stage) - 1)
     if "weights" in parallel.offload:
         moved["weights"] = _all_but_two(weights, chunks)
-    return Memory(
-        weights - moved.get("weights", 0), gradients, optimizer - moved.get("optimizer", 0),
-        activations - moved.get("activations", 0), buffers, sum(moved.values()),
-    )  # fmt: skip
+    return StageMemory(
+        weights - moved.get("weights", 0),
+        gradients,
+        optimizer - moved.get("optimizer", 0),
+        activations - moved.get("activations", 0),
+        buffers,
+        sum(moved.values()),
+    )
 
 
 def _all_but_two(weights: int, chunks: tuple[tuple[int, ...], ...]) -> int:
@@ -215,13 +225,13 @@ def _ends(design: Design, stage: int) -> int:
     model, parallel = design.model, design.parallel
     rows = parallel.micro_batch * (design.sequence // parallel.cp)
     split = parallel.tp if parallel.sequence_parallel else 1
-    found = 0
+    nbytes = 0
     if stage == 0 and model.dropout:
-        found += rows * model.hidden * min(design.micro_batches, parallel.pp) // split
+        nbytes += rows * model.hidden * min(design.micro_batches, parallel.pp) // split
     if stage == parallel.pp - 1:
-        found += 2 * ACTIVATION_BYTES * rows * model.hidden // split  # input of the last norm and of the head
-        found += 4 * rows * model.vocabulary // parallel.tp
-    return found
+        nbytes += 2 * ACTIVATION_BYTES * rows * model.hidden // split  # input of the last norm and of the head
+        nbytes += 4 * rows * model.vocabulary // parallel.tp
+    return nbytes
 
 
 def _buffers(design: Design, stage: int, dense: int, experts: int) -> int:
@@ -229,13 +239,13 @@ def _buffers(design: Design, stage: int, dense: int, experts: int) -> int:
     parallel, model = design.parallel, design.model
     chunks = layers_of_chunks(model, parallel)[stage]
     layers = max(1, sum(len(chunk) for chunk in chunks))
-    found = 0
+    nbytes = 0
     if parallel.shard == "parameters":
-        found += 2 * WEIGHT_BYTES * (dense + experts) // layers
+        nbytes += 2 * WEIGHT_BYTES * (dense + experts) // layers
     if parallel.recompute != "none":
         moe = any(model.is_moe(layer) for chunk in chunks for layer in chunk)
-        found += activation_bytes(design, moe=moe, recompute="none") - activation_bytes(design, moe=moe)
+        nbytes += activation_bytes(design, moe=moe, recompute="none") - activation_bytes(design, moe=moe)
     if parallel.pp > 1:
         rows = parallel.micro_batch * (design.sequence // parallel.cp)
-        found += 4 * ACTIVATION_BYTES * rows * model.hidden // (parallel.tp if parallel.sequence_parallel else 1)
-    return found
+        nbytes += 4 * ACTIVATION_BYTES * rows * model.hidden // (parallel.tp if parallel.sequence_parallel else 1)
+    return nbytes

@@ -12,11 +12,11 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from simcoll.training.gpu import DTYPE_BYTES, Gpu
-from simcoll.training.step_calibration import Calibration
+from simcoll.training.step_calibration import StepCalibration
 from simcoll.units import FS_PER_SECOND
 
 if TYPE_CHECKING:
-    from simcoll.training.measured_kernels import Measured
+    from simcoll.training.measured_kernels import OperatorTimes
 
 __all__ = ["SMALLEST_WAVE", "Roofline"]
 
@@ -45,9 +45,9 @@ class Roofline:
     """
 
     gpu: Gpu
-    calibration: Calibration
+    calibration: StepCalibration
     dtype: str
-    measured: Measured | None = None
+    measured: OperatorTimes | None = None
 
     @property
     def memory_rate(self) -> float:
@@ -80,9 +80,11 @@ class Roofline:
         if min(rows, columns, depth, batch) <= 0:
             return 0.0
         dtype = self.wide if wide else self.dtype
-        known = self._known("gemm", (*((batch,) if batch > 1 else ()), rows, columns, depth), dtype)
-        if known is not None:
-            return known
+        measured_seconds = self._measured_seconds(
+            "gemm", (*((batch,) if batch > 1 else ()), rows, columns, depth), dtype
+        )
+        if measured_seconds is not None:
+            return measured_seconds
         units = self.gpu.number("units.count", SMALLEST_WAVE)
         rate = self.gpu.gemm(dtype) * self.calibration.rate
         best = min(
@@ -98,16 +100,16 @@ class Roofline:
         moved = batch * (DTYPE_BYTES[dtype] * (rows * depth + depth * columns) + 2 * rows * columns)
         return max(best, self.elementwise(moved))
 
-    def _known(self, operator: str, shape: tuple[float, ...], dtype: str) -> float | None:
+    def _measured_seconds(self, operator: str, shape: tuple[float, ...], dtype: str) -> float | None:
         """The measured time of an operator in seconds, if any."""
-        found = None if self.measured is None else self.measured.known(operator, shape, dtype)
-        return None if found is None else found / FS_PER_SECOND
+        time_fs = None if self.measured is None else self.measured.lookup(operator, shape, dtype)
+        return None if time_fs is None else time_fs / FS_PER_SECOND
 
     def attention(self, flops: float, shape: tuple[float, ...] = (), *, backward: bool = False) -> float:
         """Time of fused attention; ``shape``: sequences, heads, queries, keys, widths of keys and of values."""
-        known = self._known("attention backward" if backward else "attention", shape, self.wide)
-        if known is not None:
-            return known
+        measured_seconds = self._measured_seconds("attention backward" if backward else "attention", shape, self.wide)
+        if measured_seconds is not None:
+            return measured_seconds
         place = "attention.backward" if backward else "attention.forward"
         rate = self.gpu.number(place, PLAIN_SHARE * self.gpu.peak(self.wide))
         return flops / (rate * self.gpu.sustained * self.calibration.rate * self.calibration.attention)
@@ -115,5 +117,5 @@ class Roofline:
 
 def _relative(a: int, b: int) -> float:
     """Rate of a tile relative to the largest tile's."""
-    most = 1 + _LOAD * (1 / 256 + 1 / 128)
-    return most / (1 + _LOAD * (1 / a + 1 / b))
+    largest = 1 + _LOAD * (1 / 256 + 1 / 128)
+    return largest / (1 + _LOAD * (1 / a + 1 / b))

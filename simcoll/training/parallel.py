@@ -127,8 +127,8 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ConfigError(f"{name}: unknown {getattr(self, name)!r}; {nearest(getattr(self, name), choices)}")
-        least = dict.fromkeys(("tp", "cp", "pp", "ep", "virtual", "micro_batch"), 1)
-        for name, low in {**least, "dp": 0, "shard_group": 0, "exchange_units": 0}.items():
+        at_least_one = dict.fromkeys(("tp", "cp", "pp", "ep", "virtual", "micro_batch"), 1)
+        for name, low in {**at_least_one, "dp": 0, "shard_group": 0, "exchange_units": 0}.items():
             if not low <= getattr(self, name) < 2**31:
                 raise ConfigError(f"{name}: expected a whole number, at least {low}, got {getattr(self, name)}")
         for part in self.offload:
@@ -188,10 +188,10 @@ def _chunks(
             )
     else:
         extra = 2 if split == "embeddings" else 0
-        each, left = divmod(layers + extra, parts)
-        if left or (extra and each < 1):
-            raise ConfigError(_uneven(layers, parts))
-        counts = [each] * parts
+        per_part, remainder = divmod(layers + extra, parts)
+        if remainder or (extra and per_part < 1):
+            raise ConfigError(_uneven_error(layers, parts))
+        counts = [per_part] * parts
         if extra:
             counts[0] -= 1
             counts[-1] -= 1
@@ -200,11 +200,11 @@ def _chunks(
     return tuple(tuple(chunks[c * stages + s] for c in range(virtual)) for s in range(stages))
 
 
-def _uneven(layers: int, parts: int) -> str:
+def _uneven_error(layers: int, parts: int) -> str:
     """The error for layers that cannot be split evenly, with valid alternatives."""
     if (layers + 2) % parts == 0:
         return f"{layers} layers do not divide into {parts} parts (pp x virtual); they do with split = 'embeddings'"
-    near = [count for count in range(1, layers + 1) if layers % count == 0]
-    best = min(near, key=lambda count: (abs(count - parts), count))
-    said = f"{layers} layers do not divide into {parts} parts (pp x virtual)"
-    return f"{said}; the nearest number that does is {best}, or give split as a list"
+    divisors = [count for count in range(1, layers + 1) if layers % count == 0]
+    best = min(divisors, key=lambda count: (abs(count - parts), count))
+    problem = f"{layers} layers do not divide into {parts} parts (pp x virtual)"
+    return f"{problem}; the nearest number that does is {best}, or give split as a list"

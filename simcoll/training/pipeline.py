@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Turn", "stage_order"]
+__all__ = ["PipelineTurn", "stage_order"]
 
 
-class Turn(NamedTuple):
+class PipelineTurn(NamedTuple):
     """One pass of one micro-batch through one chunk: ``"F"`` forward, ``"B"`` backward, ``"W"`` weight gradients only.
 
     In schedules with separate weight gradients, ``"B"`` computes input gradients only.
@@ -18,7 +18,7 @@ class Turn(NamedTuple):
     chunk: int
 
 
-def stage_order(stages: int, chunks: int, micro_batches: int, stage: int, schedule: str = "1f1b") -> list[Turn]:
+def stage_order(stages: int, chunks: int, micro_batches: int, stage: int, schedule: str = "1f1b") -> list[PipelineTurn]:
     """The passes of a stage in order.
 
     One chunk: 1F1B (Narayanan et al., *Memory-efficient pipeline-parallel DNN training*). Several: interleaved, as Megatron-LM does
@@ -35,28 +35,28 @@ def stage_order(stages: int, chunks: int, micro_batches: int, stage: int, schedu
     p, v, m = stages, chunks, micro_batches
     if v == 1:
         ahead = min(p - 1 - stage, m)
-        turns = [Turn("F", k, 0) for k in range(ahead)]
+        turns = [PipelineTurn("F", k, 0) for k in range(ahead)]
         for k in range(m):
             if ahead + k < m:
-                turns.append(Turn("F", ahead + k, 0))
-            turns.append(Turn("B", k, 0))
+                turns.append(PipelineTurn("F", ahead + k, 0))
+            turns.append(PipelineTurn("B", k, 0))
             if schedule == "zero-bubble" and k >= stage:
-                turns.append(Turn("W", k - stage, 0))
+                turns.append(PipelineTurn("W", k - stage, 0))
         if schedule == "zero-bubble":
-            turns += [Turn("W", k, 0) for k in range(max(0, m - stage), m)]
+            turns += [PipelineTurn("W", k, 0) for k in range(max(0, m - stage), m)]
         return turns
     total = m * v
     ahead = min((p - stage - 1) * 2 + (v - 1) * p, total)
-    turns = [_interleaved("F", i, p, v) for i in range(ahead)]
+    turns = [_interleaved_turn("F", i, p, v) for i in range(ahead)]
     for i in range(total):
         if ahead + i < total:
-            turns.append(_interleaved("F", ahead + i, p, v))
-        turns.append(_interleaved("B", i, p, v))
+            turns.append(_interleaved_turn("F", ahead + i, p, v))
+        turns.append(_interleaved_turn("B", i, p, v))
     return turns
 
 
-def _interleaved(kind: str, turn: int, stages: int, chunks: int) -> Turn:
+def _interleaved_turn(kind: str, turn: int, stages: int, chunks: int) -> PipelineTurn:
     """Micro-batch and chunk of a stage's n-th forward or backward pass: rounds of ``stages`` micro-batches, chunk by chunk."""
-    whole, place = divmod(turn, stages * chunks)
+    round_number, place = divmod(turn, stages * chunks)
     chunk, micro = divmod(place, stages)
-    return Turn(kind, whole * stages + micro, chunk if kind == "F" else chunks - 1 - chunk)
+    return PipelineTurn(kind, round_number * stages + micro, chunk if kind == "F" else chunks - 1 - chunk)

@@ -1,7 +1,7 @@
 """The operations of a training step without their costs: order and dependencies on each stage.
 
-A script depends only on a design's :class:`Shape`, so that designs which differ in sizes share one. A slot describes operations of equal
-cost; a row is one operation: its slot, its micro-batch, and the rows that it depends on.
+A script depends only on a design's :class:`ScriptShape`, so that designs which differ in sizes share one. A slot describes operations of
+equal cost; a row is one operation: its slot, its micro-batch, and the rows that it depends on.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from simcoll.training.parallel import layers_of_chunks
-from simcoll.training.pipeline import Turn, stage_order
+from simcoll.training.pipeline import PipelineTurn, stage_order
 
 if TYPE_CHECKING:
     from simcoll.training.design import Design
 
-__all__ = ["Row", "Script", "Shape", "Slot", "script_of", "shape_of"]
+__all__ = ["Script", "ScriptRow", "ScriptShape", "Slot", "script_of", "shape_of"]
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ScriptShape:
     """The properties of a design that determine its script.
 
     Attributes
@@ -81,13 +81,13 @@ class Shape:
         return self.beside and self.buckets != "layer" and not self.gathers
 
 
-def shape_of(design: Design) -> Shape:
+def shape_of(design: Design) -> ScriptShape:
     """The shape of a design."""
     model, parallel, mesh = design.model, design.parallel, design.mesh
     layers = layers_of_chunks(model, parallel)
     copies = mesh.size("dp") * mesh.size("cp")
     spread = parallel.ep > 1
-    return Shape(
+    return ScriptShape(
         layers,
         design.micro_batches,
         parallel.schedule,
@@ -135,21 +135,21 @@ class Slot(NamedTuple):
 EVERY, BESIDE_LAYERS = -1, -2
 
 
-class Row(NamedTuple):
+class ScriptRow(NamedTuple):
     """An operation: the number of its slot, its micro-batch (-1: none), and the rows that it depends on."""
 
     slot: int
     micro: int
-    after: tuple[int, ...]
+    needs: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Script:
     """Slots and rows of a step."""
 
-    shape: Shape
+    shape: ScriptShape
     slots: tuple[Slot, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[ScriptRow, ...]
 
     def stages_of(self, slot: Slot) -> tuple[int, ...]:
         """The stages that participate in a slot."""
@@ -159,27 +159,27 @@ class Script:
 
 
 @lru_cache(maxsize=128)
-def script_of(shape: Shape) -> Script:
+def script_of(shape: ScriptShape) -> Script:
     """The script of a shape.
 
     Examples
     --------
-    >>> from simcoll.training.script import Shape
-    >>> two = Shape((((0,),), ((1,),)), 1, "1f1b", "never", False, "none", False, False, frozenset(), False, False)
+    >>> from simcoll.training.script import ScriptShape
+    >>> two = ScriptShape((((0,),), ((1,),)), 1, "1f1b", "never", False, "none", False, False, frozenset(), False, False)
     >>> made = script_of(two)
     >>> [made.slots[row.slot].does for row in made.rows]
     ['turn', 'send', 'turn', 'turn', 'send', 'turn', 'update', 'update']
     """
-    return _Writer(shape).script()
+    return _ScriptWriter(shape).script()
 
 
-class _Writer:
+class _ScriptWriter:
     """Builds the rows of a step in topological order."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: ScriptShape) -> None:
         self.shape = shape
         self.slots: dict[Slot, int] = {}
-        self.rows: list[Row] = []
+        self.rows: list[ScriptRow] = []
         self.arrived: dict[tuple[str, int, int, int], int] = {}
         self.last: dict[int, tuple[int, ...]] = {}
         self.computed: dict[int, tuple[int, ...]] = {}
@@ -189,9 +189,9 @@ class _Writer:
         self.moved: dict[tuple[int, int, int], int] = {}
         self.waiting: list[list[tuple[int, int]]] = [[] for _ in range(shape.stages)]
 
-    def add(self, slot: Slot, after: tuple[int, ...], micro: int = -1) -> int:
+    def add(self, slot: Slot, needs: tuple[int, ...], micro: int = -1) -> int:
         number = self.slots.setdefault(slot, len(self.slots))
-        self.rows.append(Row(number, micro, after))
+        self.rows.append(ScriptRow(number, micro, needs))
         return len(self.rows) - 1
 
     def script(self) -> Script:
@@ -217,118 +217,118 @@ class _Writer:
     def _final(self, stage: int, chunk: int) -> bool:
         return stage == self.shape.stages - 1 and chunk == self.shape.chunks - 1
 
-    def _ready(self, stage: int, turn: Turn) -> bool:
+    def _ready(self, stage: int, turn: PipelineTurn) -> bool:
         """Whether an earlier row sends the input of a pass from another stage."""
         begins = self._first if turn.kind == "F" else self._final
         return (
             turn.kind == "W" or begins(stage, turn.chunk) or (turn.kind, turn.micro, turn.chunk, stage) in self.arrived
         )
 
-    def _turn(self, stage: int, turn: Turn, then: Turn | None = None) -> None:
+    def _turn(self, stage: int, turn: PipelineTurn, then: PipelineTurn | None = None) -> None:
         shape, (kind, micro, chunk) = self.shape, turn
-        came = self.arrived.pop((kind, micro, chunk, stage), None)
-        after = (*self.last.get(stage, ()), *(() if came is None else (came,)))
+        arrival = self.arrived.pop((kind, micro, chunk, stage), None)
+        needs = (*self.last.get(stage, ()), *(() if arrival is None else (arrival,)))
         if kind == "F" and micro == 0:
-            after += self.gathered.get((stage, chunk), ())
+            needs += self.gathered.get((stage, chunk), ())
         self.last[stage] = ()
         if shape.offload:
-            after += self._fetch(stage, turn)
+            needs += self._fetch(stage, turn)
         split = shape.schedule == "zero-bubble"
         work = "BW" if kind == "B" and not split else kind
         final = micro == shape.micro_batches - 1 and kind == ("W" if split else "B")
         if (shape.gathers or (final and shape.beside and not shape.by_chunk)) and shape.layers[stage][chunk]:
-            done = self._layer_by_layer(stage, turn, work, after, final=final)
+            turn_row = self._layer_by_layer(stage, turn, work, needs, final=final)
         else:
-            done = self.add(Slot("turn", stage, work, chunk), after, micro)
+            turn_row = self.add(Slot("turn", stage, work, chunk), needs, micro)
         if shape.by_chunk and "W" in work:
-            self._reduce_chunks(stage, chunk, done, final=final)
+            self._reduce_chunks(stage, chunk, turn_row, final=final)
         self.before[stage] = self.computed.get(stage, ())
-        self.computed[stage] = (done,)
+        self.computed[stage] = (turn_row,)
         if "activations" in shape.offload and kind == "F" and then != ("B", micro, chunk):
             out = Slot("offload", stage, kind, chunk, stream="offload out")
-            self.moved[stage, micro, chunk] = self.add(out, (done,), micro)
+            self.moved[stage, micro, chunk] = self.add(out, (turn_row,), micro)
         ends = self._final if kind == "F" else self._first
         if kind != "W" and not ends(stage, chunk):
-            self._send(stage, turn, done, alternates=then is not None and then.kind != kind)
+            self._send(stage, turn, turn_row, alternates=then is not None and then.kind != kind)
 
-    def _layer_by_layer(self, stage: int, turn: Turn, work: str, after: tuple[int, ...], *, final: bool) -> int:
+    def _layer_by_layer(self, stage: int, turn: PipelineTurn, work: str, needs: tuple[int, ...], *, final: bool) -> int:
         """Add a pass layer by layer: parameters are gathered before each layer, gradients reduced after it."""
         layers = self.shape.layers[stage][turn.chunk]
-        done: list[int] = []
+        passes: list[int] = []
         for layer in layers if turn.kind == "F" else reversed(layers):
-            needs = () if done else after
+            layer_needs = () if passes else needs
             if self.shape.gathers and turn.kind != "W":  # up to two layers ahead
-                needs += self._collective("all_gather", stage, layer, (*after, *done[-2:-1]), turn.micro)
-            done.append(self.add(Slot("turn", stage, work, turn.chunk, layer), needs, turn.micro))
+                layer_needs += self._collective("all_gather", stage, layer, (*needs, *passes[-2:-1]), turn.micro)
+            passes.append(self.add(Slot("turn", stage, work, turn.chunk, layer), layer_needs, turn.micro))
             if "W" in work and (self.shape.gathers or (final and self.shape.beside)):
-                self.synchronised[stage] += self._reduce(stage, layer, (done[-1],), turn.micro)
-        return done[-1]
+                self.synchronised[stage] += self._reduce(stage, layer, (passes[-1],), turn.micro)
+        return passes[-1]
 
-    def _reduce_chunks(self, stage: int, chunk: int, done: int, *, final: bool) -> None:
+    def _reduce_chunks(self, stage: int, chunk: int, turn_row: int, *, final: bool) -> None:
         """Reduce a finished chunk: at once, or when the first stage, which lags by one pass per stage in between, has finished it."""
         if final:
             self.waiting[stage].append((chunk, stage if self.shape.buckets == "aligned" else 0))
-        left = [(each, turns - 1) for each, turns in self.waiting[stage] if turns]
-        for each, turns in self.waiting[stage]:
+        still_waiting = [(waiting_chunk, turns - 1) for waiting_chunk, turns in self.waiting[stage] if turns]
+        for waiting_chunk, turns in self.waiting[stage]:
             if not turns:
-                self.synchronised[stage] += self._reduce(stage, EVERY, (done,), chunk=each)
-        self.waiting[stage] = left
+                self.synchronised[stage] += self._reduce(stage, EVERY, (turn_row,), chunk=waiting_chunk)
+        self.waiting[stage] = still_waiting
 
-    def _fetch(self, stage: int, turn: Turn) -> tuple[int, ...]:
+    def _fetch(self, stage: int, turn: PipelineTurn) -> tuple[int, ...]:
         """Fetch a pass's data from host memory during the previous pass."""
         out = self.moved.pop((stage, turn.micro, turn.chunk), None) if turn.kind == "B" else None
         if out is None and "weights" not in self.shape.offload:
             return ()
         work = "weights" if out is None else turn.kind
-        after = (*self.before.get(stage, ()), *(() if out is None else (out,)))
-        return (self.add(Slot("offload", stage, work, turn.chunk, stream="offload in"), after, turn.micro),)
+        needs = (*self.before.get(stage, ()), *(() if out is None else (out,)))
+        return (self.add(Slot("offload", stage, work, turn.chunk, stream="offload in"), needs, turn.micro),)
 
-    def _send(self, stage: int, turn: Turn, done: int, *, alternates: bool) -> None:
+    def _send(self, stage: int, turn: PipelineTurn, turn_row: int, *, alternates: bool) -> None:
         """Send activations to the next stage, or their gradients to the previous one; whether the next pass has the other direction."""
         p, forward = self.shape.stages, turn.kind == "F"
         target = (stage + 1) % p if forward else (stage - 1) % p
         wraps = stage == p - 1 if forward else stage == 0
         chunk = turn.chunk + (wraps if forward else -wraps)
         parity = "around" if wraps and p % 2 else str(stage % 2)  # a stream has one direction on each stage
-        made = self.add(
-            Slot("send", stage, turn.kind, target, stream=f"send {turn.kind} {parity}"), (done,), turn.micro
+        send_row = self.add(
+            Slot("send", stage, turn.kind, target, stream=f"send {turn.kind} {parity}"), (turn_row,), turn.micro
         )
-        self.arrived[turn.kind, turn.micro, chunk, target] = made
+        self.arrived[turn.kind, turn.micro, chunk, target] = send_row
         overlap = self.shape.sends_overlap
         if overlap == "never" or (overlap == "alternate" and not alternates):
-            self.last[stage] = (*self.last.get(stage, ()), made)
+            self.last[stage] = (*self.last.get(stage, ()), send_row)
 
     def _reduce(
-        self, stage: int, layer: int, after: tuple[int, ...], micro: int = -1, chunk: int = -1
+        self, stage: int, layer: int, needs: tuple[int, ...], micro: int = -1, chunk: int = -1
     ) -> tuple[int, ...]:
         kind = "all_reduce" if self.shape.shard == "none" else "reduce_scatter"
-        return self._collective(kind, stage, layer, after, micro, chunk)
+        return self._collective(kind, stage, layer, needs, micro, chunk)
 
     def _collective(
-        self, kind: str, stage: int, layer: int, after: tuple[int, ...], micro: int = -1, chunk: int = -1
+        self, kind: str, stage: int, layer: int, needs: tuple[int, ...], micro: int = -1, chunk: int = -1
     ) -> tuple[int, ...]:
         """Add a collective over the ranks that hold the same parameters, which are fewer for experts."""
         shape, stream = self.shape, "gather" if kind == "all_gather" else "reduce"
-        made: list[int] = []
+        added: list[int] = []
         if shape.copies:
             group = "shard" if shape.replicas else "dp"
-            made.append(self.add(Slot(kind, stage, group, chunk, layer, stream), after, micro))
+            added.append(self.add(Slot(kind, stage, group, chunk, layer, stream), needs, micro))
             if shape.replicas and kind == "reduce_scatter":
-                made.append(self.add(Slot("all_reduce", stage, "replica", chunk, layer, stream), (made[-1],), micro))
+                added.append(self.add(Slot("all_reduce", stage, "replica", chunk, layer, stream), (added[-1],), micro))
         chunks = shape.layers[stage] if chunk < 0 else (shape.layers[stage][chunk],)
-        own = {number for each in chunks for number in each}
-        if shape.expert_copies and shape.experts & ({layer} if layer >= 0 else own if layer == EVERY else set()):
-            made.append(self.add(Slot(kind, stage, "edp", chunk, layer, stream), after, micro))
-        return tuple(made)
+        all_layers = {number for chunk_layers in chunks for number in chunk_layers}
+        if shape.expert_copies and shape.experts & ({layer} if layer >= 0 else all_layers if layer == EVERY else set()):
+            added.append(self.add(Slot(kind, stage, "edp", chunk, layer, stream), needs, micro))
+        return tuple(added)
 
     def _gather_before(self, stage: int, chunk: int) -> tuple[int, ...]:
         """Gather the parameters of a chunk that the previous step has updated."""
-        made: tuple[int, ...] = ()
+        gathers: tuple[int, ...] = ()
         if chunk == 0 and self._has_ends(stage):
-            made += self._collective("all_gather", stage, BESIDE_LAYERS, ())
+            gathers += self._collective("all_gather", stage, BESIDE_LAYERS, ())
         for layer in self.shape.layers[stage][chunk]:
-            made += self._collective("all_gather", stage, layer, ())
-        return made
+            gathers += self._collective("all_gather", stage, layer, ())
+        return gathers
 
     def _has_ends(self, stage: int) -> bool:
         """Whether a stage has the embedding or the output head."""
@@ -344,14 +344,14 @@ class _Writer:
             if shape.by_chunk:
                 continue
             if not one_by_one or self._has_ends(stage):
-                which = BESIDE_LAYERS if one_by_one else EVERY
-                self.synchronised[stage] += self._reduce(stage, which, self.computed[stage])
+                layer = BESIDE_LAYERS if one_by_one else EVERY
+                self.synchronised[stage] += self._reduce(stage, layer, self.computed[stage])
         if shape.tied:
             needs = (*self.synchronised[0], *self.synchronised[last], *self.computed[0], *self.computed[last])
-            made = self.add(Slot("all_reduce", 0, "embedding", stream="reduce"), needs)
-            self.synchronised[0].append(made)
-            self.synchronised[last].append(made)
+            row = self.add(Slot("all_reduce", 0, "embedding", stream="reduce"), needs)
+            self.synchronised[0].append(row)
+            self.synchronised[last].append(row)
         for stage in range(shape.stages):
-            done = self.add(Slot("update", stage), (*self.synchronised[stage], *self.last.get(stage, ())))
+            update_row = self.add(Slot("update", stage), (*self.synchronised[stage], *self.last.get(stage, ())))
             if shape.shard in {"optimizer", "gradients"} and not shape.overlap_dp:
-                self._collective("all_gather", stage, EVERY, (done,))
+                self._collective("all_gather", stage, EVERY, (update_row,))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from typing import NamedTuple
 
 from simcoll.training.script import Script
 
@@ -45,27 +46,27 @@ def _play(script: Script, takes: Sequence[int], slowing: _Slowing | None) -> lis
     lanes = script_lanes(script)
     free = [0] * lanes.count
     ends: list[int] = []
-    for slot, first, second, meets, needs, others in lanes.rows:
+    for slot, lane, second_lane, meets, needs, second_needs in lanes.rows:
         took = takes[slot]
-        begin = free[first]
-        for at in needs:
-            if ends[at] > begin:  # noqa: PLR1730 - max() takes twice as long here, where 10,000 designs spend most of their time
-                begin = ends[at]
-        if second < 0:
+        begin = free[lane]
+        for end_index in needs:
+            if ends[end_index] > begin:  # noqa: PLR1730 - max() takes twice as long here, where 10,000 designs spend most of their time
+                begin = ends[end_index]
+        if second_lane < 0:
             if slowing is not None:
                 took = slowing.duration_fs(len(ends) // 2, slot, begin, took)
-            free[first] = begin + took
+            free[lane] = begin + took
             ends += (begin + took, 0)
             continue
-        other = free[second]
-        for at in others:
-            other = max(other, ends[at])
+        second_begin = free[second_lane]
+        for end_index in second_needs:
+            second_begin = max(second_begin, ends[end_index])
         if meets or took:
-            begin = other = max(begin, other)
+            begin = second_begin = max(begin, second_begin)
         if slowing is not None:
             took = slowing.duration_fs(len(ends) // 2, slot, begin, took)
-        free[first], free[second] = begin + took, other + took
-        ends += (begin + took, other + took)
+        free[lane], free[second_lane] = begin + took, second_begin + took
+        ends += (begin + took, second_begin + took)
     return ends
 
 
@@ -90,7 +91,7 @@ class _Slowing:
         if self._passes[slot]:
             stage = self._script.slots[slot].stage
             busy = self._busy[stage] = [interval for interval in self._busy.get(stage, ()) if interval[1] > begin]
-            duration = _stretched(begin, work, sorted(busy), self._overlap)
+            duration = _stretch(begin, work, sorted(busy), self._overlap)
             if duration > work:
                 self.added_fs[row] = duration - work
             return duration
@@ -100,23 +101,38 @@ class _Slowing:
         return work
 
 
-def _stretched(begin: int, work: int, busy: Sequence[tuple[int, int]], overlap: Fraction) -> int:
+def _stretch(begin: int, work: int, busy: Sequence[tuple[int, int]], overlap: Fraction) -> int:
     """The duration of work from ``begin`` on that slows down during the busy intervals, which are in order."""
-    now, left = begin, work
+    time, remaining = begin, work
     for start, end in busy:
-        idle = min(left, max(0, start - now))
-        now, left = now + idle, left - idle
-        done = int(max(0, end - now) / (1 + overlap))
-        if done >= left:
+        idle = min(remaining, max(0, start - time))
+        time, remaining = time + idle, remaining - idle
+        progress = int(max(0, end - time) / (1 + overlap))
+        if progress >= remaining:
             break
-        now, left = max(now, end), left - done
+        time, remaining = max(time, end), remaining - progress
     else:
-        return now + left - begin
-    return now + int(left * (1 + overlap)) - begin
+        return time + remaining - begin
+    return time + int(remaining * (1 + overlap)) - begin
+
+
+class _LaneRow(NamedTuple):
+    """A row on its streams: ``lane`` on its first stage, ``second_lane`` on its second (-1: none).
+
+    ``meets``: whether the two always begin together. ``needs`` and ``second_needs`` are the ends to wait for on each: the ends of row r are
+    ``2 r`` on its first stage and ``2 r + 1`` on its second.
+    """
+
+    slot: int
+    lane: int
+    second_lane: int
+    meets: bool
+    needs: tuple[int, ...]
+    second_needs: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Lanes:
+class _ScriptLanes:
     """A script with its stages' streams numbered.
 
     Attributes
@@ -124,16 +140,15 @@ class _Lanes:
     count
         Number of streams of all stages.
     rows
-        Slot, streams on one or two stages (-1: none), whether they always meet, and preceding ends on each: the ends of row r are
-        ``2 r`` on its first stage and ``2 r + 1`` on its second.
+        The rows of the script.
     """
 
     count: int
-    rows: tuple[tuple[int, int, int, bool, tuple[int, ...], tuple[int, ...]], ...]
+    rows: tuple[_LaneRow, ...]
 
 
 @lru_cache(maxsize=128)
-def script_lanes(script: Script) -> _Lanes:
+def script_lanes(script: Script) -> _ScriptLanes:
     """The lanes of a script."""
     stages = [script.stages_of(slot) for slot in script.slots]
     numbers: dict[tuple[int, str], int] = {}
@@ -143,11 +158,12 @@ def script_lanes(script: Script) -> _Lanes:
         lanes = [numbers.setdefault((stage, slot.stream), len(numbers)) for stage in on]
         needs = [
             tuple(
-                2 * at + stages[script.rows[at].slot].index(stage)
-                for at in row.after
-                if stage in stages[script.rows[at].slot]
+                2 * earlier + stages[script.rows[earlier].slot].index(stage)
+                for earlier in row.needs
+                if stage in stages[script.rows[earlier].slot]
             )
             for stage in on
         ]
-        rows.append((row.slot, lanes[0], lanes[1] if len(on) > 1 else -1, slot.does == "send", needs[0], needs[-1]))
-    return _Lanes(len(numbers), tuple(rows))
+        second_lane = lanes[1] if len(on) > 1 else -1
+        rows.append(_LaneRow(row.slot, lanes[0], second_lane, slot.does == "send", needs[0], needs[-1]))
+    return _ScriptLanes(len(numbers), tuple(rows))

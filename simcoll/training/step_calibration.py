@@ -13,7 +13,7 @@ from simcoll.files.strict import decode_toml, read_file
 
 __all__ = [
     "UNCALIBRATED",
-    "Calibration",
+    "StepCalibration",
     "calibration_toml",
     "load_calibration",
     "shipped_calibration",
@@ -22,12 +22,19 @@ __all__ = [
 
 MAX_FILE_BYTES = 2**20
 _RANGES = {
-    "rate": (0.01, 1.5), "hbm": (0.01, 1.0), "attention": (0.01, 1.5), "unfused": (0.1, 10), "host_layer_us": (0, 1e7),
-    "host_tp_us": (0, 1e7), "host_expert_us": (0, 1e7), "step_ms": (0, 1e7), "overlap": (0, 10),
-}  # fmt: skip
+    "rate": (0.01, 1.5),
+    "hbm": (0.01, 1.0),
+    "attention": (0.01, 1.5),
+    "unfused": (0.1, 10),
+    "host_layer_us": (0, 1e7),
+    "host_tp_us": (0, 1e7),
+    "host_expert_us": (0, 1e7),
+    "step_ms": (0, 1e7),
+    "overlap": (0, 10),
+}
 
 
-class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class StepCalibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Constants that are not in data sheets.
 
     Attributes
@@ -63,7 +70,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     Examples
     --------
-    >>> UNCALIBRATED.hash == Calibration().hash, Calibration(rate=0.9).hash == UNCALIBRATED.hash
+    >>> UNCALIBRATED.hash == StepCalibration().hash, Calibration(rate=0.9).hash == UNCALIBRATED.hash
     (True, False)
     """
 
@@ -82,10 +89,10 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     gpu: str = ""
 
     def __post_init__(self) -> None:
-        for name, (least, most) in _RANGES.items():
+        for name, (low, high) in _RANGES.items():
             value = getattr(self, name)
-            if not least <= value <= most:
-                raise ConfigError(f"calibration: {name}: expected {least} to {most}, got {value}")
+            if not low <= value <= high:
+                raise ConfigError(f"calibration: {name}: expected {low} to {high}, got {value}")
 
     @property
     def hash(self) -> str:
@@ -101,15 +108,15 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         """
         if self.hash == UNCALIBRATED.hash:
             return "uncalibrated: rates of data sheets and single kernels"
-        made = f" from {self.rows} measured steps" if self.rows else ""
-        left = f", {100 * self.error:.1f} % off on steps not fitted" if self.error is not None else ""
-        return f"calibration {self.hash}{made}{left}"
+        origin = f" from {self.rows} measured steps" if self.rows else ""
+        accuracy = f", {100 * self.error:.1f} % off on steps not fitted" if self.error is not None else ""
+        return f"calibration {self.hash}{origin}{accuracy}"
 
 
-UNCALIBRATED = Calibration()
+UNCALIBRATED = StepCalibration()
 
 
-def load_calibration(path: FilePath) -> Calibration:
+def load_calibration(path: FilePath) -> StepCalibration:
     """Load a calibration file, as ``simcoll calibrate step`` writes it.
 
     Raises
@@ -119,7 +126,7 @@ def load_calibration(path: FilePath) -> Calibration:
     """
     path = path_of(path, "load_calibration")
     with blamed_on(path):
-        return decode_toml(read_file(path, MAX_FILE_BYTES), Calibration, path)
+        return decode_toml(read_file(path, MAX_FILE_BYTES), StepCalibration, path)
 
 
 def shipped_calibrations() -> dict[str, str]:
@@ -131,7 +138,7 @@ def shipped_calibrations() -> dict[str, str]:
     return {name: load_calibration(path).source for name, path in shipped_files("calibrations").items()}
 
 
-def shipped_calibration(name: str) -> Calibration:
+def shipped_calibration(name: str) -> StepCalibration:
     """Load a shipped calibration.
 
     >>> shipped_calibration("fsdp-h100").rows
@@ -142,21 +149,21 @@ def shipped_calibration(name: str) -> Calibration:
     ConfigError
         With the nearest name.
     """
-    found = shipped_files("calibrations")
-    if name not in found:
-        raise ConfigError(f"calibration {name!r} is neither a file nor shipped; {nearest(name, found)}")
-    return load_calibration(found[name])
+    files = shipped_files("calibrations")
+    if name not in files:
+        raise ConfigError(f"calibration {name!r} is neither a file nor shipped; {nearest(name, files)}")
+    return load_calibration(files[name])
 
 
-def calibration_toml(found: Calibration) -> str:
+def calibration_toml(calibration: StepCalibration) -> str:
     """The text of a calibration file.
 
-    >>> print(calibration_toml(Calibration(rate=0.9)).splitlines()[0])
+    >>> print(calibration_toml(StepCalibration(rate=0.9)).splitlines()[0])
     rate = 0.9
     """
     lines = []
-    for field in msgspec.structs.fields(found):
-        value = getattr(found, field.name)
+    for field in msgspec.structs.fields(calibration):
+        value = getattr(calibration, field.name)
         if value is not None:
             lines.append(f"{field.name} = {msgspec.json.encode(value).decode()}")
     return "\n".join(lines) + "\n"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from simcoll.workload.playing import WorkloadResult
 
 if TYPE_CHECKING:
-    from simcoll.training.memory import Memory
+    from simcoll.training.memory import StageMemory
 
 __all__ = ["StepResult"]
 
@@ -40,7 +40,7 @@ class StepResult(WorkloadResult):
     calibration: str
     tokens: int
     bubble_fs: int
-    memory: tuple[Memory, ...]
+    memory: tuple[StageMemory, ...]
     memory_limit: int
     model_flops: float
     hardware_flops: float
@@ -66,4 +66,4 @@ class StepResult(WorkloadResult):
     @property
     def fits(self) -> bool:
         """Whether every stage has enough memory."""
-        return max(each.total for each in self.memory) <= self.memory_limit
+        return max(stage_memory.total for stage_memory in self.memory) <= self.memory_limit

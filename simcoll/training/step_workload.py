@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from simcoll.arrays import Ints
-from simcoll.training.chunks import Costs
+from simcoll.training.chunks import ChunkCosts
 from simcoll.training.gpu import DTYPE_BYTES
 from simcoll.training.layers import in_fs, optimizer_seconds
 from simcoll.training.memory import OPTIMIZER_BYTES, WEIGHT_BYTES, offloaded_bytes
-from simcoll.training.script import BESIDE_LAYERS, EVERY, Row, Script, Slot, script_of, shape_of
+from simcoll.training.script import BESIDE_LAYERS, EVERY, Script, ScriptRow, Slot, script_of, shape_of
 from simcoll.workload.mesh import Mesh
-from simcoll.workload.workload import Call, Compute, Operation, Send, Workload
+from simcoll.workload.workload import CallOperation, ComputeOperation, Operation, SendOperation, Workload
 
 if TYPE_CHECKING:
     from simcoll.training.design import Design
 
-__all__ = ["FLOPS_FORMULA", "Parts"]
+__all__ = ["FLOPS_FORMULA", "StepParts"]
 
 FLOPS_FORMULA = (
     "6 for each token and each parameter of a matrix that it meets, the head included, and of attention "
@@ -33,7 +33,7 @@ FLOPS_FORMULA = (
 _NAMES = {"F": "forward", "B": "backward", "W": "weights", "BW": "backward"}
 
 
-class Parts:
+class StepParts:
     """A design, its script, and the operation of every slot.
 
     Attributes
@@ -44,7 +44,7 @@ class Parts:
     Examples
     --------
     >>> from simcoll.training.design import design_from
-    >>> made = Parts(design_from({
+    >>> made = StepParts(design_from({
     ...     "model": {"name": "llama-3.1-8b", "sequence": 8192, "global_batch": 8},
     ...     "topology": {"name": "dgx-h100"}, "parallel": {"tp": 4, "pp": 2},
     ... })).workload()
@@ -55,31 +55,31 @@ class Parts:
     def __init__(self, design: Design) -> None:
         self.design = design
         self.script: Script = script_of(shape_of(design))
-        self.costs = Costs(design)
+        self.costs = ChunkCosts(design)
         parallel = design.parallel
         self.groups = process_groups(design.mesh, parallel.ep, parallel.shard_group)
 
-    def workload(self, more: Mapping[int, int] | None = None) -> Workload:
+    def workload(self, more_fs: Mapping[int, int] | None = None) -> Workload:
         """Build the workload of the script; ``more``: additional time of single rows' computations."""
-        longer = more or {}
+        longer = more_fs or {}
         slots = [self.operation(slot) for slot in self.script.slots]
         ids = [_identity(self.script.slots[row.slot], row, number) for number, row in enumerate(self.script.rows)]
         operations: list[Operation] = []
         for number, row in enumerate(self.script.rows):
-            given = slots[row.slot]
-            after = tuple(ids[other] for other in row.after)
-            operations.append(_placed(given, ids[number], after, longer.get(number, 0)))
+            slot_operation = slots[row.slot]
+            needs = tuple(ids[earlier] for earlier in row.needs)
+            operations.append(_with_identity(slot_operation, ids[number], needs, longer.get(number, 0)))
         used = {name for operation in slots for name in _groups_in(operation)}
-        needed, done = self.costs.flops()
+        needed, performed = self.costs.flops()
         return Workload(
             self.design.mesh.nranks,
             stages_of(self.design.mesh),
-            {name: found for name, found in self.groups.items() if name in used},
+            {name: ranks for name, ranks in self.groups.items() if name in used},
             tuple(operations),
             self.design.title,
             self.design.tokens,
             needed,
-            done,
+            performed,
         )
 
     def ground(self) -> Workload:
@@ -96,19 +96,25 @@ class Parts:
             return self._offload(slot)
         return self._send(slot) if slot.does == "send" else self._collective(slot)
 
-    def _computation(self, slot: Slot) -> Compute:
+    def _computation(self, slot: Slot) -> ComputeOperation:
         work = self.costs.turn(slot.work, slot.stage, slot.chunk, None if slot.layer == EVERY else (slot.layer,))
-        return Compute(
-            id="", on=f"stage{slot.stage}", time_fs=work.time_fs, inside=work.inside, pieces=work.pieces,
-            least_fs=work.least_fs, name=_NAMES[slot.work], flops=work.flops,
-        )  # fmt: skip
+        return ComputeOperation(
+            id="",
+            on=f"stage{slot.stage}",
+            time_fs=work.time_fs,
+            inside=work.inside,
+            pieces=work.pieces,
+            least_fs=work.least_fs,
+            name=_NAMES[slot.work],
+            flops=work.flops,
+        )
 
-    def _update(self, slot: Slot) -> Compute:
+    def _update(self, slot: Slot) -> ComputeOperation:
         dense, experts = self.costs.parameters[slot.stage]
         if self.design.parallel.shard != "none":
-            over = self.groups["shard" if "shard" in self.groups else "dp"].shape[1]
-            dense = -(-dense // over)
-            experts = -(-experts // (self.groups["edp"].shape[1] if "edp" in self.groups else over))
+            shards = self.groups["shard" if "shard" in self.groups else "dp"].shape[1]
+            dense = -(-dense // shards)
+            experts = -(-experts // (self.groups["edp"].shape[1] if "edp" in self.groups else shards))
         fixed = self.design.calibration.step_ms * 1e-3
         seconds = optimizer_seconds(self.design, dense + experts)
         if (
@@ -116,17 +122,17 @@ class Parts:
         ):  # its state comes and goes at once, part by part beside the update
             seconds = max(seconds, OPTIMIZER_BYTES * (dense + experts) / self.design.gpu.number("host.bandwidth"))
         time_fs = in_fs(seconds + fixed)
-        return Compute(id="", on=f"stage{slot.stage}", time_fs=time_fs, name="optimizer")
+        return ComputeOperation(id="", on=f"stage{slot.stage}", time_fs=time_fs, name="optimizer")
 
-    def _offload(self, slot: Slot) -> Compute:
+    def _offload(self, slot: Slot) -> ComputeOperation:
         """Movement of weights or activations from or to host memory: time on a separate stream."""
         weights, activations = offloaded_bytes(self.design, slot.stage, slot.chunk)
         outwards, alone = slot.stream == "offload out", slot.work == "weights"
         size = (0 if outwards else weights) + (0 if alone else activations)
         time_fs = in_fs(size / self.design.gpu.number("host.bandwidth"))
-        return Compute(id="", on=f"stage{slot.stage}", time_fs=time_fs, stream=slot.stream, name=slot.stream)
+        return ComputeOperation(id="", on=f"stage{slot.stage}", time_fs=time_fs, stream=slot.stream, name=slot.stream)
 
-    def _send(self, slot: Slot) -> Send:
+    def _send(self, slot: Slot) -> SendOperation:
         design, parallel = self.design, self.design.parallel
         rows = parallel.micro_batch * (design.sequence // parallel.cp)
         size = (
@@ -136,7 +142,7 @@ class Parts:
             // (parallel.tp if parallel.sequence_parallel or parallel.scatter_gather else 1)
         )
         name = "activations" if slot.work == "F" else "gradients of activations"
-        return Send(
+        return SendOperation(
             id="",
             source=f"stage{slot.stage}",
             target=f"stage{slot.chunk}",
@@ -145,14 +151,20 @@ class Parts:
             name=name,
         )
 
-    def _collective(self, slot: Slot) -> Call:
+    def _collective(self, slot: Slot) -> CallOperation:
         group, on = slot.work, tuple(f"stage{stage}" for stage in self.script.stages_of(slot))
         size, n = round(self._bytes(slot)), self.groups[group].shape[1]
         if group == "replica":
             size //= self.groups["shard"].shape[1]
-        return Call(
-            id="", kind=slot.does, group=group, size_bytes=max(1, size - size % n), on=on, stream=slot.stream, name=f"{slot.does} {group}"
-        )  # fmt: skip
+        return CallOperation(
+            id="",
+            kind=slot.does,
+            group=group,
+            size_bytes=max(1, size - size % n),
+            on=on,
+            stream=slot.stream,
+            name=f"{slot.does} {group}",
+        )
 
     def _bytes(self, slot: Slot) -> float:
         """Bytes of the gradients that a collective reduces, or of the parameters that it gathers (embedding and head in 16 bits)."""
@@ -164,22 +176,22 @@ class Parts:
         layers, ends, experts = self._counts(slot)
         if slot.work == "edp":
             return width * experts
-        whole = layers if "edp" in self.groups else layers + experts
-        return width * whole + ends * (width if reduces else max(width, WEIGHT_BYTES))
+        parameters = layers if "edp" in self.groups else layers + experts
+        return width * parameters + ends * (width if reduces else max(width, WEIGHT_BYTES))
 
     def _counts(self, slot: Slot) -> tuple[int, int, int]:
         """Parameters of a collective for a layer, chunk or stage: of layers, of embedding or head, and of experts."""
-        each = self.costs.layer_parameters
+        parameters_of = self.costs.layer_parameters
         if slot.layer >= 0:
-            dense, experts = each(slot.layer)
+            dense, experts = parameters_of(slot.layer)
             return dense, 0, experts
         chunks = self.costs.chunks[slot.stage]
         total = self.costs.parameters[slot.stage][0]
-        ends = total - sum(each(layer)[0] for chunk in chunks for layer in chunk)
+        ends = total - sum(parameters_of(layer)[0] for chunk in chunks for layer in chunk)
         if slot.layer == BESIDE_LAYERS:
             return 0, ends, 0
-        here = [
-            each(layer)
+        counts = [
+            parameters_of(layer)
             for chunk in (chunks if slot.chunk < 0 else chunks[slot.chunk : slot.chunk + 1])
             for layer in chunk
         ]
@@ -189,10 +201,10 @@ class Parts:
             and not self.costs.is_last(slot.stage, slot.chunk)
         ):
             ends = 0
-        return sum(dense for dense, _ in here), ends, sum(experts for _, experts in here)
+        return sum(dense for dense, _ in counts), ends, sum(experts for _, experts in counts)
 
 
-def _identity(slot: Slot, row: Row, number: int) -> str:
+def _identity(slot: Slot, row: ScriptRow, number: int) -> str:
     """An ID for messages and timelines, unique in a step."""
     layer = {EVERY: "", BESIDE_LAYERS: " beside layers"}.get(slot.layer, f" layer {slot.layer}")
     micro = f" of micro-batch {row.micro}" if row.micro >= 0 else ""
@@ -203,17 +215,17 @@ def _identity(slot: Slot, row: Row, number: int) -> str:
     return f"{number}: {slot.does} {slot.work} of stage {slot.stage}{layer}{micro}"
 
 
-def _placed(given: Operation, name: str, after: tuple[str, ...], more_fs: int) -> Operation:
-    if isinstance(given, Compute):
-        later = {"time_fs": given.time_fs + more_fs, "least_fs": given.least_fs + more_fs}
-        return structs.replace(given, id=name, after=after, **later)
-    return structs.replace(given, id=name, after=after)
+def _with_identity(operation: Operation, name: str, needs: tuple[str, ...], more_fs: int) -> Operation:
+    if isinstance(operation, ComputeOperation):
+        later = {"time_fs": operation.time_fs + more_fs, "least_fs": operation.least_fs + more_fs}
+        return structs.replace(operation, id=name, after=needs, **later)
+    return structs.replace(operation, id=name, after=needs)
 
 
 def _groups_in(operation: Operation) -> tuple[str, ...]:
-    if isinstance(operation, Compute):
+    if isinstance(operation, ComputeOperation):
         return tuple(inner.group for inner in operation.inside)
-    return (operation.group,) if isinstance(operation, Call) else ()
+    return (operation.group,) if isinstance(operation, CallOperation) else ()
 
 
 @lru_cache(maxsize=256)
@@ -225,10 +237,10 @@ def stages_of(mesh: Mesh) -> dict[str, Ints]:
 @lru_cache(maxsize=256)
 def process_groups(mesh: Mesh, ep: int, shard_group: int) -> dict[str, Ints]:
     """The process groups of each axis: tp, cp, dp (with cp, whose ranks hold the same parameters), ep and edp, shard and replica."""
-    found = {"tp": mesh.groups("tp"), "cp": mesh.groups("cp"), "dp": mesh.groups("cp", "dp")}
+    axes_groups = {"tp": mesh.groups("tp"), "cp": mesh.groups("cp"), "dp": mesh.groups("cp", "dp")}
     if ep > 1:
-        found["ep"], found["edp"] = mesh.blocks(("tp", "cp", "dp"), ep)
-    if 0 < shard_group < found["dp"].shape[1]:
-        found["shard"], found["replica"] = mesh.blocks(("cp", "dp"), shard_group)
-    found["embedding"] = mesh.groups("pp")[:, [0, -1]] if mesh.size("pp") > 1 else mesh.groups("pp")
-    return found
+        axes_groups["ep"], axes_groups["edp"] = mesh.blocks(("tp", "cp", "dp"), ep)
+    if 0 < shard_group < axes_groups["dp"].shape[1]:
+        axes_groups["shard"], axes_groups["replica"] = mesh.blocks(("cp", "dp"), shard_group)
+    axes_groups["embedding"] = mesh.groups("pp")[:, [0, -1]] if mesh.size("pp") > 1 else mesh.groups("pp")
+    return axes_groups

@@ -17,17 +17,17 @@ from simcoll.training.memory import memory_by_stage
 from simcoll.training.script_clock import play_script, slowed_rows
 from simcoll.training.step_calibration import UNCALIBRATED
 from simcoll.training.step_result import StepResult
-from simcoll.training.step_workload import FLOPS_FORMULA, Parts
-from simcoll.workload.accounting import Counted, axes_of, breakdown, without_axes
+from simcoll.training.step_workload import FLOPS_FORMULA, StepParts
+from simcoll.workload.accounting import OperationCounts, axes_of, breakdown, without_axes
 from simcoll.workload.class_clock import Clock, operation_fs
-from simcoll.workload.playing import Played, alone_on, play_workload, slowed
-from simcoll.workload.timing import Alone, WorkloadTimes
+from simcoll.workload.playing import WorkloadRun, alone_on, play_workload, slow_down
+from simcoll.workload.timing import IsolatedTimes, WorkloadTimes
 from simcoll.workload.workload import Workload
 
 if TYPE_CHECKING:
     from simcoll.training.design import Design
 
-__all__ = ["Step", "step"]
+__all__ = ["TrainingStep", "step"]
 
 NEARLY_FULL = 0.85
 """Share of memory above which allocators start to defragment, so that steps take longer than predicted."""
@@ -50,10 +50,10 @@ def step(design: Design, *, tier: int = 2, exposed: bool = True) -> StepResult:
     ConfigError
         For an unknown tier.
     """
-    return Step(design).result(tier=tier, exposed=exposed)
+    return TrainingStep(design).result(tier=tier, exposed=exposed)
 
 
-class Step:
+class TrainingStep:
     """A design with its workload and cached times.
 
     Attributes
@@ -64,8 +64,10 @@ class Step:
 
     def __init__(self, design: Design) -> None:
         self.design = design
-        self.parts = Parts(design)
-        self.alone: Alone = alone_on(design.topology, alike=not design.cluster.degraded, calibration=design.network)
+        self.parts = StepParts(design)
+        self.alone: IsolatedTimes = alone_on(
+            design.topology, uniform=not design.cluster.degraded, calibration=design.network
+        )
         self.slots = tuple(self.parts.operation(slot) for slot in self.parts.script.slots)
 
     @cached_property
@@ -87,7 +89,7 @@ class Step:
         return self.parts.ground()
 
     @cached_property
-    def _counted(self) -> Counted:
+    def _operation_counts(self) -> OperationCounts:
         rows = Counter(row.slot for row in self.parts.script.rows)
         return tuple((operation, rows[number]) for number, operation in enumerate(self.slots))
 
@@ -95,7 +97,7 @@ class Step:
     def _times(self) -> WorkloadTimes:
         return WorkloadTimes(self._ground, self.alone)
 
-    def clock(self, *, tier: int, without: Collection[str] = (), spans: bool = True) -> Played:
+    def clock(self, *, tier: int, without: Collection[str] = (), spans: bool = True) -> WorkloadRun:
         """Play the step, with its spans; ``without``: axes whose bytes are removed."""
         workload = self._workload(without) if without else self.workload
         return play_workload(workload, self.alone, tier=tier, slow=self.design.slow, spans=spans)
@@ -109,30 +111,32 @@ class Step:
 
     def _takes(self, without: Collection[str] = ()) -> list[int]:
         """The time of each slot."""
-        made = (slowed(self._ground, without_axes(operation, without), self.design.slow) for operation in self.slots)
-        return [operation_fs(operation, self._times) for operation in made]
+        operations = (
+            slow_down(self._ground, without_axes(operation, without), self.design.slow) for operation in self.slots
+        )
+        return [operation_fs(operation, self._times) for operation in operations]
 
     @cached_property
     def _overlap(self) -> Fraction:
         """The slow-down of passes by overlapping collectives."""
         return Fraction(str(self.design.calibration.overlap))
 
-    def _played(self, tier: int) -> Played:
+    def _play(self, tier: int) -> WorkloadRun:
         if tier != 1:
             return self.clock(tier=tier, spans=False)
         takes = self._takes()
-        made = hashlib.sha256(repr(takes).encode()).hexdigest()[:16]
-        return Played(Clock(play_script(self.parts.script, takes, self._overlap), ()), trace_hash=made)
+        takes_hash = hashlib.sha256(repr(takes).encode()).hexdigest()[:16]
+        return WorkloadRun(Clock(play_script(self.parts.script, takes, self._overlap), ()), trace_hash=takes_hash)
 
     def result(self, *, tier: int = 2, exposed: bool = True) -> StepResult:
         """The result of the step."""
         design = self.design
-        played = self._played(tier)
+        played = self._play(tier)
         time_fs = played.clock.time_fs
-        axes = axes_of(self._counted)
+        axes = axes_of(self._operation_counts)
         free = self.time_fs(tier=1, without=axes)
         parts = breakdown(
-            self._counted,
+            self._operation_counts,
             self._times,
             exposed_fs={axis: time_fs - self.time_fs(tier=tier, without=(axis,)) if exposed else 0 for axis in axes},
             free_fs=free,
@@ -167,40 +171,40 @@ class Step:
 
 def _notes(design: Design, tier: int) -> tuple[str, ...]:
     """Caveats on the result."""
-    found = []
+    notes = []
     memory = memory_by_stage(design)
     worst = max(range(len(memory)), key=lambda stage: memory[stage].total)
     share = memory[worst].total / design.memory_limit
     if share > 1:
-        found.append(
+        notes.append(
             f"does not fit: stage {worst} needs {memory[worst].total / 2**30:.1f} GiB of {design.memory_limit / 2**30:.1f}"
         )
     elif share > NEARLY_FULL:
-        found.append(
+        notes.append(
             f"stage {worst} fills {100 * share:.0f} % of its memory: allocators slow such steps down, which is not modelled"
         )
     if design.calibration.hash == UNCALIBRATED.hash:
-        found.append(
+        notes.append(
             "uncalibrated: assumes fused kernels and the fastest attention that was measured; for eager PyTorch and Megatron, see "
             "simcoll list calibrations"
         )
     theirs = design.topology.traits.get("gpu", "").lower().replace(" ", "-")
     if theirs and not design.gpu.name.startswith(theirs):
-        found.append(
+        notes.append(
             f"computation is that of {design.gpu.name}, and topology {design.topology.name} is one of {theirs}"
         )
     if not design.gpu.name.startswith(design.calibration.gpu):
-        found.append(f"the calibration is of {design.calibration.gpu}, not of {design.gpu.name}")
+        notes.append(f"the calibration is of {design.calibration.gpu}, not of {design.gpu.name}")
     if design.measured is not None:
-        found.append(design.measured.note())
+        notes.append(design.measured.note())
     if design.network is not None and design.network.corrections:
-        found.append(
+        notes.append(
             "the calibration of collectives is used without its correction by size, which is not of single messages"
         )
     if design.slow and tier == 1:
-        found.append("tier 1 slows all ranks of a stage down as much as the slowest of them")
+        notes.append("tier 1 slows all ranks of a stage down as much as the slowest of them")
     if design.calibration.overlap == 0 and design.parallel.overlap_dp:
-        found.append(
+        notes.append(
             "computation is as fast beside collectives as without; measured is 19 to 40 % slower on H100 and A100 (arXiv 2507.03114)"
         )
-    return tuple(found)
+    return tuple(notes)

@@ -85,11 +85,11 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     value_size: int = 0
 
     def __post_init__(self) -> None:
-        least = {"layers": 1, "hidden": 1, "heads": 1, "vocabulary": 1, "moe_every": 1}
-        most = {"layers": MAX_LAYERS}
+        lower_bounds = {"layers": 1, "hidden": 1, "heads": 1, "vocabulary": 1, "moe_every": 1}
+        upper_bounds = {"layers": MAX_LAYERS}
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            low, high = least.get(name, 0), most.get(name, 2**31 - 1)
+            low, high = lower_bounds.get(name, 0), upper_bounds.get(name, 2**31 - 1)
             if type(value) is int and not low <= value <= high:
                 raise ConfigError(f"model: {name}: {shown(value)} is out of range; expected {low} to {high}")
         if not self.head_size and self.hidden % self.heads:
@@ -139,7 +139,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         """Whether a layer, counted from 0, has experts."""
         return bool(self.experts) and layer >= self.dense_layers and (layer + 1) % self.moe_every == 0
 
-    def attended(self, sequence: int) -> float:
+    def attention_share(self, sequence: int) -> float:
         """Share of causal attention left by windows, averaged over layers."""
         if not 0 < self.window < sequence:
             return 1.0
@@ -176,10 +176,10 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     def _total(self, *, active: bool) -> int:
         moe = sum(self.is_moe(layer) for layer in range(self.layers))
-        found = (self.layers - moe) * self.layer_parameters(moe=False)
+        count = (self.layers - moe) * self.layer_parameters(moe=False)
         if moe:
-            found += moe * self.layer_parameters(moe=True, active=active)
-        return found + self.embedding_parameters + self.head_parameters + self.hidden
+            count += moe * self.layer_parameters(moe=True, active=active)
+        return count + self.embedding_parameters + self.head_parameters + self.hidden
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,7 @@ def linears(model: Model, *, moe: bool) -> tuple[Linear, ...]:
     """The weight matrices of a layer in the order of the forward pass; one expert stands for all."""
     h, heads = model.hidden, model.heads
     if model.kv_rank:
-        found = [
+        attention = [
             Linear("queries down", "attention", h, model.q_rank, ""),
             Linear("queries up", "attention", model.q_rank, heads * model.key_width, "outputs"),
             Linear("keys and values down", "attention", h, model.kv_rank + model.rope_size, ""),
@@ -217,25 +217,25 @@ def linears(model: Model, *, moe: bool) -> tuple[Linear, ...]:
             ),
         ]
         if not model.q_rank:
-            found[:2] = [Linear("queries", "attention", h, heads * model.key_width, "outputs")]
+            attention[:2] = [Linear("queries", "attention", h, heads * model.key_width, "outputs")]
     else:
-        found = [Linear("qkv", "attention", h, (heads + 2 * model.groups) * model.head, "outputs")]
-    found.append(Linear("attention out", "attention", heads * model.value_width, h, "inputs"))
+        attention = [Linear("qkv", "attention", h, (heads + 2 * model.groups) * model.head, "outputs")]
+    attention.append(Linear("attention out", "attention", heads * model.value_width, h, "inputs"))
     ways = 2 if model.gated else 1
     if not moe:
         return (
-            *found,
+            *attention,
             Linear("mlp up", "mlp", h, ways * model.inner, "outputs"),
             Linear("mlp down", "mlp", model.inner, h, "inputs"),
         )
-    found.append(Linear("router", "router", h, model.experts, ""))
+    attention.append(Linear("router", "router", h, model.experts, ""))
     if model.shared_experts:
         shared = model.shared_experts * model.expert_inner
-        found.append(Linear("shared up", "mlp", h, ways * shared, "outputs"))
-        found.append(Linear("shared down", "mlp", shared, h, "inputs"))
-    found.append(Linear("expert up", "expert", h, ways * model.expert_inner, ""))
-    found.append(Linear("expert down", "expert", model.expert_inner, h, ""))
-    return tuple(found)
+        attention.append(Linear("shared up", "mlp", h, ways * shared, "outputs"))
+        attention.append(Linear("shared down", "mlp", shared, h, "inputs"))
+    attention.append(Linear("expert up", "expert", h, ways * model.expert_inner, ""))
+    attention.append(Linear("expert down", "expert", model.expert_inner, h, ""))
+    return tuple(attention)
 
 
 def shipped_models() -> dict[str, str]:

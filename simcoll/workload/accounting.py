@@ -11,15 +11,15 @@ import numpy as np
 
 from simcoll.workload.class_clock import operation_fs
 from simcoll.workload.traffic import Traffic
-from simcoll.workload.workload import Compute, Operation, Send, Workload
+from simcoll.workload.workload import ComputeOperation, Operation, SendOperation, Workload
 
 if TYPE_CHECKING:
-    from simcoll.workload.lower import Plans
+    from simcoll.workload.lower import WorkloadPlans
     from simcoll.workload.timing import WorkloadTimes
 
-__all__ = ["AxisTime", "Breakdown", "Counted", "axes_of", "breakdown", "without_axes"]
+__all__ = ["AxisTime", "Breakdown", "OperationCounts", "axes_of", "breakdown", "without_axes"]
 
-Counted: TypeAlias = "tuple[tuple[Operation, int], ...]"
+OperationCounts: TypeAlias = "tuple[tuple[Operation, int], ...]"
 """Operations with equal costs, and their counts."""
 
 
@@ -53,7 +53,7 @@ class Breakdown(TypedDict):
 
 
 def breakdown(
-    counted: Counted,
+    costs: OperationCounts,
     times: WorkloadTimes,
     *,
     exposed_fs: Mapping[str, int],
@@ -76,53 +76,53 @@ def breakdown(
     """
     ground = times.workload
     use, (carried_fs, link) = (
-        ((), (0, "")) if time_fs is None else _busiest_links(counted, ground, times.alone.plans, time_fs)
+        ((), (0, "")) if time_fs is None else _busiest_links(costs, ground, times.alone.plans, time_fs)
     )
     return {
-        "compute_fs": _computed_fs(counted, ground),
-        "axes": {axis: _axis_time(axis, counted, times, exposed) for axis, exposed in exposed_fs.items()},
+        "compute_fs": _computed_fs(costs, ground),
+        "axes": {axis: _axis_time(axis, costs, times, exposed) for axis, exposed in exposed_fs.items()},
         "bound_fs": max(free_fs, carried_fs),
         "limit": f"computation and the order of {order}" if free_fs >= carried_fs else f"link {link}",
         "link_use": use,
     }
 
 
-def axes_of(counted: Counted) -> tuple[str, ...]:
+def axes_of(costs: OperationCounts) -> tuple[str, ...]:
     """Axes that move bytes, in order of their first operation."""
-    found: dict[str, None] = {}
-    for operation, _ in counted:
-        if isinstance(operation, Compute):
-            found.update(dict.fromkeys(inner.group for inner in operation.inside if inner.size_bytes))
+    axes: dict[str, None] = {}
+    for operation, _ in costs:
+        if isinstance(operation, ComputeOperation):
+            axes.update(dict.fromkeys(inner.group for inner in operation.inside if inner.size_bytes))
         elif operation.size_bytes:
-            found[operation.group] = None
-    return tuple(found)
+            axes[operation.group] = None
+    return tuple(axes)
 
 
 def without_axes(operation: Operation, axes: Collection[str]) -> Operation:
     """The same operation without the bytes of some axes."""
-    if isinstance(operation, Compute):
-        inside = tuple(inner for inner in operation.inside if inner.group not in axes)
-        return operation if len(inside) == len(operation.inside) else msgspec.structs.replace(operation, inside=inside)
+    if isinstance(operation, ComputeOperation):
+        inners = tuple(inner for inner in operation.inside if inner.group not in axes)
+        return operation if len(inners) == len(operation.inside) else msgspec.structs.replace(operation, inside=inners)
     if operation.group not in axes:
         return operation
-    if isinstance(operation, Send):
+    if isinstance(operation, SendOperation):
         return msgspec.structs.replace(operation, size_bytes=0)
     return msgspec.structs.replace(operation, size_bytes=0, sizes=())
 
 
-def _computed_fs(counted: Counted, ground: Workload) -> int:
+def _computed_fs(costs: OperationCounts, ground: Workload) -> int:
     """Computation of the busiest class."""
-    return _busiest([(each, _work_fs(each) * count) for each, count in counted], ground)
+    return _busiest([(operation, _work_fs(operation) * count) for operation, count in costs], ground)
 
 
-def _axis_time(axis: str, counted: Counted, times: WorkloadTimes, exposed_fs: int) -> AxisTime:
+def _axis_time(axis: str, costs: OperationCounts, times: WorkloadTimes, exposed_fs: int) -> AxisTime:
     """Communication of an axis on the busiest class."""
     took, sizes = [], []
-    for operation, count in counted:
-        if isinstance(operation, Compute):
-            here = [inner for inner in operation.inside if inner.group == axis]
-            time = sum(inner.count * times.inside(operation, inner) for inner in here)
-            size = sum(inner.count * inner.size_bytes for inner in here)
+    for operation, count in costs:
+        if isinstance(operation, ComputeOperation):
+            inners = [inner for inner in operation.inside if inner.group == axis]
+            time = sum(inner.count * times.inside(operation, inner) for inner in inners)
+            size = sum(inner.count * inner.size_bytes for inner in inners)
         elif operation.group == axis:
             time, size = operation_fs(operation, times), operation.size_bytes
         else:
@@ -130,17 +130,17 @@ def _axis_time(axis: str, counted: Counted, times: WorkloadTimes, exposed_fs: in
         took.append((operation, time * count))
         sizes.append((operation, size * count))
     ground = times.workload
-    return AxisTime(_busiest(took, ground), exposed_fs, _busiest(sizes, ground, given=True))
+    return AxisTime(_busiest(took, ground), exposed_fs, _busiest(sizes, ground, source_only=True))
 
 
 def _busiest_links(
-    counted: Counted, ground: Workload, plans: Plans, time_fs: int
+    costs: OperationCounts, ground: Workload, plans: WorkloadPlans, time_fs: int
 ) -> tuple[tuple[tuple[str, float], ...], tuple[int, str]]:
     """The busiest link of each kind, and the time that the overall busiest needs for its bytes."""
     topology = plans.topology
     traffic = Traffic(ground, plans)
     carried = np.zeros(topology.nlinks, np.int64)
-    for operation, count in counted:
+    for operation, count in costs:
         carried += count * traffic.of(operation)
     if not carried.any():
         return (), (0, "")
@@ -150,23 +150,27 @@ def _busiest_links(
     for link in order:
         kinds.setdefault(int(topology.link_kind[link]), link)
     use = tuple((topology.link_name(link), float(needs[link] / time_fs)) for link in kinds.values() if carried[link])
-    most = order[0]
-    bound = int(carried[most]) * 10**21 // int(topology.link_capacity_uBps[most])
-    return use, (bound, topology.link_name(most))
+    busiest_link = order[0]
+    bound = int(carried[busiest_link]) * 10**21 // int(topology.link_capacity_uBps[busiest_link])
+    return use, (bound, topology.link_name(busiest_link))
 
 
 def _work_fs(operation: Operation) -> int:
     """Time of a computation; offloading to or from host memory does not count."""
-    if not isinstance(operation, Compute) or operation.stream.startswith("offload"):
+    if not isinstance(operation, ComputeOperation) or operation.stream.startswith("offload"):
         return 0
     return max(operation.time_fs, operation.least_fs)
 
 
-def _busiest(amounts: list[tuple[Operation, int]], ground: Workload, *, given: bool = False) -> int:
-    """The largest sum over the operations of a class; ``given``: messages count at their source only."""
+def _busiest(amounts: list[tuple[Operation, int]], ground: Workload, *, source_only: bool = False) -> int:
+    """The largest sum over the operations of a class; ``source_only``: messages count at their source only."""
     sums: dict[str, int] = {}
     for operation, amount in amounts:
-        classes = (operation.source,) if given and isinstance(operation, Send) else ground.involved(operation)
+        classes = (
+            (operation.source,)
+            if source_only and isinstance(operation, SendOperation)
+            else ground.classes_of(operation)
+        )
         for name in classes if amount else ():
             sums[name] = sums.get(name, 0) + amount
     return max(sums.values(), default=0)

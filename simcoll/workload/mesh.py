@@ -85,10 +85,10 @@ class Mesh:
                 raise ConfigError(f"mesh: no axis {axis!r}; {nearest(axis, names)}")
         cube = np.arange(self.nranks).reshape([size for _, size in reversed(self.axes)])
         slow_first = list(reversed(names))
-        kept = [place for place, name in enumerate(slow_first) if name not in axes]
+        outer = [place for place, name in enumerate(slow_first) if name not in axes]
         moved = [place for place, name in enumerate(slow_first) if name in axes]
         members = prod(self.size(axis) for axis in axes)
-        return cube.transpose([*kept, *moved]).reshape(-1, members)
+        return cube.transpose([*outer, *moved]).reshape(-1, members)
 
     def blocks(self, axes: tuple[str, ...], size: int) -> tuple[Ranks, Ranks]:
         """Split each group of some axes into runs of ``size`` ranks; returns the runs, and the groups across them.
@@ -104,10 +104,10 @@ class Mesh:
         >>> inside.tolist(), across.tolist()
         ([[0, 1], [2, 3]], [[0, 2], [1, 3]])
         """
-        whole = self.groups(*axes)
-        if size < 1 or whole.shape[1] % size:
-            raise ConfigError(f"mesh: {size} does not divide the {whole.shape[1]} ranks along {' x '.join(axes)}")
-        cut = whole.reshape(len(whole), -1, size)
+        rows = self.groups(*axes)
+        if size < 1 or rows.shape[1] % size:
+            raise ConfigError(f"mesh: {size} does not divide the {rows.shape[1]} ranks along {' x '.join(axes)}")
+        cut = rows.reshape(len(rows), -1, size)
         return cut.reshape(-1, size), cut.transpose(0, 2, 1).reshape(-1, cut.shape[1])
 
 
@@ -129,12 +129,12 @@ def mesh_of(order: str, sizes: Mapping[str, int], nranks: int) -> Mesh:
         raise ConfigError(f"order {order!r}: expected each of {', '.join(AXES)} once, such as 'tp-cp-dp-pp'")
     mesh = Mesh(tuple((name, sizes.get(name, 1)) for name in names))
     if mesh.nranks != nranks:
-        shown = " x ".join(f"{name} {size}" for name, size in mesh.axes)
+        axes = " x ".join(f"{name} {size}" for name, size in mesh.axes)
         inner = mesh.nranks // sizes.get("dp", 1)
         fits = (
             f"dp {nranks // inner} would fill it"
             if nranks % inner == 0
             else f"no dp fills it, since {inner}, the product of the other axes, does not divide {nranks}"
         )
-        raise ConfigError(f"the mesh {shown} has {mesh.nranks} ranks, the cluster {nranks} GPUs; {fits}")
+        raise ConfigError(f"the mesh {axes} has {mesh.nranks} ranks, the cluster {nranks} GPUs; {fits}")
     return mesh

@@ -18,26 +18,26 @@ from simcoll.emulator.programs import emulate_program
 from simcoll.errors import ConfigError
 from simcoll.libraries.calibration import Calibration
 from simcoll.topology import Topology
-from simcoll.workload.accounting import AxisTime, Counted, axes_of, breakdown, without_axes
-from simcoll.workload.class_clock import Clock, Span, play_classes, taken_fs
-from simcoll.workload.lower import Plans, lower
-from simcoll.workload.timing import Alone, WorkloadTimes
+from simcoll.workload.accounting import AxisTime, OperationCounts, axes_of, breakdown, without_axes
+from simcoll.workload.class_clock import Clock, Span, lost_fs, play_classes
+from simcoll.workload.lower import WorkloadPlans, lower
+from simcoll.workload.timing import IsolatedTimes, WorkloadTimes
 from simcoll.workload.traffic import Traffic, alike
-from simcoll.workload.workload import Compute, Inside, Operation, Rules, Send, Workload
+from simcoll.workload.workload import ComputeOperation, Inside, Operation, Rules, SendOperation, Workload
 
-__all__ = ["Played", "WorkloadResult", "alone_on", "play_workload", "run_workload", "slowed"]
+__all__ = ["WorkloadResult", "WorkloadRun", "alone_on", "play_workload", "run_workload", "slow_down"]
 
 
 @lru_cache(maxsize=64)
 def alone_on(
-    topology: Topology, *, alike: bool, rules: Rules | None = None, calibration: Calibration | None = None
-) -> Alone:
+    topology: Topology, *, uniform: bool, rules: Rules | None = None, calibration: Calibration | None = None
+) -> IsolatedTimes:
     """Times of single operations on a topology, shared by all steps on it."""
-    return Alone(Plans(topology, alike, rules, calibration))
+    return IsolatedTimes(WorkloadPlans(topology, uniform, rules, calibration))
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class WorkloadRun:
     """The clock of a played workload, and the engine used."""
 
     clock: Clock
@@ -47,8 +47,13 @@ class Played:
 
 
 def play_workload(
-    workload: Workload, alone: Alone, *, tier: int = 2, slow: Mapping[int, float] | None = None, spans: bool = True
-) -> Played:
+    workload: Workload,
+    alone: IsolatedTimes,
+    *,
+    tier: int = 2,
+    slow: Mapping[int, float] | None = None,
+    spans: bool = True,
+) -> WorkloadRun:
     """Play any workload on a topology.
 
     Raises
@@ -62,32 +67,32 @@ def play_workload(
         )
     times = WorkloadTimes(workload, alone)
     if tier == 1:
-        changed = tuple(slowed(workload, each, slow or {}) for each in workload.operations)
+        changed = tuple(slow_down(workload, operation, slow or {}) for operation in workload.operations)
         clock = play_classes(replace(workload, operations=changed), times)
         text = repr([(span.operation, span.on, span.begin_fs, span.end_fs) for span in clock.spans])
-        return Played(clock, trace_hash=hashlib.sha256(text.encode()).hexdigest()[:16])
+        return WorkloadRun(clock, trace_hash=hashlib.sha256(text.encode()).hexdigest()[:16])
     waits = _waits(workload, times)
-    program, places = lower(workload, alone.plans, waits, slow=slow, taken=_taken(workload, times))
+    program, places = lower(workload, alone.plans, waits, slow=slow, lost=_lost_times(workload, times))
     result = emulate_program(program, alone.topology, data="none", keep=spans)
-    found: dict[tuple[int, str], tuple[int, int]] = {}
+    times_of: dict[tuple[int, str], tuple[int, int]] = {}
     for number, operation in enumerate(program.operations) if spans else ():
         place = places[number]
         begins, ends = result.begin_fs(number), result.end_fs(number)
         ranks = operation.ranks
-        for name in workload.involved(workload.operations[place]):
-            here = np.isin(ranks, workload.classes[name])
-            if here.any():
-                begin, end = int(begins[here].min()), int(ends[here].max())
-                before = found.get((place, name), (begin, end))
-                found[place, name] = (min(begin, before[0]), max(end, before[1]))
-    made = []
-    for place, name in sorted(found, key=lambda key: (key[0], list(workload.classes).index(key[1]))):
-        asked = workload.operations[place]
-        begin, end = found[place, name]
-        if isinstance(asked, Send):  # it begins when both ends are there
-            begin = max(found[place, each][0] for each in (asked.source, asked.target))
-        made.append(Span(place, name, asked.stream, begin, end))
-    return Played(Clock(result.time_fs, tuple(made)), result.classes or 0, result.path, result.trace_hash)
+        for name in workload.classes_of(workload.operations[place]):
+            members = np.isin(ranks, workload.classes[name])
+            if members.any():
+                begin, end = int(begins[members].min()), int(ends[members].max())
+                earlier = times_of.get((place, name), (begin, end))
+                times_of[place, name] = (min(begin, earlier[0]), max(end, earlier[1]))
+    stretches = []
+    for place, name in sorted(times_of, key=lambda key: (key[0], list(workload.classes).index(key[1]))):
+        origin = workload.operations[place]
+        begin, end = times_of[place, name]
+        if isinstance(origin, SendOperation):  # it begins when both ends are there
+            begin = max(times_of[place, end_class][0] for end_class in (origin.source, origin.target))
+        stretches.append(Span(place, name, origin.stream, begin, end))
+    return WorkloadRun(Clock(result.time_fs, tuple(stretches)), result.classes or 0, result.path, result.trace_hash)
 
 
 def _waits(workload: Workload, times: WorkloadTimes) -> dict[tuple[str, Inside], int]:
@@ -96,35 +101,38 @@ def _waits(workload: Workload, times: WorkloadTimes) -> dict[tuple[str, Inside],
     This holds if their links carry nothing else and all their ranks finish at once, so that ranks stay in lock step.
     """
     traffic = Traffic(workload, times.alone.plans)
-    inside: dict[str, dict[Inside, Compute]] = {}
+    inners: dict[str, dict[Inside, ComputeOperation]] = {}
     for operation in workload.operations:
-        if isinstance(operation, Compute):
+        if isinstance(operation, ComputeOperation):
             for inner in operation.inside:
-                inside.setdefault(operation.on, {}).setdefault(inner, operation)
+                inners.setdefault(operation.on, {}).setdefault(inner, operation)
     loads = {
-        on: sum((traffic.of(_only(operation, inner)) > 0) * 1 for inner, operation in each.items())
-        for on, each in inside.items()
+        on: sum((traffic.of(_only(operation, inner)) > 0) * 1 for inner, operation in hosts.items())
+        for on, hosts in inners.items()
     }
-    beside = _beside(workload, traffic, list(inside))
+    concurrent = _concurrent_loads(workload, traffic, list(inners))
     waits: dict[tuple[str, Inside], int] = {}
-    for on, each in inside.items():
-        elsewhere = beside[on] + sum((load > 0) * 1 for other, load in loads.items() if other != on)
-        for inner, operation in each.items():
+    for on, inners_of in inners.items():
+        elsewhere = concurrent[on] + sum((load > 0) * 1 for class_name, load in loads.items() if class_name != on)
+        for inner, operation in inners_of.items():
             used = traffic.of(_only(operation, inner)) > 0
             if not (elsewhere[used] > 0).any() and times.together(operation, inner):
                 waits[on, inner] = times.inside(operation, inner)
     return waits
 
 
-def _taken(workload: Workload, times: WorkloadTimes) -> dict[tuple[str, Inside], int]:
+def _lost_times(workload: Workload, times: WorkloadTimes) -> dict[tuple[str, Inside], int]:
     """The time that overlapping computations lose to collectives inside them, each lasting as long as alone."""
-    inside = {
-        (each.on, inner): each for each in workload.operations if isinstance(each, Compute) for inner in each.inside
+    hosts = {
+        (operation.on, inner): operation
+        for operation in workload.operations
+        if isinstance(operation, ComputeOperation)
+        for inner in operation.inside
     }
-    return {key: taken_fs(key[1], times.inside(each, key[1])) for key, each in inside.items() if key[1].share}
+    return {key: lost_fs(key[1], times.inside(operation, key[1])) for key, operation in hosts.items() if key[1].share}
 
 
-def _beside(workload: Workload, traffic: Traffic, classes: Sequence[str]) -> dict[str, NDArray[np.int64]]:
+def _concurrent_loads(workload: Workload, traffic: Traffic, classes: Sequence[str]) -> dict[str, NDArray[np.int64]]:
     """For each class, the number of calls and sends per link that may run while its computations wait for collectives.
 
     A call of the class itself is excluded if it starts after one of its computations and the next one starts after the call.
@@ -134,47 +142,49 @@ def _beside(workload: Workload, traffic: Traffic, classes: Sequence[str]) -> dic
     number: dict[str, int] = {}
     for place, operation in enumerate(workload.operations):
         number[operation.id] = place
-        if isinstance(operation, Compute) and operation.on in places:
+        if isinstance(operation, ComputeOperation) and operation.on in places:
             if operation.inside:
                 places[operation.on].append(place)
-            for other in operation.after:
-                needs.setdefault((operation.on, other), place)
-    found = {name: np.zeros(traffic.plans.topology.nlinks, np.int64) for name in classes}
-    seen: set[tuple[object, ...]] = set()
+            for needed in operation.after:
+                needs.setdefault((operation.on, needed), place)
+    loads = {name: np.zeros(traffic.plans.topology.nlinks, np.int64) for name in classes}
+    loads_added: set[tuple[object, ...]] = set()
     for operation in workload.operations:
-        if isinstance(operation, Compute) or not operation.size_bytes:
+        if isinstance(operation, ComputeOperation) or not operation.size_bytes:
             continue
-        involved = workload.involved(operation)
+        involved = workload.classes_of(operation)
         for name in classes:
             key = (name, alike(operation))
-            if key in seen:
+            if key in loads_added:
                 continue
             if name in involved:
-                own = [number[other] for other in operation.after if other in number]
-                first = max((at for at in own if _is_of(workload.operations[at], name)), default=-1)
+                needed_places = [number[needed] for needed in operation.after if needed in number]
+                latest = max(
+                    (position for position in needed_places if _is_of(workload.operations[position], name)), default=-1
+                )
                 last = needs.get((name, operation.id), len(workload.operations))
-                if bisect_right(places[name], first) == bisect_left(places[name], last):
+                if bisect_right(places[name], latest) == bisect_left(places[name], last):
                     continue
-            seen.add(key)
-            found[name] += traffic.of(operation) > 0
-    return found
+            loads_added.add(key)
+            loads[name] += traffic.of(operation) > 0
+    return loads
 
 
 def _is_of(operation: Operation, name: str) -> bool:
-    return isinstance(operation, Compute) and operation.on == name
+    return isinstance(operation, ComputeOperation) and operation.on == name
 
 
-def _only(operation: Compute, inner: Inside) -> Compute:
+def _only(operation: ComputeOperation, inner: Inside) -> ComputeOperation:
     return msgspec.structs.replace(operation, inside=(inner,))
 
 
-def slowed(workload: Workload, operation: Operation, slow: Mapping[int, float]) -> Operation:
+def slow_down(workload: Workload, operation: Operation, slow: Mapping[int, float]) -> Operation:
     """Slow a computation down to the slowest rank of its class."""
-    if not slow or not isinstance(operation, Compute):
+    if not slow or not isinstance(operation, ComputeOperation):
         return operation
     ranks = workload.classes[operation.on]
-    given = [by for rank, by in slow.items() if rank in ranks]
-    factor = max(given if len(given) == len(ranks) else [*given, 1.0])
+    factors = [by for rank, by in slow.items() if rank in ranks]
+    factor = max(factors if len(factors) == len(ranks) else [*factors, 1.0])
     return msgspec.structs.replace(operation, time_fs=int(operation.time_fs * Fraction(str(factor))))
 
 
@@ -257,9 +267,9 @@ def run_workload(
     --------
     >>> import numpy as np
     >>> from simcoll.topology import crossbar
-    >>> from simcoll.workload.workload import Call, Compute, Workload
+    >>> from simcoll.workload.workload import CallOperation, ComputeOperation, Workload
     >>> workload = Workload(2, {"all": np.arange(2)}, {"dp": np.array([[0, 1]])}, (
-    ...     Compute(id="backward", on="all", time_fs=10**12),
+    ...     ComputeOperation(id="backward", on="all", time_fs=10**12),
     ...     Call(id="gradients", kind="all_reduce", group="dp", size_bytes=2**20, after=("backward",)),
     ... ))
     >>> result = run_workload(workload, crossbar(2, "50 GB/s", "1 us"))
@@ -270,38 +280,40 @@ def run_workload(
         raise ConfigError(
             f"the workload has {workload.nranks} ranks; topology {topology.name!r} has {topology.nranks}: ask for more nodes"
         )
-    alone = alone_on(topology, alike=False, rules=workload.rules)
+    alone = alone_on(topology, uniform=False, rules=workload.rules)
 
-    def played(*without: str, spans: bool = False) -> Played:
-        changed = replace(workload, operations=tuple(without_axes(each, without) for each in workload.operations))
+    def play_without(*without: str, spans: bool = False) -> WorkloadRun:
+        changed = replace(
+            workload, operations=tuple(without_axes(operation, without) for operation in workload.operations)
+        )
         return play_workload(changed if without else workload, alone, tier=tier, spans=spans, slow=slow)
 
-    counted = _counted(workload)
-    whole = played(spans=True)
-    time_fs, axes = whole.clock.time_fs, axes_of(counted)
+    costs = _operation_counts(workload)
+    full = play_without(spans=True)
+    time_fs, axes = full.clock.time_fs, axes_of(costs)
     times = WorkloadTimes(workload, alone)
-    exposures = {axis: time_fs - played(axis).clock.time_fs if exposed else 0 for axis in axes}
-    free = played(*axes).clock.time_fs if axes else time_fs
+    exposures = {axis: time_fs - play_without(axis).clock.time_fs if exposed else 0 for axis in axes}
+    free = play_without(*axes).clock.time_fs if axes else time_fs
     return WorkloadResult(
         title=workload.title,
         nranks=workload.nranks,
         topology=topology.name,
         tier=tier,
         time_fs=time_fs,
-        clock=whole.clock,
-        path=whole.path,
-        trace_hash=whole.trace_hash,
-        classes=whole.classes,
-        **breakdown(counted, times, exposed_fs=exposures, free_fs=free, time_fs=max(time_fs, 1), order="operations"),
+        clock=full.clock,
+        path=full.path,
+        trace_hash=full.trace_hash,
+        classes=full.classes,
+        **breakdown(costs, times, exposed_fs=exposures, free_fs=free, time_fs=max(time_fs, 1), order="operations"),
     )
 
 
-def _counted(workload: Workload) -> Counted:
+def _operation_counts(workload: Workload) -> OperationCounts:
     """Operations with equal costs, and their counts."""
-    first: dict[tuple[object, ...], Operation] = {}
+    examples: dict[tuple[object, ...], Operation] = {}
     counts: Counter[tuple[object, ...]] = Counter()
     for operation in workload.operations:
         key = (*alike(operation), getattr(operation, "time_fs", 0), getattr(operation, "least_fs", 0))
-        first.setdefault(key, operation)
+        examples.setdefault(key, operation)
         counts[key] += 1
-    return tuple((operation, counts[key]) for key, operation in first.items())
+    return tuple((operation, counts[key]) for key, operation in examples.items())

@@ -9,10 +9,10 @@ import numpy as np
 
 from simcoll.arrays import Ints
 from simcoll.core.plan import Plan
-from simcoll.workload.workload import Call, Compute, Operation, Send, Workload, call_inside
+from simcoll.workload.workload import CallOperation, ComputeOperation, Operation, SendOperation, Workload, call_inside
 
 if TYPE_CHECKING:
-    from simcoll.workload.lower import Plans
+    from simcoll.workload.lower import WorkloadPlans
 
 
 __all__ = ["Traffic", "alike"]
@@ -23,38 +23,38 @@ class Traffic:
     """Link loads of a workload's operations on a topology."""
 
     workload: Workload
-    plans: Plans
+    plans: WorkloadPlans
     _pairs: dict[int, tuple[Plan, Ints, Ints, Ints]] = field(default_factory=dict)
-    _known: dict[tuple[object, ...], Ints] = field(default_factory=dict)
+    _loads: dict[tuple[object, ...], Ints] = field(default_factory=dict)
 
     def of(self, operation: Operation) -> Ints:
         """Bytes of an operation on each link: ``[nlinks]``."""
-        found = np.zeros(self.plans.topology.nlinks, np.int64)
-        if isinstance(operation, Send):
+        load = np.zeros(self.plans.topology.nlinks, np.int64)
+        if isinstance(operation, SendOperation):
             if operation.size_bytes:
                 classes = self.workload.classes
-                found += operation.size_bytes * self._routes(classes[operation.source], classes[operation.target])
-        elif isinstance(operation, Call):
-            found += self._call(operation)
+                load += operation.size_bytes * self._routes(classes[operation.source], classes[operation.target])
+        elif isinstance(operation, CallOperation):
+            load += self._call(operation)
         else:
             for inner in operation.inside:
-                found += inner.count * self._call(call_inside(operation, inner))
-        return found
+                load += inner.count * self._call(call_inside(operation, inner))
+        return load
 
-    def _call(self, call: Call) -> Ints:
-        key = (call.group, call.on, *call.asked)
-        if key not in self._known:
+    def _call(self, call: CallOperation) -> Ints:
+        key = (call.group, call.on, *call.plan_key)
+        if key not in self._loads:
             groups = self.workload.groups_of(call)
-            found = np.zeros(self.plans.topology.nlinks, np.int64)
+            load = np.zeros(self.plans.topology.nlinks, np.int64)
             if call.moves and groups.shape[1] > 1:
                 plan = self.plans.plan(call, groups[0])
-                source, target, size = self._exchanged(plan)
-                for one, other, each in zip(source.tolist(), target.tolist(), size.tolist(), strict=True):
-                    found += each * self._routes(groups[:, one], groups[:, other])
-            self._known[key] = found
-        return self._known[key]
+                source, target, size = self._pair_bytes(plan)
+                for sender, receiver, nbytes in zip(source.tolist(), target.tolist(), size.tolist(), strict=True):
+                    load += nbytes * self._routes(groups[:, sender], groups[:, receiver])
+            self._loads[key] = load
+        return self._loads[key]
 
-    def _exchanged(self, plan: Plan) -> tuple[Ints, Ints, Ints]:
+    def _pair_bytes(self, plan: Plan) -> tuple[Ints, Ints, Ints]:
         """Source, destination and bytes of each pair of ranks of a plan."""
         if id(plan) not in self._pairs:
             matrix = np.zeros((plan.nranks, plan.nranks), np.int64)
@@ -73,8 +73,8 @@ class Traffic:
 
 def alike(operation: Operation) -> tuple[object, ...]:
     """The properties that determine an operation's traffic."""
-    if isinstance(operation, Compute):
+    if isinstance(operation, ComputeOperation):
         return ("inside", operation.on, operation.inside)
-    if isinstance(operation, Send):
+    if isinstance(operation, SendOperation):
         return ("send", operation.source, operation.target, operation.size_bytes)
-    return ("call", operation.group, operation.on, *operation.asked)
+    return ("call", operation.group, operation.on, *operation.plan_key)

@@ -22,8 +22,17 @@ from simcoll.files.reader_arguments import Content, content_of
 from simcoll.files.strict import decode_json
 
 __all__ = [
-    "Call", "Compute", "Inside", "Operation", "Rules", "Send", "Workload", "call_inside", "read_workload", "write_workload",
-]  # fmt: skip
+    "CallOperation",
+    "ComputeOperation",
+    "Inside",
+    "Operation",
+    "Rules",
+    "SendOperation",
+    "Workload",
+    "call_inside",
+    "read_workload",
+    "write_workload",
+]
 
 FORMAT = "simcoll workload 1"
 
@@ -34,7 +43,7 @@ class Inside(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
     Attributes
     ----------
     kind, group, size_bytes
-        As in a :class:`Call`.
+        As in a :class:`CallOperation`.
     count
         Number of such collectives, spread evenly over the pieces of the computation.
     imbalance
@@ -54,7 +63,9 @@ class Inside(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
     share: float = 0.0
 
 
-class Compute(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="op", tag="compute"):
+class ComputeOperation(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="op", tag="compute"
+):
     """A computation on every rank of a class.
 
     Attributes
@@ -89,13 +100,13 @@ class Compute(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     flops: float = 0.0
 
 
-class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="op", tag="call"):
+class CallOperation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="op", tag="call"):
     """A collective on every group of an axis that lies in some classes.
 
     Attributes
     ----------
     id, stream, after, name
-        As in a :class:`Compute`.
+        As in a :class:`ComputeOperation`.
     on
         The classes; empty: all groups.
     kind, size_bytes
@@ -128,7 +139,7 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     sizes: tuple[tuple[int, ...], ...] = ()
 
     @property
-    def asked(self) -> tuple[object, ...]:
+    def plan_key(self) -> tuple[object, ...]:
         """The properties that determine the plan, besides the ranks."""
         return self.kind, self.size_bytes, self.imbalance, self.algorithm, self.dtype, self.root, self.sizes
 
@@ -138,13 +149,13 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return bool(self.size_bytes or self.sizes)
 
 
-class Send(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="op", tag="send"):
+class SendOperation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="op", tag="send"):
     """A message from each rank of a class to the rank at the same position in another.
 
     Attributes
     ----------
     id, stream, after, name
-        As in a :class:`Compute`; the stream is the same at both ends.
+        As in a :class:`ComputeOperation`; the stream is the same at both ends.
     source, target
         The classes.
     size_bytes
@@ -163,14 +174,19 @@ class Send(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     name: str = ""
 
 
-Operation: TypeAlias = Compute | Call | Send
+Operation: TypeAlias = ComputeOperation | CallOperation | SendOperation
 
 
-def call_inside(operation: Compute, inner: Inside) -> Call:
+def call_inside(operation: ComputeOperation, inner: Inside) -> CallOperation:
     """One of the collectives that a computation waits for."""
-    return Call(
-        id="", kind=inner.kind, group=inner.group, size_bytes=inner.size_bytes, on=(operation.on,), imbalance=inner.imbalance
-    )  # fmt: skip
+    return CallOperation(
+        id="",
+        kind=inner.kind,
+        group=inner.group,
+        size_bytes=inner.size_bytes,
+        on=(operation.on,),
+        imbalance=inner.imbalance,
+    )
 
 
 class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -224,15 +240,15 @@ class Workload:
         _check_groups(self.groups, self.nranks)
         _check_operations(self)
 
-    def involved(self, operation: Operation) -> tuple[str, ...]:
+    def classes_of(self, operation: Operation) -> tuple[str, ...]:
         """The classes that participate in an operation."""
-        if isinstance(operation, Compute):
+        if isinstance(operation, ComputeOperation):
             return (operation.on,)
-        if isinstance(operation, Send):
+        if isinstance(operation, SendOperation):
             return tuple(dict.fromkeys((operation.source, operation.target)))
         return operation.on or tuple(self.classes)
 
-    def groups_of(self, call: Call) -> NDArray[np.int64]:
+    def groups_of(self, call: CallOperation) -> NDArray[np.int64]:
         """The groups of a call that lie in its classes.
 
         Raises
@@ -240,18 +256,18 @@ class Workload:
         ConfigError
             When a group has ranks inside and outside the classes.
         """
-        found = self.groups[call.group]
+        groups = self.groups[call.group]
         if not call.on:
-            return found
+            return groups
         member = np.zeros(self.nranks, bool)
         for name in call.on:
             member[self.classes[name]] = True
-        inside = member[found]
-        if (inside.any(axis=1) != inside.all(axis=1)).any() or not inside.any():
+        in_classes = member[groups]
+        if (in_classes.any(axis=1) != in_classes.all(axis=1)).any() or not in_classes.any():
             raise ConfigError(
                 f"operation {call.id!r}: a group of {call.group!r} is only partly in {', '.join(call.on)}, or none is"
             )
-        return found[inside.all(axis=1)]
+        return groups[in_classes.all(axis=1)]
 
 
 def _check_classes(classes: Mapping[str, NDArray[np.int64]], nranks: int) -> None:
@@ -263,15 +279,15 @@ def _check_classes(classes: Mapping[str, NDArray[np.int64]], nranks: int) -> Non
         np.add.at(counts, ranks, 1)
     off = np.flatnonzero(counts != 1)
     if len(off):
-        where = [name for name, ranks in classes.items() if off[0] in ranks]
-        said = f"is in {' and '.join(map(repr, where))}" if where else "is in no class"
-        raise ConfigError(f"rank {off[0]} {said}; each must be in exactly one, once")
+        owners = [name for name, ranks in classes.items() if off[0] in ranks]
+        problem = f"is in {' and '.join(map(repr, owners))}" if owners else "is in no class"
+        raise ConfigError(f"rank {off[0]} {problem}; each must be in exactly one, once")
 
 
 def _check_groups(groups: Mapping[str, NDArray[np.int64]], nranks: int) -> None:
-    for name, found in groups.items():
-        ranks = found.reshape(-1)
-        if found.ndim != 2 or not len(ranks) or ranks.min() < 0 or ranks.max() >= nranks:
+    for name, members in groups.items():
+        ranks = members.reshape(-1)
+        if members.ndim != 2 or not len(ranks) or ranks.min() < 0 or ranks.max() >= nranks:
             raise ConfigError(f"group {name!r}: expected lists of equally many ranks, 0 to {nranks - 1}")
         if len(np.unique(ranks)) != len(ranks):
             raise ConfigError(f"group {name!r}: a rank is in two groups")
@@ -280,77 +296,77 @@ def _check_groups(groups: Mapping[str, NDArray[np.int64]], nranks: int) -> None:
 def _check_operations(workload: Workload) -> None:
     """Check that all names are defined before their use, which excludes cyclic waits."""
     ids = {operation.id: place for place, operation in enumerate(workload.operations)}
-    seen: set[str | tuple[str, tuple[str, ...]]] = set()
+    defined: set[str | tuple[str, tuple[str, ...]]] = set()
     for operation in workload.operations:
-        where = f"operation {operation.id!r}"
-        if operation.id in seen:
-            raise ConfigError(f"{where} is a duplicate")
-        for name in workload.involved(operation):
+        subject = f"operation {operation.id!r}"
+        if operation.id in defined:
+            raise ConfigError(f"{subject} is a duplicate")
+        for name in workload.classes_of(operation):
             if name not in workload.classes:
-                raise ConfigError(f"{where}: unknown class {name!r}; {nearest(name, workload.classes)}")
-        for other in operation.after:
-            if other not in ids:
-                raise ConfigError(f"{where}: after: unknown operation {other!r}; {nearest(other, ids)}")
-            if other not in seen:
+                raise ConfigError(f"{subject}: unknown class {name!r}; {nearest(name, workload.classes)}")
+        for needed in operation.after:
+            if needed not in ids:
+                raise ConfigError(f"{subject}: after: unknown operation {needed!r}; {nearest(needed, ids)}")
+            if needed not in defined:
                 raise ConfigError(
-                    f"{where} is after {other!r}, which comes later: in a cycle of dependencies nothing can start"
+                    f"{subject} is after {needed!r}, which comes later: in a cycle of dependencies nothing can start"
                 )
-        seen.add(operation.id)
-        _check_sizes(workload, operation, where)
-        if isinstance(operation, Call) and (operation.group, operation.on) not in seen:
-            seen.add((operation.group, operation.on))
+        defined.add(operation.id)
+        _check_sizes(workload, operation, subject)
+        if isinstance(operation, CallOperation) and (operation.group, operation.on) not in defined:
+            defined.add((operation.group, operation.on))
             workload.groups_of(operation)
 
 
-def _check_sizes(workload: Workload, operation: Operation, where: str) -> None:
-    if isinstance(operation, Compute):
+def _check_sizes(workload: Workload, operation: Operation, subject: str) -> None:
+    if isinstance(operation, ComputeOperation):
         if min(operation.time_fs, operation.least_fs) < 0 or operation.pieces < 1:
-            raise ConfigError(f"{where}: expected a time of at least 0 and at least one piece")
+            raise ConfigError(f"{subject}: expected a time of at least 0 and at least one piece")
         for inner in operation.inside:
             if inner.count < 0 or inner.hidden_fs < 0 or not 0 <= inner.share < 1:
                 raise ConfigError(
-                    f"{where}: inside: expected a count, a hidden time and a share below 1, of at least 0"
+                    f"{subject}: inside: expected a count, a hidden time and a share below 1, of at least 0"
                 )
-            _check_call(workload, inner.kind, inner.group, inner.size_bytes, inner.imbalance, where)
-    elif isinstance(operation, Call):
+            _check_call(workload, inner.kind, inner.group, inner.size_bytes, inner.imbalance, subject)
+    elif isinstance(operation, CallOperation):
         kind = "barrier" if operation.kind == "meeting" else operation.kind
-        _check_call(workload, kind, operation.group, operation.size_bytes, operation.imbalance, where)
+        _check_call(workload, kind, operation.group, operation.size_bytes, operation.imbalance, subject)
         members = workload.groups[operation.group].shape[1]
         if not 0 <= operation.root < members:
-            raise ConfigError(f"{where}: root: expected a group rank, 0 to {members - 1}, got {operation.root}")
-        _check_blocks(operation, where)
+            raise ConfigError(f"{subject}: root: expected a group rank, 0 to {members - 1}, got {operation.root}")
+        _check_blocks(operation, subject)
     else:
         ends = [len(workload.classes[name]) for name in (operation.source, operation.target)]
         if ends[0] != ends[1] or operation.source == operation.target:
-            raise ConfigError(f"{where}: expected two classes of equally many ranks, got {ends[0]} and {ends[1]}")
+            raise ConfigError(f"{subject}: expected two classes of equally many ranks, got {ends[0]} and {ends[1]}")
         if operation.size_bytes < 0:
-            raise ConfigError(f"{where}: size_bytes: expected at least 0, got {operation.size_bytes}")
+            raise ConfigError(f"{subject}: size_bytes: expected at least 0, got {operation.size_bytes}")
 
 
-def _check_call(workload: Workload, kind: str, group: str, size_bytes: int, imbalance: float, where: str) -> None:
+def _check_call(workload: Workload, kind: str, group: str, size_bytes: int, imbalance: float, subject: str) -> None:
     if kind not in KINDS or kind == "send_recv":
         valid = [name for name in KINDS if name != "send_recv"]
-        raise ConfigError(f"{where}: unknown collective {kind!r}; {nearest(kind, valid)}")
+        raise ConfigError(f"{subject}: unknown collective {kind!r}; {nearest(kind, valid)}")
     if group not in workload.groups:
-        raise ConfigError(f"{where}: unknown group {group!r}; {nearest(group, workload.groups)}")
+        raise ConfigError(f"{subject}: unknown group {group!r}; {nearest(group, workload.groups)}")
     if size_bytes < 0 or not imbalance >= 1:
-        raise ConfigError(f"{where}: expected a size of at least 0 and an imbalance of at least 1")
+        raise ConfigError(f"{subject}: expected a size of at least 0 and an imbalance of at least 1")
 
 
-def _check_blocks(call: Call, where: str) -> None:
+def _check_blocks(call: CallOperation, subject: str) -> None:
     """Check the element type and uneven blocks of a call; binding checks that they fit its group."""
     if call.dtype:
         parse_dtype(call.dtype)
     if any(size < 0 for row in call.sizes for size in row):
-        raise ConfigError(f"{where}: sizes: expected numbers of elements, at least 0")
+        raise ConfigError(f"{subject}: sizes: expected numbers of elements, at least 0")
 
 
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class _WorkloadFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     format: str
     nranks: int
     classes: dict[str, list[int]]
     groups: dict[str, list[list[int]]] = {}
-    operations: list[Compute | Call | Send]
+    operations: list[ComputeOperation | CallOperation | SendOperation]
     title: str = ""
     tokens: int = 0
     model_flops: float = 0.0
@@ -360,7 +376,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 def write_workload(workload: Workload) -> bytes:
     """Encode a workload as JSON."""
-    made = _File(
+    document = _WorkloadFile(
         format=FORMAT,
         nranks=workload.nranks,
         classes={name: ranks.tolist() for name, ranks in workload.classes.items()},
@@ -372,7 +388,7 @@ def write_workload(workload: Workload) -> bytes:
         hardware_flops=workload.hardware_flops,
         rules=workload.rules,
     )
-    return msgspec.json.format(msgspec.json.encode(made), indent=1) + b"\n"
+    return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
 
 
 def read_workload(content: Content, file: str | None = None) -> Workload:
@@ -385,26 +401,31 @@ def read_workload(content: Content, file: str | None = None) -> Workload:
 
     Examples
     --------
-    >>> two = {"all": np.arange(2)}
-    >>> made = Workload(2, two, {"dp": np.array([[0, 1]])}, (Call(id="sum", kind="all_reduce", group="dp", size_bytes=8),))
-    >>> read_workload(write_workload(made)).operations == made.operations
+    >>> total = CallOperation(id="sum", kind="all_reduce", group="dp", size_bytes=8)
+    >>> workload = Workload(2, {"all": np.arange(2)}, {"dp": np.array([[0, 1]])}, (total,))
+    >>> read_workload(write_workload(workload)).operations == workload.operations
     True
     """
-    read = decode_json(content_of(content, "read_workload"), _File, file)
-    if read.format != FORMAT:
-        raise ConfigError(f"expected {FORMAT!r}, got {read.format!r}", file=file, path="$.format")
-    if not 1 <= read.nranks < 2**24:
-        raise ConfigError(f"expected 1 to {2**24 - 1} ranks, got {read.nranks}", file=file, path="$.nranks")
-    for name, groups in read.groups.items():
+    document = decode_json(content_of(content, "read_workload"), _WorkloadFile, file)
+    if document.format != FORMAT:
+        raise ConfigError(f"expected {FORMAT!r}, got {document.format!r}", file=file, path="$.format")
+    if not 1 <= document.nranks < 2**24:
+        raise ConfigError(f"expected 1 to {2**24 - 1} ranks, got {document.nranks}", file=file, path="$.nranks")
+    for name, groups in document.groups.items():
         if len({len(group) for group in groups}) != 1:
             raise ConfigError("expected lists of equally many ranks", file=file, path=f"$.groups.{name}")
     with blamed_on(file):
         try:
             return Workload(
-                read.nranks,
-                {name: np.array(ranks, np.int64) for name, ranks in read.classes.items()},
-                {name: np.array(groups, np.int64) for name, groups in read.groups.items()},
-                tuple(read.operations), read.title, read.tokens, read.model_flops, read.hardware_flops, read.rules,
-            )  # fmt: skip
+                document.nranks,
+                {name: np.array(ranks, np.int64) for name, ranks in document.classes.items()},
+                {name: np.array(groups, np.int64) for name, groups in document.groups.items()},
+                tuple(document.operations),
+                document.title,
+                document.tokens,
+                document.model_flops,
+                document.hardware_flops,
+                document.rules,
+            )
         except (OverflowError, ValueError) as error:
             raise ConfigError(f"ranks must be whole numbers of 64 bits: {error}") from None

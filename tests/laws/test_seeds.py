@@ -10,7 +10,7 @@ from simcoll.emulator.model import jitter_fs
 from simcoll.errors import ConfigError
 from simcoll.planning.sweeps.disturbance import disturbance
 from simcoll.topology import clos, crossbar, place
-from simcoll.topology.ecmp import rehashed
+from simcoll.topology.ecmp import reseed
 
 PLAN = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=2), count=64)
 PAIR = 'name = "pair"\nfamily = "crossbar"\nnranks = 2\nbandwidth = "10 GB/s"\nlatency = "1 us"\n'
@@ -35,7 +35,7 @@ TAKERS = {
     "jitter": lambda seed: Protocol("ideal", jitter_fs=1, seed=seed),
     "disturbance": lambda seed: disturbance(jitter="1us", seed=seed),
     "ECMP": lambda seed: clos(2, 4, 2, "1 GB/s", seed=seed),
-    "another ECMP": lambda seed: rehashed(TREE, seed),
+    "another ECMP": lambda seed: reseed(TREE, seed),
     "placement": lambda seed: place(TREE, order="random", seed=seed),
 }
 LAST = 2**63 - 1

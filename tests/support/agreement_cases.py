@@ -12,9 +12,9 @@ from simcoll.core.collective import Collective
 from simcoll.core.protocol import Protocol
 from simcoll.core.schedule import MULTICAST, REDUCE, SWITCH_REDUCE, Layout, Repeat, Schedule, transfers
 from simcoll.emulator import emulate
-from simcoll.emulator.engine_choice import play_fast
+from simcoll.emulator.fast_way import play_every, plays_in_lockstep
 from simcoll.emulator.folding.quotient import no_quotient
-from simcoll.emulator.steps.step_columns import summary
+from simcoll.emulator.request import Request
 from simcoll.errors import ConfigError
 from simcoll.testing.examples import needed_params
 from simcoll.topology import LINK_KINDS, Topology, boxes, crossbar, fat_tree, torus
@@ -284,9 +284,10 @@ def compare(kind, seed):
         unseen = emulate(plan, topology, data="none", bound=False, engine="fast", quotient=False)
         told = (unseen.time_fs, unseen.messages, unseen.bytes_moved, unseen.trace_hash)
         assert told == expected[:4], f"fast differs when nobody asks for single times\n{replay}"
-        if result.path.startswith("lock-step"):
+        request = Request(plan, topology, keep=True)
+        if plays_in_lockstep(request):
             ways.append("lock-step")
-            loops = play_fast(plan, topology, summary(plan), "", keep=True)
+            loops = play_every(request)
             told = (loops.time_fs, loops.messages, loops.bytes_moved, loops.trace_hash, loops.done_fs.tolist())
             assert told == expected, f"the loops differ from simpy\n{replay}"
     if not no_quotient(plan):

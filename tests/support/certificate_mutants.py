@@ -639,7 +639,7 @@ def proved(record) -> str:
         facts |= {"messages": proof.messages, "least_depth": proof.least_depth, "data": proof.data}
     else:
         facts |= {"steps": proof.steps, "transfers": proof.transfers}
-        facts |= {"shared_chunks": proof.shared_chunks, "folds": subject.known.folds is True}
+        facts |= {"shared_chunks": proof.shared_chunks, "folds": proof.folds and proof.order != ""}
     for name, fact in facts.items():
         claimed = claims[name]
         if name == "order":

@@ -22,7 +22,7 @@ from simcoll.core.reference import exact_inputs, expected_outputs
 from simcoll.core.wiring import wire
 from simcoll.emulator import emulate
 from simcoll.proving import check_lowering
-from simcoll.proving.program_proof import check_ordered
+from simcoll.proving.program_proof import check_order
 from simcoll.testing.examples import needed_params
 from simcoll.topology import crossbar
 from tests.support.turns_read_back import program_of
@@ -159,7 +159,7 @@ def order_faults(case: Case, hosts: tuple[int, ...], *, apart: bool) -> list[str
     plan = case.plan()
     try:
         _check_lowering(case)
-        proof, _ = check_ordered(
+        proof, _ = check_order(
             wire(program_of(plan, [turns_of(plan, hosts, p, apart=apart) for p in range(max(hosts) + 1)]))
         )
     except simcoll.ScheduleError as error:

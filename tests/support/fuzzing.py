@@ -55,8 +55,8 @@ from simcoll.topology.readers.smi_matrix import parse_smi_matrix
 from simcoll.traces.astra_system import parse_astra_system
 from simcoll.traces.chakra import parse_chakra
 from simcoll.traces.chakra_writer import dump_chakra
-from simcoll.traces.gathering import gathered
-from simcoll.traces.rank_traces import Step, Together
+from simcoll.traces.gathering import gather_traces
+from simcoll.traces.rank_traces import Together, TraceStep
 from simcoll.training.design import load_design
 from simcoll.training.gpu import parse_gpu
 from simcoll.training.hugging_face import model_from_hf
@@ -235,16 +235,16 @@ _BOTH = Together("k", (0, 1), "all_gather", "tp", 64, dtype="bfloat16", sizes=((
 _MESSAGE = Together("m", (1, 0), "send", "pp", 4096)
 TRACES = [
     [
-        Step("a", name="w", time_fs=10**9, flops=8.0),
-        Step("b", (0,), together=_BOTH),
-        Step("b", (1,), together=_MESSAGE),
+        TraceStep("a", name="w", time_fs=10**9, flops=8.0),
+        TraceStep("b", (0,), together=_BOTH),
+        TraceStep("b", (1,), together=_MESSAGE),
     ],
-    [Step("b", together=_BOTH), Step("b", together=_MESSAGE)],
+    [TraceStep("b", together=_BOTH), TraceStep("b", together=_MESSAGE)],
 ]
 ALONE = [
-    Step("a", name="w", time_fs=10**9, flops=8.0),
-    Step("a", (0,), together=Together("s", (0,), "all_reduce", "dp", 4096, dtype="bfloat16")),
-    Step("b", (0, 1), together=Together("v", (0,), "all_to_all", "ep", 64, sizes=((64,),))), Step("c", (2,), name="x", time_fs=5),
+    TraceStep("a", name="w", time_fs=10**9, flops=8.0),
+    TraceStep("a", (0,), together=Together("s", (0,), "all_reduce", "dp", 4096, dtype="bfloat16")),
+    TraceStep("b", (0, 1), together=Together("v", (0,), "all_to_all", "ep", 64, sizes=((64,),))), TraceStep("c", (2,), name="x", time_fs=5),
 ]  # fmt: skip
 READERS = {
     **{each.name: Reader(_proved(each.read), partial(_written, each)) for each in FORMATS if each.write is not None},
@@ -305,7 +305,7 @@ READERS = {
         lambda: [b'{"all-reduce-implementation": ["ring"], "roofline-enabled": 1, "peak-perf": 9.5, "local-mem-bw": 1600}'],
     ),
     "chakra": Reader(lambda content: parse_chakra([(content, "t.0.et")]), lambda: dump_chakra([ALONE], Rules())),
-    "workload": Reader(read_workload, lambda: [write_workload(gathered(TRACES, rules=Rules()))]),
+    "workload": Reader(read_workload, lambda: [write_workload(gather_traces(TRACES, rules=Rules()))]),
     "operations": Reader(_at_path(load_operations, ".toml"), lambda: _of_folder("docs/howto/experts.toml")),
     "measured": Reader(
         lambda content: parse_measured(content, "file"), lambda: [b"operator,shape,dtype,milliseconds\ngemm,8x8,bf16,0.5\nadd,,fp32,1e-3\n"]

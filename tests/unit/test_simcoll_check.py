@@ -366,6 +366,21 @@ def test_rules_of_switches():
         "written twice",
     )
     wrong(schedule(collective, [{"steps": [step([*up[:-1], (2, 0, 2, 1, "copy", 0)])]}], order="any"), "written twice")
+    # A switch that adds two, or passes on one, is not a transfer that does so.
+    pair = [(0, 0, 0, 1, "switch_reduce"), (1, 0, 0, 1, "switch_reduce")]
+    own = [(0, 0, 1, 1, "copy"), (1, 0, 1, 1, "reduce")]
+    single = [(0, 1, 1, 1, "switch_reduce")]
+    of_two = {"kind": "all_reduce", "nranks": 2}
+    for steps in ([pair + own], [pair, single]):
+        blocks = [{"steps": [step(rows)]} for rows in steps]
+        check(schedule(of_two, blocks, order="any", claims={"folds": True}))
+        wrong(schedule(of_two, blocks, order="rank-consistent", claims={"folds": True}), "claims.order")
+    many = [pair, *[[(0, 1, 0, 1, "switch_reduce")]] * 9, [(0, 1, 1, 1, "copy")]]
+    check(schedule(of_two, [{"steps": [step(rows)]} for rows in many], order="rank-consistent"))
+    # One operand is itself, where there are no brackets to compare.
+    first = [(0, 0, 0, 1, "copy"), (0, 0, 1, 1, "switch_reduce")]
+    blocks = [{"steps": [step(rows)]} for rows in (first, [(1, 1, 2, 1, "switch_reduce")])]
+    check(schedule({"kind": "broadcast", "nranks": 3}, blocks))
     # The old content of the destination does not count.
     check(
         schedule(
@@ -473,10 +488,13 @@ def test_repeats_with_an_order():
     wrong(certificate(stride=3), "at the end")
     wrong(certificate(modulus=2), "at the end")
     wrong(certificate(repeat=2), "at the end")
-    wrong(certificate(order=[0, 2, 1, 3, 5]), "no such")  # the window leaves the list
     wrong(certificate(order=[0, 2, 1]), "no such")
-    wrong(certificate(base=1, modulus=4), "no such")
-    wrong(certificate(modulus=100), "no such")
+    wrong(certificate(order=[]), "no such")
+    wrong(certificate(order=None, base=1, modulus=4), "no such")
+    wrong(certificate(order=None, modulus=100), "no such")
+    check(certificate(base=3))
+    for more in ({"order": [0, 2, 1, 3, 5]}, {"base": 1}, {"modulus": 4}, {"modulus": 100}):
+        unreadable(certificate(**more), "whole windows")
     unreadable(certificate(order=[0, 2, 1, 3, 5, 5]), "order")
     unreadable(certificate(modulus=0), "modulus")
     assert "in 1 steps" in check(schedule(collective, [{"steps": [step(row)], "repeat": 0}, *rest_all()], chunks=3))
@@ -505,6 +523,37 @@ def test_a_symmetry_broken_in_one_place_of_one_window_is_found():
 
         for change in (break_source, break_chunk):
             wrong(changed(right, change), f"step {number}", "does not map")
+
+
+def outside(n):
+    """The ring by symmetry, out of place: a first step copies whole inputs."""
+    certificate = ring(n, "by symmetry")
+    certificate["collective"]["in_place"] = False
+    ranks = list(range(n))
+    whole = {"src_rank": ranks, "src_chunk": 0, "dst_rank": ranks, "dst_chunk": n, "count": n}
+    certificate["blocks"].insert(0, {"steps": [whole]})
+    certificate["claims"]["steps"] += 1
+    certificate["claims"]["transfers"] += n
+    return certificate
+
+
+def test_transfers_of_many_places_are_compared_place_by_place():
+    right = outside(5)
+    check(right)
+    check(changed(right, lambda c: c.update(proof={"kind": "full"})))
+    wrong(changed(right, lambda c: columns(c).update(count=[5, 5, 4, 5, 5])), "step 0", "does not map place")
+    wrong(changed(right, lambda c: columns(c).update(src_rank=[0, 1, 2, 3, 3])), "step 0", "does not map place")
+    # The same transfer twice, at places that are followed and at one that is not.
+    for row in range(5):
+        for number in (0, 4):
+            twice = unrolled(ring(5, "by symmetry"))
+            one = twice["blocks"][number]["steps"][0]
+            for key in ("src_rank", "src_chunk", "dst_rank", "dst_chunk"):
+                one[key].append(one[key][row])
+            twice["claims"]["transfers"] += 1
+            wrong(twice, f"step {number}", "does not map place")
+    more = {"src_rank": list(range(5)) * 2, "dst_rank": list(range(5)) * 2}
+    wrong(changed(right, lambda c: (columns(c).update(more), c["claims"].update(transfers=55))), "step 0")
 
 
 def test_renumberings_that_are_none():
@@ -773,7 +822,7 @@ def test_answers_of_the_command(tmp_path, capsys):
     assert status(path, capsys)[0] == 0
     path.write_text(json.dumps(changed(ring(4), lambda c: c["claims"].update(steps=5))))
     number, line = status(path, capsys)
-    assert (number, "wrong: step 5: claims.steps" in line) == (1, True)
+    assert (number, "wrong: step 5: claims: 6 steps, 24 transfers" in line) == (1, True)
     path.write_text("{")
     number, line = status(path, capsys)
     assert (number, "unreadable: JSONDecodeError" in line) == (2, True)

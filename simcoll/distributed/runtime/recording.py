@@ -22,8 +22,8 @@ from simcoll.distributed.runtime.tasks import Arrival, Meeting, Task, Waitable, 
 from simcoll.distributed.runtime.work import Work
 from simcoll.errors import ConfigError
 from simcoll.libraries.choices import Choice, Plans
-from simcoll.traces.gathering import gathered
-from simcoll.traces.rank_traces import Step, Together, Traces
+from simcoll.traces.gathering import gather_traces
+from simcoll.traces.rank_traces import Together, Traces, TraceStep
 from simcoll.workload.workload import Rules, Workload
 
 __all__ = ["Recording"]
@@ -213,7 +213,7 @@ class Recording:
                 for rank, leader in enumerate(rank_classes.leader)
             ]
         rules = Rules(protocol=self.plans.protocol, library=self.plans.library or "")
-        return gathered(_without_idle_meetings(traces), rules=rules)
+        return gather_traces(_without_idle_meetings(traces), rules=rules)
 
     def _names(self) -> dict[str, str]:
         """A name for each group; corresponding disjoint groups share one."""
@@ -232,9 +232,9 @@ class Recording:
 
     def _steps(
         self, rank: int, names: Mapping[str, str], rows: Mapping[Hashable, dict[int, tuple[int, ...]]]
-    ) -> list[Step]:
+    ) -> list[TraceStep]:
         """The operations of a rank, without unmatched sends and receives."""
-        steps: list[Step] = []
+        steps: list[TraceStep] = []
         place: dict[int, tuple[int, ...]] = {}
         for number, noted in enumerate(self.ranks[rank].noted):
             called = tuple(dict.fromkeys(step for cause in noted.predecessors for step in place[cause]))
@@ -249,10 +249,10 @@ class Recording:
                 if noted.sends is not None:  # no rank begins before all have called: only then are the blocks known
                     together = replace(together, **_all_to_all_sizes(together, rows[together.key]))
                     meeting = Together(("called", together.key), together.ranks, "meeting", "meetings", 0)
-                    steps.append(Step(f"calls of {stream}", called, noted.name, together=meeting))
+                    steps.append(TraceStep(f"calls of {stream}", called, noted.name, together=meeting))
                     predecessors = (len(steps) - 1, *predecessors)
             place[number] = (len(steps),)
-            steps.append(Step(stream, predecessors, noted.name, noted.time_fs, together=together))
+            steps.append(TraceStep(stream, predecessors, noted.name, noted.time_fs, together=together))
         return steps
 
     def _rows(self) -> dict[Hashable, dict[int, tuple[int, ...]]]:
@@ -313,7 +313,7 @@ def _algorithm(group: _RecordedGroup, call: CollectiveCall, plans: Plans) -> str
     return ""
 
 
-def _follow(rank: int, steps: list[Step], rank_classes: RankClasses) -> list[Step]:
+def _follow(rank: int, steps: list[TraceStep], rank_classes: RankClasses) -> list[TraceStep]:
     """The steps of a follower: its leader's, in the follower's own groups."""
     followed_steps = []
     for step in steps:
@@ -346,7 +346,7 @@ def _without_idle_meetings(traces: Traces) -> Traces:
     remaining_traces = []
     for steps in traces:
         place: dict[int, tuple[int, ...]] = {}
-        remaining_steps: list[Step] = []
+        remaining_steps: list[TraceStep] = []
         for number, step in enumerate(steps):
             predecessors = tuple(dict.fromkeys(dependency for cause in step.after for dependency in place[cause]))
             idle = step.together is not None and step.together.kind == "meeting" and step.together.key not in late

@@ -156,7 +156,7 @@ class Storage:
 
     def _fold_pairs(self, step: PlanStep) -> list[tuple[int, int]]:
         """Pairs (later, earlier) of rows of a step that write the same elements, in fold order."""
-        if self._plan.schedule.known.folds is False:
+        if not self._plan.schedule.known.folds:
             return []
         rows = np.flatnonzero((step.op == REDUCE) | (step.op == COPY))
         start = step.dst_rank * self._plan.schedule.layout.size + step.dst_chunk

@@ -155,7 +155,7 @@ class BufferPool:
             followers[[group[0] for group in switch_groups(step)]] = False
             combines |= followers[rows]
         turn = np.zeros(len(length), np.int64)
-        if switched or self._plan.schedule.known.folds is not False:  # only these write an element twice in a step
+        if switched or self._plan.schedule.known.folds:  # only these write an element twice in a step
             if _overlap(target, length):
                 row = np.repeat(np.arange(len(length)), length)
                 offset = np.arange(len(row)) - np.repeat(np.cumsum(length) - length, length)

@@ -96,7 +96,7 @@ def timeline_of(
     on_ranks: list[Slow | Stop] = []
     for event in parsed:
         if isinstance(event, (LinkShare, Background)):
-            for link in topology.links_named(event.link):
+            for link in topology.find_links(event.link):
                 on_links.setdefault(link, []).append(event)
         elif event.rank >= nranks:
             raise ConfigError(f"event '{event}': the run has ranks 0 to {nranks - 1}")

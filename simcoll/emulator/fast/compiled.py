@@ -28,7 +28,6 @@ __all__ = [
     "announce_compiling",
     "entry",
     "interrupts_wait",
-    "is_warm",
     "part",
 ]
 
@@ -136,11 +135,6 @@ def entry(function: Function) -> Function:
         # As numba does it, but without all that it prepares for compiling (0.3 s), which a compilation prepares itself.
         cache_of.load_overload = cache_of._load_overload  # noqa: SLF001
     return cast("Function", ready)
-
-
-def is_warm() -> bool:
-    """Whether this process has already loaded compiled loops, so that loading more costs little."""
-    return COMPILED and "simcoll.emulator.fast.trace_hashing" in sys.modules
 
 
 @contextmanager

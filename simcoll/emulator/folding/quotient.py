@@ -14,12 +14,14 @@ import numpy as np
 from simcoll.arrays import Array, Ints, Shorts
 from simcoll.core.plan import Plan
 from simcoll.core.step import distinct
-from simcoll.emulator.folding.partition import Partition, Ties, certify, connections_in_order, first_of, refine
+from simcoll.emulator.folding.certification import certify
+from simcoll.emulator.folding.partition import Partition, Ties, connections_in_order, first_of, refine
 from simcoll.emulator.steps.timed import StepShape, Timed
 
 __all__ = ["Quotient", "fold", "folded", "no_quotient"]
 
 MOST_ROWS = 1 << 24
+"""Limit of messages of distinct steps, over all of which every round of refinement passes, at 0.4 us a message: 7 s."""
 NO_WAITS = np.zeros(0, np.int64), np.zeros(0, np.int64)
 
 
@@ -41,6 +43,8 @@ class Quotient:
         One link of every class, and the class of every link.
     waits
         Pairs of messages of the quotient, the first of which waits for the second; only for steps that do not repeat.
+    rounds
+        Number of rounds in which its classes were found.
     """
 
     groups: tuple[tuple[tuple[int, ...], int], ...]
@@ -52,6 +56,7 @@ class Quotient:
     links: Ints
     members: Ints
     waits: tuple[Array, Array] = NO_WAITS
+    rounds: int = 0
 
     @property
     def messages(self) -> int:
@@ -146,8 +151,8 @@ def folded(
     lane_of, link_of = (_representatives(each) for each in (partition.lanes, partition.links))
     weights = _weights(patterns, classes, partition, link_of)
     ways, steps, first = _ways(patterns, partition), [], 0
-    for step, names, way in zip(patterns, classes, ways, strict=True):
-        steps.append(_image(step, names, partition, way, first, weights))
+    for step, names, connections in zip(patterns, classes, ways, strict=True):
+        steps.append(_image(step, names, partition, connections, first, weights))
         first += int(names.max()) + 1
     of_classes = capacity[link_of], lane_steps[lane_of], link_of
     waits = NO_WAITS
@@ -155,7 +160,9 @@ def folded(
         begins = np.cumsum([0, *map(len, steps)])
         every = np.concatenate([names + begin for names, begin in zip(classes, begins.tolist(), strict=False)])
         waits = np.divmod(distinct(every[ties.later] * begins[-1] + every[ties.earlier]), begins[-1])
-    return Quotient(groups, patterns, tuple(steps), tuple(classes), *of_classes, partition.links, waits)
+    return Quotient(
+        groups, patterns, tuple(steps), tuple(classes), *of_classes, partition.links, waits, partition.rounds
+    )
 
 
 def _representatives(classes: Array) -> Ints:
@@ -191,7 +198,12 @@ def _ways(patterns: tuple[Timed, ...], partition: Partition) -> list[Ints | None
 
 
 def _image(
-    step: Timed, names: Shorts, partition: Partition, way: Ints | None, first: int, weights: tuple[Ints, Ints, int]
+    step: Timed,
+    names: Shorts,
+    partition: Partition,
+    connections: Ints | None,
+    first: int,
+    weights: tuple[Ints, Ints, int],
 ) -> Timed:
     """The image of a step: one message of every class."""
     row, shape = _representatives(names), step.shape
@@ -207,7 +219,7 @@ def _image(
         weight = np.where(links >= 0, counts[np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)], 1)
     lanes = partition.lanes
     sender, receiver = lanes[shape.sender[row]], lanes[shape.receiver[row]]
-    connection = None if way is None else way[row]
+    connection = None if connections is None else connections[row]
     leader = None if shape.leader is None else np.where(shape.leader[row] >= 0, names[shape.leader[row]], -1)
     image = StepShape(sender, receiver, sender, receiver, links.astype(np.int32), weight, connection, leader)
     nothing = tuple(0 for _ in step.bytes_by_op)

@@ -1,199 +1,345 @@
-"""Quotients that hold for every size and protocol, remembered with the schedule.
+"""What a run of a schedule leaves for the next one: the one memory of the emulator.
 
-Messages are classified by the terms of their cost: size, operation, operands, and latency and kind of their route. Messages with equal
-terms cost the same under every protocol, so a certified partition holds for all protocols, provided that the links of each class have
-equal capacity. Protocol-dependent costs are then computed for one message of each class.
+The first run of a schedule derives steps, routes, classes and waits. All of these hold for every protocol and, with equal chunks, for
+every size, so they are stored beside the schedule, and the next run computes only costs. :class:`Remembered` has, by :class:`RunKey`,
+the classes (:class:`simcoll.emulator.folding.unpriced.Folding`) and the steps loaded into the compiled loops
+(:class:`simcoll.emulator.folding.loaded_run.LoadedRun`).
+
+Invariant: memory never decides what a user reads. A request is played in the same way, and has the same result, whatever was played
+before; memory decides how long that takes. So a remembered answer is that which the request would find alone: a key has all that
+classes depend on, a limit (of classes, of rounds) is checked against the answer although it has been found, and the classes with which
+a run plays for its own sake are not told.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
-
-import numpy as np
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from threading import Lock
+from typing import NamedTuple
 
 from simcoll.arrays import Array, Ints
+from simcoll.core.facts import FactStore
 from simcoll.core.plan import Plan
 from simcoll.core.protocol import Protocol
-from simcoll.emulator.folding.partition import alike, first_of, in_one
-from simcoll.emulator.folding.quotient import Quotient, fold
-from simcoll.emulator.model import message_costs
-from simcoll.emulator.steps.plan_placement import Placement
-from simcoll.emulator.steps.step_columns import EVEN, Moves, PlanSummary, cache_key, turns
-from simcoll.emulator.steps.timed import StepShape, StepTimer, Timed, joined_moves, timed_steps
-from simcoll.topology import Routes, Topology
+from simcoll.core.schedule import Schedule
+from simcoll.emulator.engine_choice import MOST_HASHED
+from simcoll.emulator.fast.compiled import COMPILED
+from simcoll.emulator.folding.loaded_run import MOST_SLOTS, LoadedRun, fits, load_all, load_classes, slim
+from simcoll.emulator.folding.partition import TOO_LITTLE, out_of_patience
+from simcoll.emulator.folding.unpriced import Folding, find_classes
+from simcoll.emulator.request import Request
+from simcoll.emulator.steps.run_links import check_switches
+from simcoll.emulator.steps.step_columns import EVEN, cache_key, drop_groups, forget_unequal
+from simcoll.errors import InternalError
+from simcoll.topology import Topology
 
-__all__ = ["CostTerms", "Folding", "folded_first", "folding", "folding_key", "worth_folding"]
+__all__ = [
+    "FEWEST_FOLDED",
+    "LEAST_A_STEP",
+    "TOO_MANY_CLASSES",
+    "Remembered",
+    "RunKey",
+    "classes_first",
+    "classes_of",
+    "count_run",
+    "folded_rows",
+    "forget_sizes",
+    "has_folded_rows",
+    "loadable",
+    "memory_of",
+    "run_of_all",
+    "run_of_classes",
+    "runs_of",
+]
+
+EVERY, CLASSES, CLASSES_OF_ALL_CAPS = "every message", "classes", "classes for all caps"
+"""Kinds of loaded runs. Classes for all caps were found as if the protocol capped channels, so that protocols with caps and without
+share them."""
+TOO_MANY_CLASSES = f"more than {MOST_SLOTS} classes"
+MOST_KEYS = 16
+"""Runs of one schedule that are remembered, the latest: a table needs up to six at a time (three kinds of caps, equal chunks and the
+current others), and a user who tries a thousand machines on one schedule needs none of them again."""
+FEWEST_FOLDED = 1 << 12
+"""Up to this number of messages, classes are not worth finding: at 4,096 to 5,120, a loaded run of all messages takes 0.8 to 1.0 ms, one of
+classes 0.2 to 0.3 ms, and finding them 2 to 11 ms, which ten runs must win back."""
+LEAST_A_STEP = 64
+"""Least average number of messages a step for the same: each step has its own cost, folded or not (ring of 48 ranks, 48 a step: 0.8 ms for
+all messages, 0.3 ms for a sixth of them)."""
+MANY_UNEVEN = 1 << 15
+"""Up to this number, messages of unequal chunks are played one by one, because their classes hold for one size only. The same holds for
+switch operations in a run that may be the only one; beyond, the links of all operations cost more than finding classes (switch of 128
+ranks, 32,640 messages: 103 ms and 13 ms; nvls_tree of 32 ranks, 33,792: 18 and 18; of 128 ranks, 138,240: 110 and 68)."""
 
 
-class CostTerms(StepTimer):
-    """Steps that carry a number for each combination of cost terms instead of costs.
-
-    Also keeps their moves, and unless ``sparse`` their routes.
-    """
-
-    def __init__(self, protocol: Protocol, topology: Topology, placement: Placement, *, sparse: bool = False) -> None:
-        super().__init__(protocol, topology, placement, joint=True, sparse=sparse)
-        self.moves: dict[Timed, Moves] = {}
-        self.routes: dict[Timed, Routes] = {}
-
-    def _time(self, steps: list[Moves], first_message: int) -> list[Timed]:  # noqa: ARG002 - there is no jitter
-        found, first, ways = [], 0, self._recent(steps)
-        labels: Any = alike(
-            *in_one(
-                (
-                    step.src_rank == step.dst_rank,
-                    routes.latency_fs,
-                    routes.kind,
-                    step.size_bytes,
-                    step.operands,
-                    step.op,
-                )
-                for step, (routes, _) in zip(steps, ways, strict=True)
-            )
-        ).astype(np.int32)  # not used as numbers
-        for step, (routes, shape) in zip(steps, ways, strict=True):
-            label, first = labels[first : first + step.rows], first + step.rows
-            none = np.broadcast_to(np.int64(0), label.shape)
-            timed = Timed(shape, label, none, none, none, step.size_bytes, (0,) * 5, self.protocol.fifo_depth)
-            self.moves[timed] = step
-            if not self.sparse:
-                self.routes[timed] = routes
-            found.append(timed)
-        return found
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Folding:
-    """A quotient without costs.
+class RunKey(NamedTuple):
+    """What classes and loaded steps of a schedule hold for.
 
     Attributes
     ----------
-    quotient
-        Its steps carry numbers of cost terms instead of costs; its patterns keep only what an expansion needs, or nothing.
-    each
-        Bytes per chunk for which its sizes hold.
-    moves, routes
-        Of one message of each class, over all steps.
+    sizes
+        The sizes, unless all chunks are equal (:func:`simcoll.emulator.steps.step_columns.cache_key`).
+    topology, ranks
+        The machine, and the endpoints of all ranks.
+    caps
+        Whether the protocol caps the rates of channels, and of ranks.
+    fifo_depth
+        That of the protocol.
+    shares
+        The shares of link kinds that the protocol leaves to data.
     """
 
-    quotient: Quotient
-    each: int
-    moves: Moves
-    routes: Routes
-
-    def timed(self, plan: Plan, each: int, capacity: Ints) -> Quotient | None:
-        """The quotient of a plan; ``None`` if its protocol gives links of one class different capacities."""
-        found, moves = self.quotient, self.moves
-        if not np.array_equal(capacity[found.links][found.members], capacity):
-            return None
-        size = moves.size_bytes // self.each * each
-        local = moves.src_rank == moves.dst_rank
-        costs = message_costs(size, moves.op, local, self.routes, plan.protocol, 0, moves.operands)
-        columns = (np.where(local, -1, costs.delay_fs), costs.busy_fs, costs.wire_bytes, costs.post_fs, size)
-        steps, first = [], 0
-        for step in found.steps:
-            here, first = slice(first, first + len(step)), first + len(step)
-            delay, busy, wire, post, payload = (column[here] for column in columns)
-            steps.append(Timed(step.shape, delay, busy, wire, post, payload, step.bytes_by_op, step.depth))
-        patterns = tuple(replace(step, size=step.size // self.each * each) for step in found.patterns)
-        return replace(found, steps=tuple(steps), patterns=patterns, capacity=capacity[found.links])
+    sizes: tuple[int, int]
+    topology: Topology
+    ranks: bytes
+    caps: tuple[bool, bool]
+    fifo_depth: int
+    shares: tuple[tuple[str, object], ...]
 
 
-def folding_key(plan: Plan, topology: Topology) -> tuple[Any, ...]:
-    """The key of a folding: the sizes unless all chunks are equal, the topology, and the links that a protocol adds."""
-    protocol = plan.protocol
-    caps = bool(protocol.channel_rate_uBps), bool(protocol.rank_rate_uBps), protocol.fifo_depth
-    return cache_key(plan)[0], topology, plan.ranks.tobytes(), caps
+def key_of(plan: Plan, topology: Topology) -> RunKey | None:
+    """The key of a run; ``None`` if block sizes differ, which nothing is remembered for."""
+    sizes, protocol = cache_key(plan)[0], plan.protocol
+    if sizes is None:
+        return None
+    shares = (dict(topology.efficiency) if protocol.use_efficiency else {}) | dict(protocol.link_shares)
+    caps = bool(protocol.channel_rate_uBps), bool(protocol.rank_rate_uBps)
+    return RunKey(sizes, topology, plan.ranks.tobytes(), caps, protocol.fifo_depth, tuple(sorted(shares.items())))
 
 
-def worth_folding(plan: Plan, topology: Topology) -> bool:
-    """Whether a folding is remembered, or worth a try because the schedule runs repeatedly.
+@dataclass(slots=True, eq=False)
+class Remembered:
+    """What the runs of one schedule with one :class:`RunKey` leave for the next.
 
-    Counts the runs until then.
+    Attributes
+    ----------
+    runs
+        Number of runs so far.
+    folding
+        The classes, or why there are none.
+    loaded
+        Loaded steps that no thread plays now: of all messages, or of one of each class.
+    lent
+        Number of threads that play loaded steps now, by kind.
+    in_lockstep
+        Whether the run is one for lock-step, by protocol.
     """
-    key = folding_key(plan, topology)
-    if key[0] is None:
+
+    runs: int = 0
+    folding: Folding | str | None = None
+    loaded: dict[str, LoadedRun] = field(default_factory=dict)
+    lent: dict[str, int] = field(default_factory=dict)
+    lock: Lock = field(default_factory=Lock)
+    in_lockstep: dict[Protocol, bool] = field(default_factory=dict)
+
+
+class Runs:
+    """The memory of one schedule."""
+
+    def __init__(self, _schedule: Schedule) -> None:
+        self.by_key: dict[RunKey, Remembered] = {}
+        self.lock = Lock()
+
+    def at(self, key: RunKey) -> Remembered:
+        """What is remembered for a key; other uneven sizes, and the oldest of many keys, are forgotten."""
+        with self.lock:
+            if key not in self.by_key:
+                some = {old: kept for old, kept in self.by_key.items() if old.sizes in {EVEN, key.sizes}}
+                self.by_key = dict(list(some.items())[1 - MOST_KEYS :])
+                self.by_key[key] = Remembered()
+            return self.by_key[key]
+
+
+runs_of: FactStore[Schedule, Runs] = FactStore(Runs)
+"""The memory of a schedule."""
+
+
+def recall(plan: Plan, topology: Topology) -> Remembered:
+    """What earlier runs left for this one; nothing, and nothing for a later one, if block sizes differ."""
+    key = key_of(plan, topology)
+    return Remembered() if key is None else runs_of(plan.schedule).at(key)
+
+
+memory_of: FactStore[Request, Remembered] = FactStore(lambda request: recall(request.plan, request.topology))
+"""What earlier runs left for a request."""
+
+
+def forget_sizes(schedule: Schedule) -> None:
+    """Forget what holds only for sizes with unequal chunks."""
+    runs = runs_of(schedule)
+    with runs.lock:
+        runs.by_key = {key: kept for key, kept in runs.by_key.items() if key.sizes == EVEN}
+    forget_unequal(schedule)
+
+
+def loadable(request: Request) -> bool:
+    """Whether a run could be loaded: timing only, compiled, without state beyond lanes and links."""
+    watched = request.storage or request.observer or request.timeline or request.keep
+    if watched or request.quotient is not None or not COMPILED:
         return False
-    known: Folding | str | int = plan.schedule.known.foldings.get(key, 0)
-    if isinstance(known, int):
-        _remember(plan, key, known + 1)
-    return folded_first(plan, topology)
+    protocol = request.plan.protocol
+    return not protocol.jitter_fs and not protocol.fifo_depth and request.sizes is not None
 
 
-def folded_first(plan: Plan, topology: Topology) -> bool:
-    """Whether a folding is remembered, or should be tried first because the schedule has run before."""
-    known: Folding | str | int = plan.schedule.known.foldings.get(folding_key(plan, topology), 0)
-    # Under the last of the expected protocols it would come too late.
-    enough = 1 if cache_key(plan)[0] == EVEN else max(1, plan.schedule.known.expected_protocols)
-    return known > enough if isinstance(known, int) else isinstance(known, Folding)
+def is_one_of_many(request: Request) -> bool:
+    """Whether the request says that what this run derives serves another: with equal chunks any, else one of the same sizes."""
+    return request.protocols - (not request.even) > 0
 
 
-def _remember(plan: Plan, key: tuple[Any, ...], found: Folding | str | int) -> None:
-    """Keep the result for equal chunks, and for the latest other sizes."""
-    if key[0] is None:
-        return
-    known = plan.schedule.known
-    known.foldings = {old: kept for old, kept in known.foldings.items() if old[0] in {EVEN, key[0]}}
-    known.foldings[key] = found
+def classes_first(request: Request) -> bool:
+    """Whether classes are worth finding because the run repeats, or has many switch operations, whose links are many."""
+    if not loadable(request) or not is_many(request):
+        return False
+    seen = request.summary
+    return is_one_of_many(request) or (seen.switched and seen.messages > MANY_UNEVEN)
 
 
-def folding(
-    plan: Plan,
-    topology: Topology,
-    seen: PlanSummary,
-    placement: Placement,
-    capacity: Ints,
-    *,
-    expanded: bool,
-    worth_it: bool,
-    patience: int | None,
-    waits: tuple[Array, Array] | None = None,
-) -> Quotient | str:
-    """The quotient of a plan, from a remembered folding if there is one; or the reason why there is none.
+def is_many(request: Request) -> bool:
+    """Whether playing known classes is faster than playing every message."""
+    seen = request.summary
+    return seen.messages > max(FEWEST_FOLDED if request.even else MANY_UNEVEN, LEAST_A_STEP * seen.steps)
 
-    ``expanded``: the times of all messages will be needed. Other parameters as in :func:`simcoll.emulator.folding.quotient.fold`.
+
+def hash_limit(request: Request) -> int:
+    """Up to how many messages a quotient has a trace hash by default.
+
+    Twice as many if messages are tied to each other: such runs had one before they could be folded.
     """
-    if seen.switched and waits is None:
-        stream = timed_steps(plan, topology, placement, seen.groups)
-        return fold(stream, capacity, seen.lane_steps, worth_it=worth_it, patience=patience)
-    key, each = folding_key(plan, topology), cache_key(plan)[1]
-    known: Folding | str | int = plan.schedule.known.foldings.get(key, 0)
+    return MOST_HASHED << (request.summary.switched or len(request.plan.wait_pairs[0]) > 0)
+
+
+def classes_of(
+    request: Request,
+    plan: Plan,
+    *,
+    worth_it: bool,
+    expanded: bool = False,
+    hashed: bool = False,
+    patience: int | None = None,
+    waits: tuple[Array, Array] | None = None,
+) -> Folding | str:
+    """The classes of a run, from memory if they are there; or the reason why there are none.
+
+    The answer does not depend on the memory. ``plan``: that of the request, maybe with further caps. ``expanded``: the times of all
+    messages will be needed, ``hashed``: their trace hash. Other parameters as in :func:`simcoll.emulator.folding.quotient.fold`.
+    """
+    seen = request.summary
+    entry = recall(plan, request.topology)
+    known = entry.folding
     if isinstance(known, str) and worth_it:
         return known
-    found = None
-    if isinstance(known, Folding) and (known.quotient.patterns or not expanded):
-        found = known.timed(plan, each, capacity)
-    if found is None:
-        timer = CostTerms(plan.protocol, topology, placement, sparse=True)
-        if len(capacity) < 1 << 15:
-            timer.link_kind = np.int16  # the links take most of the memory
-        groups = seen.groups
-        if waits is not None and len(waits[0]):  # equal steps wait for different messages
-            groups = [((step._replace(),), 1) for some, times in groups or turns(plan) for step in some * times]
-        stream = timed_steps(plan, topology, placement, groups, timer)
-        made = fold(stream, capacity, seen.lane_steps, worth_it=worth_it, patience=patience, waits=waits)
-        if isinstance(made, str):
-            if patience is None and worth_it:
-                _remember(plan, key, made)
-            return made
-        known = _folding(made, timer, each, expanded=expanded)
-        _remember(plan, key, known)
-        found = known.timed(plan, each, capacity)
-    return found or "links of one class have different capacities"
+    if isinstance(known, Folding) and known.has(expanded=expanded, hashed=hashed):
+        quotient = known.quotient
+        if worth_it and len(quotient.lane_steps) > _most_lanes(seen.lane_steps):
+            return TOO_LITTLE
+        return known if patience is None or quotient.rounds <= patience else out_of_patience(patience)
+    classes = find_classes(
+        plan,
+        request.topology,
+        seen,
+        expanded=expanded or hashed,
+        worth_it=worth_it,
+        patience=patience,
+        waits=waits,
+    )
+    if isinstance(classes, Folding) or (patience is None and worth_it):
+        entry.folding = classes
+    return classes
 
 
-def _folding(found: Quotient, timer: CostTerms, each: int, *, expanded: bool) -> Folding:
-    steps = zip((timer.moves[pattern] for pattern in found.patterns), found.classes, strict=True)
-    moves = joined_moves([step.some(first_of(names, int(names.max()) + 1)) for step, names in steps])
-    ends = timer.placement.endpoints[moves.src_rank], timer.placement.endpoints[moves.dst_rank]
-    patterns = tuple(map(_without_costs, found.patterns)) if expanded else ()
-    kept = replace(found, patterns=patterns, classes=found.classes if expanded else ())
-    return Folding(kept, each, moves, timer.topology.route(*ends))
+def _most_lanes(lane_steps: Ints) -> int:
+    """The largest number of lane classes with which a quotient is worth it: a quarter, or it would save little."""
+    return len(lane_steps) // 4
 
 
-def _without_costs(step: Timed) -> Timed:
-    """The parts of a step that an expansion needs."""
-    none, no_links = np.zeros(0, np.int64), np.zeros((0, 0), np.int32)
-    shape = StepShape(none, none, step.shape.src, step.shape.dst, no_links, none)
-    return replace(step, shape=shape, delay_fs=none, busy_fs=none, wire=none, post_fs=none)
+def folded_rows(request: Request) -> Folding | str:
+    """The classes of a run as if its protocol capped channels, if they are few enough to be loaded; or why there are none."""
+    plan = request.plan
+    if request.summary.switched:
+        check_switches(plan, request.topology)
+    capped = plan
+    if not plan.protocol.channel_rate_uBps:
+        capped = replace(plan, protocol=replace(plan.protocol, channel_rate_uBps=1))
+    hashed = request.summary.messages <= hash_limit(request)
+    classes = classes_of(request, capped, worth_it=True, hashed=hashed, waits=plan.wait_pairs)
+    if isinstance(classes, str):
+        return classes
+    if classes.quotient.messages > MOST_SLOTS:
+        return TOO_MANY_CLASSES
+    classes = recall(capped, request.topology).folding = slim(classes, hashed=hashed)
+    return classes
+
+
+def has_folded_rows(request: Request) -> bool:
+    """Whether the classes of :func:`folded_rows` are loaded, so that they need not be found."""
+    entry = memory_of(request)
+    return CLASSES_OF_ALL_CAPS in entry.loaded or CLASSES_OF_ALL_CAPS in entry.lent
+
+
+def run_of_classes(request: Request, classes: Folding | None) -> AbstractContextManager[LoadedRun]:
+    """The loaded run of some classes of this very run; ``None``: of :func:`folded_rows`."""
+
+    def load() -> LoadedRun:
+        found = folded_rows(request) if classes is None else slim(classes, hashed=hashed)
+        if isinstance(found, str):
+            raise InternalError(f"{request.plan} had classes, and now has none: {found}")
+        drop_groups(request.plan.schedule)  # further protocols need only the classes
+        return load_classes(request, found, all_caps=classes is None)
+
+    hashed = request.summary.messages <= hash_limit(request)
+    return _lent(request, CLASSES_OF_ALL_CAPS if classes is None else CLASSES, load)
+
+
+def run_of_all(request: Request) -> AbstractContextManager[LoadedRun | None]:
+    """The loaded run of all messages, or of classes that yield the trace hash of all.
+
+    ``None`` if this run may be the only one, or is too large, and while another thread plays it.
+    """
+    if not count_run(request):
+        return nullcontext(None)
+    entry, seen = memory_of(request), request.summary
+    if entry.lent:
+        return nullcontext(None)
+    ready = entry.loaded.get(CLASSES_OF_ALL_CAPS)
+    if ready is not None and ready.ends is not None:
+        return run_of_classes(request, None)
+    if EVERY not in entry.loaded:
+        if is_many(request) and seen.messages <= hash_limit(request) and isinstance(folded_rows(request), Folding):
+            return run_of_classes(request, None)
+        if not fits(request):
+            return nullcontext(None)
+    return _lent(request, EVERY, lambda: load_all(request))
+
+
+@contextmanager
+def _lent(request: Request, kind: str, load: Callable[[], LoadedRun]) -> Iterator[LoadedRun]:
+    """A loaded run of a kind, from memory if no other thread plays it, and back there unless the run fails."""
+    entry = memory_of(request)
+    with entry.lock:  # of several threads one gets it, and the others load their own
+        run = entry.loaded.pop(kind, None)
+        entry.lent[kind] = entry.lent.get(kind, 0) + 1
+    ended = False
+    try:
+        run = load() if run is None else run
+        yield run
+        ended = True
+    finally:
+        with entry.lock:
+            entry.lent[kind] -= 1
+            if not entry.lent[kind]:
+                del entry.lent[kind]
+            if run is not None and ended:
+                entry.loaded[kind] = run
+
+
+def count_run(request: Request) -> bool:
+    """Count a run; return whether what it derives serves another one, since one like it came before or is going to come.
+
+    False for runs that cannot be loaded.
+    """
+    if not loadable(request):
+        return False
+    entry = memory_of(request)
+    entry.runs += 1
+    return entry.runs - 1 + request.protocols - (not request.even) > 0

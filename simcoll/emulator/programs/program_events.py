@@ -12,12 +12,13 @@ from simcoll.emulator.events.capacities import CapacityTimeline
 from simcoll.emulator.events.cut import Cut, CutMessage, cut_at
 from simcoll.emulator.events.outage_routes import Detours
 from simcoll.emulator.events.timeline import Timeline
-from simcoll.emulator.interrupted import changes_of, stranded_messages
+from simcoll.emulator.interrupted import changes_of
 from simcoll.emulator.programs.resources import Resources
 from simcoll.emulator.reference.fabric import Fabric
 from simcoll.emulator.reference.link_changes import LinkChanges
 from simcoll.emulator.reference.messages import Message
 from simcoll.emulator.reference.player import links_now
+from simcoll.emulator.reference.player_cut import stranded_messages
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ from simcoll.emulator.data.dataplane import Storage
 from simcoll.emulator.digest import TraceHash
 from simcoll.emulator.events.cut import Cut
 from simcoll.emulator.events.timeline import Timeline
-from simcoll.emulator.interrupted import until_end
 from simcoll.emulator.programs.operations import Call, Compute, rank_array
 from simcoll.emulator.programs.program import Program
 from simcoll.emulator.programs.program_events import ProgramEvents
@@ -23,6 +22,7 @@ from simcoll.emulator.programs.resources import Resources, call_of
 from simcoll.emulator.reference.fabric import Calendar, Fabric
 from simcoll.emulator.reference.messages import Message
 from simcoll.emulator.reference.player import Player
+from simcoll.emulator.reference.player_cut import until_end
 from simcoll.emulator.steps.step_columns import summary
 from simcoll.errors import InternalError
 from simcoll.topology import Topology

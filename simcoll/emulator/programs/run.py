@@ -17,12 +17,14 @@ from simcoll.emulator.data.dataplane import Storage
 from simcoll.emulator.data.stepwise import data_errors
 from simcoll.emulator.engine_choice import (
     ASKED,
-    DEEPEST_FIFO,
-    FEW_MESSAGES,
-    MANY_MESSAGES,
     MOST_HASHED,
+    PACED,
+    WATCHED,
     check_engine,
-    few_messages,
+    deep_fifo,
+    few,
+    few_classes_pay,
+    is_little,
 )
 from simcoll.emulator.events import Event, Policy, Timeline, timeline_of
 from simcoll.emulator.fast.compiled import COMPILED, UNCOMPILED
@@ -39,7 +41,7 @@ from simcoll.topology import Topology
 
 __all__ = ["ProgramObserver", "emulate_program"]
 
-WAYS = ("auto", "exact", "none")
+DATA = ("auto", "exact", "none")
 
 
 class ProgramObserver(Protocol):
@@ -77,8 +79,8 @@ def emulate_program(
 ) -> ProgramResult:
     """Play a program; :func:`simcoll.emulate` describes the arguments."""
     expect(topology, Topology, "emulate takes a topology, made by load_topology(name)")
-    if data not in WAYS:
-        raise ConfigError(f"data {data!r:.60} is not known for programs; {nearest(str(data), WAYS)}")
+    if data not in DATA:
+        raise ConfigError(f"data {data!r:.60} is not known for programs; {nearest(str(data), DATA)}")
     check_engine(engine, quotient)
     moves = _moves_data(program, data)
     timeline = timeline_of(events, policy, topology, program.nranks)
@@ -148,32 +150,30 @@ def _choose(
     if engine == "simpy":
         return "simpy", ASKED, None
     if watched:
-        return "simpy", "an observer follows every transfer", None
+        return "simpy", WATCHED, None
     for number, call in _calls(program):
-        depth = call.plan.protocol.fifo_depth
-        if depth > DEEPEST_FIFO:
-            return "simpy", f"fifo_depth {depth} is more than {DEEPEST_FIFO}", None
+        if deep := deep_fifo(call.plan.protocol.fifo_depth):
+            return "simpy", deep, None
         if call.plan.waits:
             return "simpy", f"operation {number} has messages of different channels that wait for each other", None
         if timeline is not None and timeline.pace is not None and summary(call.plan).switched:
-            return "simpy", "switches work with ranks that slow down or stop", None
+            return "simpy", PACED, None
     # A rank may stop just when its last operation ends, which only a later row can detect.
     stops = timeline is not None and timeline.pace is not None
     lowered = lower(program, topology, marked=keep or stops)
     if quotient is not False:
-        few = MANY_MESSAGES if COMPILED else FEW_MESSAGES
         unlike = _unlike(lowered, timeline)
         if quotient and unlike:
             return ("fast" if COMPILED else "simpy"), f"no quotient: {unlike}", lowered
-        pays = not unlike and (quotient or (4 * lowered.distinct <= lowered.rows and lowered.rows > few))
+        pays = not unlike and (quotient or few_classes_pay(lowered.distinct, lowered.rows))
         if pays and not moves:
             return "quotient", "", lowered
         if quotient:
             return ("fast" if COMPILED else "simpy"), "no quotient: data is moved", lowered
     if engine == "fast":
         return "fast", ASKED, lowered
-    if lowered.rows <= few_messages():
-        return "simpy", f"only {lowered.rows} rows", None
+    if is_little(lowered.rows):
+        return "simpy", few(lowered.rows, "rows"), None
     if not COMPILED:
         return "simpy", UNCOMPILED, None
     return "fast", f"{lowered.rows} rows", lowered

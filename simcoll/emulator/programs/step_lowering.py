@@ -22,9 +22,9 @@ from simcoll.core.schedule import OP_NAMES
 from simcoll.emulator.programs.operations import Call, Compute, rank_array
 from simcoll.emulator.programs.program import Program
 from simcoll.emulator.programs.resources import Resources, call_of
-from simcoll.emulator.reference.prepared import check_switches
 from simcoll.emulator.steps.pruning import never_bind
 from simcoll.emulator.steps.roles import LAUNCHES, MOVES, RECORDS, SILENT, WAITS
+from simcoll.emulator.steps.run_links import check_switches
 from simcoll.emulator.steps.step_columns import Moves, PlanSummary, summary, turns
 from simcoll.emulator.steps.timed import StepShape, StepTimer, Timed
 from simcoll.topology import Topology

@@ -28,8 +28,9 @@ from simcoll.emulator.reference.messages import (
     prepared_steps,
     where_stuck,
 )
-from simcoll.emulator.reference.prepared import PreparedPlan, add_caps, check_switches
+from simcoll.emulator.reference.prepared import PreparedPlan, add_caps
 from simcoll.emulator.steps.plan_placement import Placement
+from simcoll.emulator.steps.run_links import check_switches
 from simcoll.emulator.steps.step_columns import PlanSummary, summary
 from simcoll.errors import InternalError
 from simcoll.topology import Topology

@@ -8,10 +8,9 @@ from simcoll.emulator.reference.fabric import Fabric
 from simcoll.emulator.reference.messages import PreparedStep, prepared_steps
 from simcoll.emulator.steps.plan_placement import Caps, Placement, placement_of
 from simcoll.emulator.steps.step_columns import PlanSummary, summary
-from simcoll.errors import ConfigError
 from simcoll.topology import Topology
 
-__all__ = ["PreparedPlan", "add_caps", "check_switches"]
+__all__ = ["PreparedPlan", "add_caps"]
 
 
 class PreparedPlan:
@@ -28,18 +27,3 @@ def add_caps(plan: Plan, fabric: Fabric) -> Placement:
     """Add the links that cap the plan's rates to the fabric, if any."""
     caps = Caps(plan.protocol, plan.nranks, plan.nchannels)
     return placement_of(plan, fabric.add_links(caps.rates, caps.name) if caps.rates else 0)
-
-
-def check_switches(plan: Plan, topology: Topology) -> None:
-    """Refuse a plan with switch operations on a topology without switches that reduce.
-
-    Raises
-    ------
-    ConfigError
-        When the topology has no trait ``switch_reduce``.
-    """
-    if "switch_reduce" not in topology.traits:
-        raise ConfigError(
-            f"{plan.schedule.title} needs switches that reduce and multicast, which topology {topology.name!r} does "
-            "not have (trait switch_reduce)"
-        )

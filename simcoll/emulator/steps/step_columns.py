@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simcoll.arrays import Array, Ints
+from simcoll.core.facts import FactStore
 from simcoll.core.folds import in_fold_order
 from simcoll.core.plan import Plan, PlanStep
-from simcoll.core.schedule import OP_NAMES, REDUCE, SYNC, Repeat, Step
+from simcoll.core.schedule import OP_NAMES, REDUCE, SYNC, Repeat, Schedule, Step
 from simcoll.core.switches import switch_leaders
 
 Group = tuple[tuple["Moves", ...], int]
@@ -25,9 +26,12 @@ __all__ = [
     "Spinning",
     "bytes_by_op",
     "cache_key",
+    "drop_groups",
+    "forget_unequal",
     "moves_of",
     "same_moves",
     "spinning",
+    "summaries_of",
     "summary",
     "turns",
 ]
@@ -120,6 +124,24 @@ class PlanSummary:
     groups: list[Group] | None
 
 
+summaries_of: FactStore[Schedule, dict[tuple[int, int], PlanSummary]] = FactStore(lambda _: {})
+"""The first passes over plans of a schedule, by :func:`cache_key`: with equal chunks, and with the latest other sizes."""
+
+
+def forget_unequal(schedule: Schedule) -> None:
+    """Forget the passes with unequal chunks, which hold for one size."""
+    summaries = summaries_of(schedule)
+    for key in [key for key in list(summaries) if key != EVEN]:
+        summaries.pop(key, None)
+
+
+def drop_groups(schedule: Schedule) -> None:
+    """Drop the steps of all passes, which only runs that are not loaded need."""
+    summaries = summaries_of(schedule)
+    for key, kept in list(summaries.items()):
+        summaries[key] = replace(kept, groups=None)
+
+
 def _even(plan: Plan) -> bool:
     """Whether all chunks have one size."""
     return isinstance(plan.sizes, int) and plan.sizes % plan.schedule.layout.chunks == 0
@@ -152,7 +174,7 @@ def _moves(plan: Plan, blocks: Iterable[Step | Repeat]) -> Iterator[Moves]:
             continue
         for block_step in block.unrolled() if isinstance(block, Repeat) else (block,):
             step = schedule.layout.one_address(block_step)
-            if schedule.known.folds is not False:
+            if schedule.known.folds:
                 step = in_fold_order(step, schedule.layout.size)
             yield from _without_empty(plan, step, plan.elements(step) * plan.dtype.itemsize)
 
@@ -177,7 +199,7 @@ def _slim(column: Ints) -> Ints:
 
 def _turns_alone(plan: Plan, block: Repeat) -> bool:
     """Whether the transfers of a repeat are single chunks in every iteration: no fold, no alias that could remove one."""
-    separate = plan.schedule.known.folds is False and not plan.collective.in_place
+    separate = not plan.schedule.known.folds and not plan.collective.in_place
     return separate and all((step.count == 1).all() and (step.op < SYNC).all() for step in block.steps)
 
 
@@ -293,7 +315,7 @@ def _spins(plan: Plan, block: Repeat) -> Spinning | None:
         if (step.src_rank == step.dst_rank).any() or (step.count != 1).any() or (step.op > REDUCE).any():
             return None
         plain = layout.one_address(step)
-        if plan.schedule.known.folds is not False and in_fold_order(plain, layout.size) is not plain:
+        if plan.schedule.known.folds and in_fold_order(plain, layout.size) is not plain:
             return None
         place = (step.src_chunk - block.base) % block.modulus
         start = np.unique(step.src_chunk - place)
@@ -340,17 +362,17 @@ def summary(plan: Plan) -> PlanSummary:
 
     With equal chunks, the results are those of one-byte chunks, scaled; with others, only the latest sizes are remembered.
     """
-    schedule_facts = plan.schedule.known
     key, chunk_bytes = cache_key(plan)
     if key is None:
         return _count(plan)
-    counts: PlanSummary | None = schedule_facts.summaries.get(key)
+    summaries = summaries_of(plan.schedule)
+    counts = summaries.get(key)
     if counts is None:
         plan.expect_waits()
         unit = replace(plan, sizes=plan.schedule.layout.chunks, dtype=np.dtype(np.int8)) if key == EVEN else plan
         counts = _count(unit)
-        schedule_facts.summaries = {key: value for key, value in schedule_facts.summaries.items() if key == EVEN}
-        schedule_facts.summaries[key] = counts if counts.rows <= REMEMBERED_ROWS else replace(counts, groups=None)
+        forget_unequal(plan.schedule)
+        summaries[key] = counts if counts.rows <= REMEMBERED_ROWS else replace(counts, groups=None)
     return _scale(counts, chunk_bytes) if chunk_bytes > 1 else counts
 
 

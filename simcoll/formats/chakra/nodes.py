@@ -22,11 +22,16 @@ NODE_TYPES = ("INVALID", "METADATA", "MEM_LOAD", "MEM_STORE", "COMP", "COMM_SEND
 MAX_NODES = 4_000_000
 MAX_ATTRIBUTES = 1000
 VERSION = "0.0.4"
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+# Wire types of Protocol Buffers.
+_VARINT, _BYTES = 0, 2
+_FIXED32, _FIXED64 = 5, 1
 # Fields of AttributeProto that hold one number, by what its bits mean.
 _UNSIGNED, _SIGNED, _ZIGZAG = (11, 13), (7, 9), (15, 17)
-_DOUBLE, _FLOAT, _FIXED, _SFIXED = 3, 5, (19, 21), (23, 25)
-_INT64, _BOOL, _BOOLS, _STRING, _RAW = 9, 27, 28, 29, 31
+_DOUBLE, _FLOAT = 3, 5
+_FIXED, _SFIXED = (19, 21), (23, 25)
+_INT64 = 9
+_BOOL, _BOOLS = 27, 28
+_STRING, _RAW = 29, 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +81,16 @@ def parse_nodes(content: Content, file: str | None = None) -> tuple[dict[str, Va
     content = content_of(content, "parse_nodes")
     metadata: dict[str, Value] = {}
     nodes: list[Node] = []
-    seen: dict[int, None] = {}
-    at, count = 0, 0
+    numbers: dict[int, None] = {}
+    offset, count = 0, 0
 
-    def refuse(what: str) -> NoReturn:
-        where = "the metadata" if not count else f"node {count - 1}"
-        raise ConfigError(f"not a Chakra execution trace: {what}", file=file, path=f"{where} at byte {at}")
+    def refuse(reason: str) -> NoReturn:
+        subject = "the metadata" if not count else f"node {count - 1}"
+        raise ConfigError(f"not a Chakra execution trace: {reason}", file=file, path=f"{subject} at byte {offset}")
 
-    while at < len(content):
+    while offset < len(content):
         try:
-            size, begin = _varint(content, at, len(content))
+            size, begin = _varint(content, offset, len(content))
             if size > len(content) - begin:
                 refuse(f"a message of {size} bytes, with {len(content) - begin} left in the file")
             end = begin + size
@@ -93,13 +98,13 @@ def parse_nodes(content: Content, file: str | None = None) -> tuple[dict[str, Va
                 metadata = _metadata(content, begin, end)
             else:
                 node = _node(content, begin, end)
-                if node.number in seen:
+                if node.number in numbers:
                     refuse(f"id {node.number} is a duplicate")
-                seen[node.number] = None
+                numbers[node.number] = None
                 nodes.append(node)
         except (_Broken, UnicodeDecodeError) as error:
             refuse(str(error))
-        at, count = end, count + 1
+        offset, count = end, count + 1
         if count > MAX_NODES:
             refuse(f"more than {MAX_NODES:,} nodes")
     if not count:
@@ -113,136 +118,136 @@ def is_chakra(content: bytes) -> bool:
         size, begin = _varint(content, 0, len(content))
         if not 0 < size <= len(content) - begin or content[begin] != 1 << 3 | _BYTES:
             return False
-        length, first = _varint(content, begin + 1, begin + size)
-        version = content[first : first + length]
-        return first + length <= begin + size and 0 < length < 32 and version.replace(b".", b"").isalnum()
+        length, text_begin = _varint(content, begin + 1, begin + size)
+        version = content[text_begin : text_begin + length]
+        return text_begin + length <= begin + size and 0 < length < 32 and version.replace(b".", b"").isalnum()
     except _Broken:
         return False
 
 
-def _varint(content: bytes, at: int, end: int) -> tuple[int, int]:
+def _varint(content: bytes, offset: int, end: int) -> tuple[int, int]:
     """Decode a number of at most 64 bits; returns the position after it too."""
     value = shift = 0
-    while at < end and shift < 70:
-        byte = content[at]
-        at += 1
+    while offset < end and shift < 70:
+        byte = content[offset]
+        offset += 1
         value |= (byte & 127) << shift
         if byte < 128:
-            return value & 2**64 - 1, at
+            return value & 2**64 - 1, offset
         shift += 7
-    raise _Broken("a number that does not end" if at >= end else "a number of more than 10 bytes")
+    raise _Broken("a number that does not end" if offset >= end else "a number of more than 10 bytes")
 
 
-def _fields(content: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+def _fields(content: bytes, offset: int, end: int) -> Iterator[tuple[tuple[int, int], int, int]]:
     """Yield number and wire type of every field, with its value, or the start and end of its bytes."""
-    while at < end:
-        tag, at = _varint(content, at, end)
+    while offset < end:
+        tag, offset = _varint(content, offset, end)
         number, kind = tag >> 3, tag & 7
         if kind == _VARINT:
-            value, at = _varint(content, at, end)
-            yield number, kind, value, at
+            value, offset = _varint(content, offset, end)
+            yield (number, kind), value, offset
             continue
         if kind == _BYTES:
-            size, at = _varint(content, at, end)
+            size, offset = _varint(content, offset, end)
         elif kind in {_FIXED32, _FIXED64}:
             size = 4 if kind == _FIXED32 else 8
         else:
             raise _Broken(f"field {number} has wire type {kind}")
-        if size > end - at:
-            raise _Broken(f"field {number} has {size} bytes, with {end - at} left in its message")
-        yield number, kind, at, at + size
-        at += size
+        if size > end - offset:
+            raise _Broken(f"field {number} has {size} bytes, with {end - offset} left in its message")
+        yield (number, kind), offset, offset + size
+        offset += size
 
 
-def _metadata(content: bytes, at: int, end: int) -> dict[str, Value]:
-    found: dict[str, Value] = {}
-    for number, kind, value, stop in _fields(content, at, end):
+def _metadata(content: bytes, offset: int, end: int) -> dict[str, Value]:
+    attributes: dict[str, Value] = {}
+    for (number, kind), value, stop in _fields(content, offset, end):
         if number == 2 and kind == _BYTES:
-            _attribute(content, value, stop, found)
-    return found
+            _attribute(content, value, stop, attributes)
+    return attributes
 
 
-def _node(content: bytes, at: int, end: int) -> Node:
+def _node(content: bytes, offset: int, end: int) -> Node:
     number = duration = kind_number = 0
     name = values = ""
-    after: dict[int, None] = {}
+    dependencies: dict[int, None] = {}
     attributes: dict[str, Value] = {}
-    for which, kind, value, stop in _fields(content, at, end):
+    for (number_of_field, kind), value, stop in _fields(content, offset, end):
         if kind == _VARINT:
-            if which == 1:
+            if number_of_field == 1:
                 number = value
-            elif which == 3:
+            elif number_of_field == 3:
                 kind_number = value
-            elif which in {4, 5}:
-                after[value] = None
-            elif which == 7:
+            elif number_of_field in {4, 5}:
+                dependencies[value] = None
+            elif number_of_field == 7:
                 duration = value
         elif kind == _BYTES:
-            if which == 2:
+            if number_of_field == 2:
                 name = content[value:stop].decode()
-            elif which in {4, 5}:  # packed
+            elif number_of_field in {4, 5}:  # packed
                 place = value
                 while place < stop:
-                    one, place = _varint(content, place, stop)
-                    after[one] = None
-            elif which == 8:
+                    dependency, place = _varint(content, place, stop)
+                    dependencies[dependency] = None
+            elif number_of_field == 8:
                 values = _text_of(content, value, stop)
-            elif which == 10:
+            elif number_of_field == 10:
                 _attribute(content, value, stop, attributes)
     if not 0 <= kind_number < len(NODE_TYPES):
         raise _Broken(f"node type {kind_number}; expected 0 to {len(NODE_TYPES) - 1}")
-    return Node(number, name, NODE_TYPES[kind_number], tuple(after), duration, attributes, values)
+    return Node(number, name, NODE_TYPES[kind_number], tuple(dependencies), duration, attributes, values)
 
 
-def _text_of(content: bytes, at: int, end: int) -> str:
+def _text_of(content: bytes, offset: int, end: int) -> str:
     """The values of an IOInfo."""
-    found = ""
-    for number, kind, value, stop in _fields(content, at, end):
+    text = ""
+    for (number, kind), value, stop in _fields(content, offset, end):
         if number == 1 and kind == _BYTES:
-            found = content[value:stop].decode()
-    return found
+            text = content[value:stop].decode()
+    return text
 
 
-def _attribute(content: bytes, at: int, end: int, into: dict[str, Value]) -> None:
+def _attribute(content: bytes, offset: int, end: int, into: dict[str, Value]) -> None:
     """Add the name and the single value of an AttributeProto."""
     name = ""
-    found: Value | None = None
-    for number, kind, value, stop in _fields(content, at, end):
+    parsed: Value | None = None
+    for (number, kind), value, stop in _fields(content, offset, end):
         if number == 1 and kind == _BYTES:
             name = content[value:stop].decode()
         elif kind == _VARINT:
             if number in _SIGNED:
-                found = value - 2**64 if value >= 2**63 else value
+                parsed = value - 2**64 if value >= 2**63 else value
             elif number in _ZIGZAG:
-                found = (value >> 1) ^ -(value & 1)
+                parsed = (value >> 1) ^ -(value & 1)
             elif number in _UNSIGNED:
-                found = value
+                parsed = value
             elif number == _BOOL:
-                found = bool(value)
+                parsed = bool(value)
         elif kind == _BYTES and number == _BOOLS:
-            found = _booleans(content, value, stop)
+            parsed = _booleans(content, value, stop)
         elif kind == _BYTES and number in {_STRING, _RAW}:
-            found = content[value:stop].decode() if number == _STRING else content[value:stop]
+            parsed = content[value:stop].decode() if number == _STRING else content[value:stop]
         elif kind in {_FIXED32, _FIXED64}:
-            found = _fixed(content[value:stop], number)
-    if found is not None and name:
-        into[name] = found
+            parsed = _fixed_number(content[value:stop], number)
+    if parsed is not None and name:
+        into[name] = parsed
         if len(into) > MAX_ATTRIBUTES:
             raise _Broken(f"more than {MAX_ATTRIBUTES} attributes")
 
 
-def _booleans(content: bytes, at: int, end: int) -> tuple[bool, ...]:
+def _booleans(content: bytes, offset: int, end: int) -> tuple[bool, ...]:
     """A BoolList, packed or not."""
-    found: list[bool] = []
-    for number, kind, value, stop in _fields(content, at, end):
+    booleans: list[bool] = []
+    for (number, kind), value, stop in _fields(content, offset, end):
         if number == 1 and kind == _VARINT:
-            found.append(bool(value))
+            booleans.append(bool(value))
         elif number == 1 and kind == _BYTES:
-            found += map(bool, content[value:stop])
-    return tuple(found)
+            booleans += map(bool, content[value:stop])
+    return tuple(booleans)
 
 
-def _fixed(raw: bytes, number: int) -> float | None:
+def _fixed_number(raw: bytes, number: int) -> float | None:
     wide = len(raw) == 8
     if number == (_DOUBLE if wide else _FLOAT):
         return float(struct.unpack("<d" if wide else "<f", raw)[0])
@@ -256,8 +261,10 @@ def _fixed(raw: bytes, number: int) -> float | None:
 
 def dump_nodes(metadata: Mapping[str, Value], nodes: list[Node]) -> bytes:
     """The file of one rank."""
-    head = _bytes(1, VERSION.encode()) + b"".join(_bytes(2, _attribute_bytes(*each)) for each in metadata.items())
-    return b"".join(_number(len(each)) + each for each in (head, *map(_node_bytes, nodes)))
+    head = _bytes(1, VERSION.encode()) + b"".join(
+        _bytes(2, _attribute_bytes(*attribute)) for attribute in metadata.items()
+    )
+    return b"".join(_number(len(message)) + message for message in (head, *map(_node_bytes, nodes)))
 
 
 def _number(value: int) -> bytes:
@@ -298,5 +305,5 @@ def _node_bytes(node: Node) -> bytes:
     parts.append(_whole(7, node.duration_us))
     if node.values:
         parts.append(_bytes(8, _bytes(1, node.values.encode())))
-    parts += [_bytes(10, _attribute_bytes(*each)) for each in node.attributes.items()]
+    parts += [_bytes(10, _attribute_bytes(*attribute)) for attribute in node.attributes.items()]
     return b"".join(parts)

@@ -36,48 +36,49 @@ def goal_of(plan: Plan) -> Goal:
                 f"GOAL cannot hold {plan.schedule}: step {step.step} has an operation {OP_NAMES[step.op[strange[0]]]!r} of a switch; "
                 "it has messages between two ranks"
             )
-    found = lowering(plan)
-    code, count = found.code, len(found.code.op)
+    lowered = lowering(plan)
+    code, count = lowered.code, len(lowered.code.op)
     rows = [(step.size_bytes, step.channel) for step in plan.steps()]
-    size, tag = (np.concatenate([row[which] for row in rows] or [np.zeros(0, np.int64)]) for which in (0, 1))
-    size, tag = size[found.transfer], tag[found.transfer]
-    sends, receives, reads, writes, updates = (
-        np.array([getattr(OPS[name], trait) for name in NAMES])[code.op]
+    size, tag = (np.concatenate([row[index] for row in rows] or [np.zeros(0, np.int64)]) for index in (0, 1))
+    size, tag = size[lowered.transfer], tag[lowered.transfer]
+    traits = {
+        trait: np.array([getattr(OPS[name], trait) for name in NAMES])[code.op]
         for trait in ("sends", "receives", "reads", "writes", "updates")
-    )
-    reduces = (receives & reads) | updates
-    cost = np.where(
-        reduces, plan.protocol.reduce_as_per_byte, np.where(writes & reads, plan.protocol.copy_as_per_byte, 0)
-    )
+    }
+    sends, receives = traits["sends"], traits["receives"]
+    reduces = (receives & traits["reads"]) | traits["updates"]
+    copies = traits["writes"] & traits["reads"]
+    cost = np.where(reduces, plan.protocol.reduce_as_per_byte, np.where(copies, plan.protocol.copy_as_per_byte, 0))
     nanoseconds = np.array(
         [round(int(c) * int(s) / 1000 / FS_PER_NS) for c, s in zip(cost, size, strict=True)], np.int64
     )
     message = sends | receives
     # What arrived is reduced by an operation of its own.
     extra = receives & (nanoseconds > 0)
-    first = np.arange(count) + np.cumsum(extra) - extra
-    last = first + extra
+    first_of = np.arange(count) + np.cumsum(extra) - extra
+    last = first_of + extra
     total = count + int(extra.sum())
-    columns = np.zeros((6, total), np.int64)  # kind, peer, size, tag, cpu, nic
-    columns[0] = CALC
-    columns[0, first] = np.where(sends, SEND, np.where(receives, RECV, CALC))
-    columns[1, first[message]] = np.where(sends, code.send_to, code.recv_from)[message]
-    columns[2, first] = np.where(message, np.maximum(size, 1), nanoseconds)
-    columns[3, first[message]] = tag[message]
-    columns[2, last[extra]] = nanoseconds[extra]
+    values = np.zeros((6, total), np.int64)  # kind, peer, size, tag, cpu, nic
+    values[0] = CALC
+    values[0, first_of] = np.where(sends, SEND, np.where(receives, RECV, CALC))
+    values[1, first_of[message]] = np.where(sends, code.send_to, code.recv_from)[message]
+    values[2, first_of] = np.where(message, np.maximum(size, 1), nanoseconds)
+    values[3, first_of[message]] = tag[message]
+    values[2, last[extra]] = nanoseconds[extra]
     lane = np.repeat(np.arange(len(code.rank)), np.diff(code.start))
     follows = np.flatnonzero(np.diff(lane) == 0) + 1
-    orders = np.stack([
-        np.concatenate([first[follows], first[code.waiter], last[extra]]),
-        np.concatenate([last[follows - 1], last[code.awaited], first[extra]]),
-    ])  # fmt: skip
+    orders = np.stack(
+        [
+            np.concatenate([first_of[follows], first_of[code.waiter], last[extra]]),
+            np.concatenate([last[follows - 1], last[code.awaited], first_of[extra]]),
+        ]
+    )
     later, earlier = np.unique(orders, axis=1)
     rank_of = code.rank[lane] if count else np.zeros(0, np.int64)
     start = np.searchsorted(np.repeat(rank_of, 1 + extra), np.arange(plan.nranks + 1))
-    kind, peer, sizes, tags, cpu, nic = columns
-    return Goal(
-        start, kind.astype(np.int8), peer, sizes, tags, cpu, nic, later, earlier, np.zeros(len(later), np.bool_)
-    )
+    columns = dict(zip(("peer", "size", "tag", "cpu", "nic"), values[1:], strict=True))
+    at_start = np.zeros(len(later), np.bool_)
+    return Goal(start, values[0].astype(np.int8), later=later, earlier=earlier, at_start=at_start, **columns)
 
 
 def bind_bytes(schedule: Schedule, size: int, dtype: str) -> Plan:
@@ -91,8 +92,8 @@ def bind_bytes(schedule: Schedule, size: int, dtype: str) -> Plan:
     collective = schedule.collective
     slots = max(collective.input_slots, collective.output_slots, 1)
     plan = bind(schedule, 0, dtype)
-    count, rest = divmod(size, slots * plan.dtype.itemsize)
-    if rest:
+    count, remainder = divmod(size, slots * plan.dtype.itemsize)
+    if remainder:
         raise ConfigError(
             f"size {size} is not {slots} block(s) of whole elements of {plan.dtype.itemsize} bytes, as {collective.kind} needs"
         )

@@ -93,12 +93,12 @@ class Goal:
         if len(wild):
             raise ConfigError(f"{self.where(wild[0])} takes any rank or tag; what it gets depends on the times")
         keys = [
-            np.stack([at, *ends, self.tag[at]])
-            for at, ends in ((sends, (rank[sends], self.peer[sends])), (recvs, (self.peer[recvs], rank[recvs])))
+            np.stack([operations, *ends, self.tag[operations]])
+            for operations, ends in ((sends, (rank[sends], self.peer[sends])), (recvs, (self.peer[recvs], rank[recvs])))
         ]
         sent, received = (key[:, np.lexsort((key[0], *key[:0:-1]))] for key in keys)
         if not np.array_equal(sent[1:], received[1:]):
-            _unmatched(sent[1:], received[1:])
+            _refuse_mismatch(sent[1:], received[1:])
         sends, recvs = sent[0], received[0]
         wrong = np.flatnonzero(self.size[sends] != self.size[recvs])
         if len(wrong):
@@ -130,21 +130,23 @@ class Goal:
         order, _ = levels(len(self.kind), np.concatenate([self.earlier, sends]), np.concatenate([self.later, recvs]))
         if len(order) < len(self.kind):
             stuck = np.setdiff1d(np.arange(len(self.kind)), order)
-            named = ", ".join(self.where(each) for each in stuck[:4])
-            raise ScheduleError(f"{len(stuck)} operations wait in a cycle, or for one: {named}")
+            cycle = ", ".join(self.where(operation) for operation in stuck[:4])
+            raise ScheduleError(f"{len(stuck)} operations wait in a cycle, or for one: {cycle}")
         return len(sends)
 
     def __str__(self) -> str:
         return f"GOAL n={self.nranks}, {len(self.kind):,} operations, unproved"
 
 
-def _unmatched(sent: Ints, received: Ints) -> NoReturn:
+def _refuse_mismatch(sent: Ints, received: Ints) -> NoReturn:
     """Raise for the first unmatched message; each column has source, destination and tag."""
     count = Counter(zip(*sent.tolist(), strict=True))
     count.subtract(zip(*received.tolist(), strict=True))
-    (src, dst, tag), more = next((key, more) for key, more in sorted(count.items()) if more)
-    what = f"{abs(more)} more {'sends than receives' if more > 0 else 'receives than sends'}"
-    raise ScheduleError(f"messages from rank {src} to rank {dst} with tag {tag}: {what}", rank=src if more > 0 else dst)
+    (src, dst, tag), surplus = next((key, surplus) for key, surplus in sorted(count.items()) if surplus)
+    difference = f"{abs(surplus)} more {'sends than receives' if surplus > 0 else 'receives than sends'}"
+    raise ScheduleError(
+        f"messages from rank {src} to rank {dst} with tag {tag}: {difference}", rank=src if surplus > 0 else dst
+    )
 
 
 class _Text:
@@ -167,11 +169,11 @@ class _Text:
 
 
 def _without_comments(text: str, file: str | None) -> str:
-    def newlines(found: re.Match[str]) -> str:
-        if found["open"]:
-            line = text.count("\n", 0, found.start()) + 1
+    def newlines(comment: re.Match[str]) -> str:
+        if comment["open"]:
+            line = text.count("\n", 0, comment.start()) + 1
             raise ConfigError("a comment that begins with /* does not end", file=file, path=f"line {line}")
-        return "\n" * found[0].count("\n")
+        return "\n" * comment[0].count("\n")
 
     return re.sub(r"//[^\n]*|/\*.*?\*/|(?P<open>/\*)", newlines, text, flags=re.DOTALL)
 
@@ -191,10 +193,10 @@ def parse_goal(content: Content, file: str | None = None) -> Goal:
     """
     content = content_of(content, "parse_goal")
     try:
-        given = content.decode()
+        decoded = content.decode()
     except UnicodeDecodeError as error:
         raise ConfigError(f"not a GOAL text: byte {error.start} is no text", file=file) from None
-    text = _Text(given, file)
+    text = _Text(decoded, file)
     lines = iter(text)
     head = re.fullmatch(r"num_ranks\s+(\d{1,9})", next(lines, ""), re.ASCII)
     if head is None or not 1 <= int(head[1]) <= MAX_RANKS:
@@ -207,18 +209,19 @@ def parse_goal(content: Content, file: str | None = None) -> Goal:
         _open_rank(text, lines, rank, nranks)
         _rank(text, lines, nranks, rows, orders)
         start.append(len(rows))
-    columns = np.array(rows, np.int64).reshape(-1, 6).T
+    kind, *values = np.array(rows, np.int64).reshape(-1, 6).T
+    columns = dict(zip(("peer", "size", "tag", "cpu", "nic"), values, strict=True))
     later, earlier, begun = np.array(orders, np.int64).reshape(-1, 3).T
-    kind, peer, size, tag, cpu, nic = columns
-    return Goal(np.array(start, np.int64), kind.astype(np.int8), peer, size, tag, cpu, nic, later, earlier, begun == 1)
+    starts, at_start = np.array(start, np.int64), begun == 1
+    return Goal(starts, kind.astype(np.int8), later=later, earlier=earlier, at_start=at_start, **columns)
 
 
 def _open_rank(text: _Text, lines: Iterator[str], rank: int, nranks: int) -> None:
     line = next(lines, "")
-    found = re.fullmatch(r"rank\s+(\d{1,9})\s*(\{?)", line, re.ASCII)
-    if found is None or int(found[1]) != rank:
+    match = re.fullmatch(r"rank\s+(\d{1,9})\s*(\{?)", line, re.ASCII)
+    if match is None or int(match[1]) != rank:
         text.refuse(f"expected 'rank {rank} {{' (ranks 0 to {nranks - 1} come in order), got {line[:40]!r}")
-    if not found[2] and next(lines, "") != "{":
+    if not match[2] and next(lines, "") != "{":
         text.refuse(f"expected '{{' after 'rank {rank}'")
 
 
@@ -249,27 +252,27 @@ def _rank(
 
 
 def _operation(text: _Text, line: str, nranks: int) -> tuple[tuple[int, ...], str | None]:
-    found = _OPERATION.fullmatch(line)
-    word = "" if found is None else found["word"]
-    if found is None or found["way"] != _WAY[word] or (found["bytes"] is None) != (word == "calc"):
+    match = _OPERATION.fullmatch(line)
+    word = "" if match is None else match["word"]
+    if match is None or match["way"] != _WAY[word] or (match["bytes"] is None) != (word == "calc"):
         text.refuse(
             f"{line[:60]!r}: expected 'send 8b to 1', 'recv 8b from 0', each with 'tag 0', 'cpu 0', 'nic 0' after it, "
             "'calc 500', 'label: ...', or 'a requires b', one a line"
         )
     numbers = {}
     for name, limit in _LIMITS.items():
-        given = found[name]
-        if given is not None and (len(given) > 19 or int(given) > limit):
-            text.refuse(f"{name} {given[:30]} is out of range; expected at most {limit}")
-        numbers[name] = int(given or 0)
-    if word == "calc" and (found["tag"] is not None or found["nic"] is not None):
+        digits = match[name]
+        if digits is not None and (len(digits) > 19 or int(digits) > limit):
+            text.refuse(f"{name} {digits[:30]} is out of range; expected at most {limit}")
+        numbers[name] = int(digits or 0)
+    if word == "calc" and (match["tag"] is not None or match["nic"] is not None):
         text.refuse("a calc has no tag and no nic")
     if word != "calc" and not (numbers["peer"] < nranks and (numbers["peer"] >= 0 or word == "recv")):
         text.refuse(f"rank {numbers['peer']} does not exist; ranks are 0 to {nranks - 1}")
     if word == "send" and numbers["tag"] < 0:
         text.refuse("a send has one tag; only receives take any")
     order = ("peer", "size", "tag", "cpu", "nic")
-    return (WORDS[word], *(numbers[name] for name in order)), found["label"]
+    return (WORDS[word], *(numbers[name] for name in order)), match["label"]
 
 
 def goal_text(goal: Goal, comment: Sequence[str] = ()) -> bytes:
@@ -291,19 +294,20 @@ def goal_text(goal: Goal, comment: Sequence[str] = ()) -> bytes:
     by_rank = np.argsort(rank_of_order, kind="stable")
     edges = np.searchsorted(rank_of_order[by_rank], np.arange(goal.nranks + 1)).tolist()
     later, earlier, begun = (column[by_rank].tolist() for column in (goal.later, goal.earlier, goal.at_start))
-    columns = [column.tolist() for column in (goal.kind, goal.peer, goal.size, goal.tag, goal.cpu, goal.nic)]
+    kinds, peers, tags = goal.kind.tolist(), goal.peer.tolist(), goal.tag.tolist()
+    sizes, cpus, nics = goal.size.tolist(), goal.cpu.tolist(), goal.nic.tolist()
     lines = [*(f"// {line}" for line in comment), f"num_ranks {goal.nranks}"]
     for rank in range(goal.nranks):
-        first, last = int(goal.start[rank]), int(goal.start[rank + 1])
+        begin, last = int(goal.start[rank]), int(goal.start[rank + 1])
         lines += ["", f"rank {rank} {{"]
-        for number, (kind, peer, size, tag, cpu, nic) in enumerate(
-            zip(*(column[first:last] for column in columns), strict=True), 1
-        ):
-            word = words[kind]
-            ends = "" if kind == CALC else f"b {_WAY[word]} {peer} tag {tag}"
-            lines.append(f"l{number}: {word} {size}{ends}{f' cpu {cpu}' * (cpu > 0)}{f' nic {nic}' * (nic > 0)}")
-        for at in range(edges[rank], edges[rank + 1]):
-            how = "irequires" if begun[at] else "requires"
-            lines.append(f"l{later[at] - first + 1} {how} l{earlier[at] - first + 1}")
+        for index in range(begin, last):
+            word = words[kinds[index]]
+            ends = "" if word == "calc" else f"b {_WAY[word]} {peers[index]} tag {tags[index]}"
+            cpu, nic = cpus[index], nics[index]
+            units = f"{f' cpu {cpu}' * (cpu > 0)}{f' nic {nic}' * (nic > 0)}"
+            lines.append(f"l{index - begin + 1}: {word} {sizes[index]}{ends}{units}")
+        for order in range(edges[rank], edges[rank + 1]):
+            how = "irequires" if begun[order] else "requires"
+            lines.append(f"l{later[order] - begin + 1} {how} l{earlier[order] - begin + 1}")
         lines.append("}")
     return ("\n".join(lines) + "\n").encode()

@@ -39,8 +39,8 @@ class Skipped:
 
     def texts(self) -> tuple[str, ...]:
         """The notes, and how many more there were."""
-        more = self._count - len(self._kept)
-        return (*self._kept, f"and {more:,} more lines") if more else tuple(self._kept)
+        unlisted = self._count - len(self._kept)
+        return (*self._kept, f"and {unlisted:,} more lines") if unlisted else tuple(self._kept)
 
 
 def _encoding(path: Path) -> str:
@@ -52,7 +52,7 @@ def _encoding(path: Path) -> str:
     return next((name for mark, name in _BOMS if start.startswith(mark)), "utf-8")
 
 
-def _unwrapped(text: str) -> str:
+def _unwrap(text: str) -> str:
     """The text inside a line of Docker's log files."""
     try:
         document: Any = json.loads(text)
@@ -76,13 +76,13 @@ def log_lines(path: str | Path) -> Iterator[tuple[int, str]]:
             number = 0
             while text := stream.readline(MAX_LINE):
                 number += 1
-                rest = text
-                while len(rest) == MAX_LINE and not rest.endswith("\n"):
-                    rest = stream.readline(MAX_LINE)
+                continuation = text
+                while len(continuation) == MAX_LINE and not continuation.endswith("\n"):
+                    continuation = stream.readline(MAX_LINE)
                 if "\x1b" in text:
                     text = _ANSI.sub("", text)
                 if text.startswith(_DOCKER):
-                    text = _unwrapped(text)
+                    text = _unwrap(text)
                 yield number, text.rstrip("\r\n")
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot be read: {getattr(error, 'strerror', error)}", file=str(path)) from None

@@ -9,19 +9,38 @@ from statistics import median
 from simcoll.core.collective import bus_factor
 from simcoll.formats.logs.nccl_tuning import Chosen, TuningTable
 
-__all__ = ["ITEMSIZES", "Log", "Measured", "Run", "Table", "dotted", "finished"]
+__all__ = ["ITEMSIZES", "Log", "MeasuredRow", "MeasuredRun", "MeasuredTable", "finish_table", "version_text"]
 
 ITEMSIZES = {
-    "int8": 1, "uint8": 1, "char": 1, "int32": 4, "uint32": 4, "int": 4, "int64": 8, "uint64": 8, "half": 2, "float16": 2, "float": 4,
-    "float32": 4, "double": 8, "float64": 8, "bfloat16": 2, "f8e4m3": 1, "f8e5m2": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "float8_e4m3": 1,
-    "float8_e5m2": 1, "float8_e4m3fn": 1,
-}  # fmt: skip
+    "int8": 1,
+    "uint8": 1,
+    "char": 1,
+    "int32": 4,
+    "uint32": 4,
+    "int": 4,
+    "int64": 8,
+    "uint64": 8,
+    "half": 2,
+    "float16": 2,
+    "float": 4,
+    "float32": 4,
+    "double": 8,
+    "float64": 8,
+    "bfloat16": 2,
+    "f8e4m3": 1,
+    "f8e5m2": 1,
+    "fp8_e4m3": 1,
+    "fp8_e5m2": 1,
+    "float8_e4m3": 1,
+    "float8_e5m2": 1,
+    "float8_e4m3fn": 1,
+}
 """Bytes of an element, by all type names that the programs print."""
 _NAMES = {"alltoall": "all_to_all", "sendrecv": "send_recv"}
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredRow:
     """One row of a table; times in femtoseconds, 0 if absent.
 
     Attributes
@@ -59,7 +78,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class MeasuredTable:
     """Measured rows of one collective on one number of ranks.
 
     Attributes
@@ -87,7 +106,7 @@ class Table:
     library: str
     version: str
     environment: tuple[tuple[str, str], ...]
-    rows: tuple[Measured, ...]
+    rows: tuple[MeasuredRow, ...]
     guessed: bool = False
 
     def __str__(self) -> str:
@@ -101,41 +120,41 @@ class Table:
 class Log:
     """The comparable content of a log, with notes on skipped content and assumptions."""
 
-    tables: tuple[Table, ...]
+    tables: tuple[MeasuredTable, ...]
     tuning: tuple[TuningTable, ...]
     choices: tuple[Chosen, ...]
     notes: tuple[str, ...]
 
 
 @dataclass(slots=True)
-class Run:
+class MeasuredRun:
     """A table under construction; devices are host, process and name by rank."""
 
     collective: str = ""
     nranks: int = 0
     devices: dict[int, tuple[str, str, str]] = field(default_factory=dict)
-    rows: list[Measured] = field(default_factory=list)
+    rows: list[MeasuredRow] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
     library: str = ""
     version: str = ""
     gpus_per_thread: int = 0
 
 
-def finished(run: Run) -> tuple[Table, tuple[str, ...]]:
+def finish_table(run: MeasuredRun) -> tuple[MeasuredTable, tuple[str, ...]]:
     """Complete the table of a run, with notes on values inferred from its columns."""
     notes = []
     collective, guessed = _NAMES.get(run.collective, run.collective), not run.collective
     listed = max(run.devices, default=-1) + 1  # copies leave out devices in the middle
     if guessed:
         collective = _collective(run.rows)
-        told = f"taken for {collective} by its columns" if collective else "and its columns fit several"
-        notes.append(f"the collective is not named, {told}")
-    counted = 0 if run.nranks else _nranks(collective, run.rows)
-    nranks = run.nranks or max(listed, counted)
+        evidence = f"taken for {collective} by its columns" if collective else "and its columns fit several"
+        notes.append(f"the collective is not named, {evidence}")
+    inferred = 0 if run.nranks else _nranks(collective, run.rows)
+    nranks = run.nranks or max(listed, inferred)
     if not run.nranks and not listed:
-        told = f"taken for {nranks} by its columns" if nranks else "and its columns do not tell it"
-        notes.append(f"the number of ranks is not named, {told}")
-    elif counted > listed:
+        evidence = f"taken for {nranks} by its columns" if nranks else "and its columns do not tell it"
+        notes.append(f"the number of ranks is not named, {evidence}")
+    elif inferred > listed:
         notes.append(f"devices up to rank {listed - 1} are listed, taken for {nranks} ranks by its columns")
     hosts = {host for host, _, _ in run.devices.values()}
     processes = {(host, process) for host, process, _ in run.devices.values()}
@@ -148,10 +167,10 @@ def finished(run: Run) -> tuple[Table, tuple[str, ...]]:
     if shared and len(processes) == len(hosts) < len(run.devices):
         environment = (("LAUNCHER", "one-process"), *environment)
     rows = tuple(run.rows)
-    table = Table(
+    table = MeasuredTable(
         collective,
         nranks,
-        len(hosts) if counted <= listed else 0,
+        len(hosts) if inferred <= listed else 0,
         names,
         library,
         run.version,
@@ -162,14 +181,14 @@ def finished(run: Run) -> tuple[Table, tuple[str, ...]]:
     return table, tuple(notes)
 
 
-def _collective(rows: Sequence[Measured]) -> str:
+def _collective(rows: Sequence[MeasuredRow]) -> str:
     """The collective with such columns; empty if ambiguous."""
     largest = max(rows, key=lambda row: row.size_bytes)
-    whole = largest.count * ITEMSIZES.get(largest.dtype, 1) >= largest.size_bytes
+    counts_everything = largest.count * ITEMSIZES.get(largest.dtype, 1) >= largest.size_bytes
     rooted = largest.root >= 0
     if largest.op not in {"", "none"}:
-        return ("reduce" if rooted else "all_reduce") if whole else "reduce_scatter"
-    if whole:
+        return ("reduce" if rooted else "all_reduce") if counts_everything else "reduce_scatter"
+    if counts_everything:
         return "broadcast" if rooted else ""
     if rooted:
         return ""
@@ -177,7 +196,7 @@ def _collective(rows: Sequence[Measured]) -> str:
     return "all_gather" if largest.in_place_fs and largest.checked_in_place else ""
 
 
-def _nranks(collective: str, rows: Sequence[Measured]) -> int:
+def _nranks(collective: str, rows: Sequence[MeasuredRow]) -> int:
     """Infer the number of ranks from a rank's share of the size, or from bus over algorithm bandwidth."""
     largest = max(rows, key=lambda row: row.size_bytes)
     part = largest.count * ITEMSIZES.get(largest.dtype, 1)
@@ -187,14 +206,14 @@ def _nranks(collective: str, rows: Sequence[Measured]) -> int:
     if collective != "all_reduce" or not exact:
         return 0
     ratio = median(row.bus_ratio for row in exact)
-    near = [n for n in range(2, 129) if abs(bus_factor(collective, n) - ratio) < 0.3 / n**2]
-    return near[0] if len(near) == 1 else 0
+    candidates = [n for n in range(2, 129) if abs(bus_factor(collective, n) - ratio) < 0.3 / n**2]
+    return candidates[0] if len(candidates) == 1 else 0
 
 
-def dotted(version: int) -> str:
+def version_text(version: int) -> str:
     """Format NCCL's version number.
 
-    >>> dotted(22703), dotted(2408)
+    >>> version_text(22703), version_text(2408)
     ('2.27.3', '2.4.8')
     """
     base = 10_000 if version >= 10_000 else 1000

@@ -59,18 +59,18 @@ def parse_nccl_graphs(content: Content, file: str = "graph") -> list[NcclGraph]:
     root = parse_xml(content, LIMITS, file)
     if root.tag != "graphs":
         raise ConfigError(f"expected <graphs>, found <{str(root.tag)[:40]}>", file=file)
-    found = [_graph(element, f"graph {number}", file) for number, element in enumerate(root) if element.tag == "graph"]
-    return [graph for graph in found if graph.channels]
+    graphs = [_graph(element, f"graph {number}", file) for number, element in enumerate(root) if element.tag == "graph"]
+    return [graph for graph in graphs if graph.channels]
 
 
 def _graph(element: Element, place: str, file: str) -> NcclGraph:
     def refuse(message: str) -> NoReturn:
         raise ConfigError(message, file=file, path=place)
 
-    def number(name: str, most: int) -> int:
+    def number(name: str, maximum: int) -> int:
         text = element.get(name, "")
-        if not re.fullmatch(r"[0-9]{1,6}", text) or int(text) > most:
-            refuse(f"{name}={text[:30]!r}: expected a whole number from 0 to {most}")
+        if not re.fullmatch(r"[0-9]{1,6}", text) or int(text) > maximum:
+            refuse(f"{name}={text[:30]!r}: expected a whole number from 0 to {maximum}")
         return int(text)
 
     def rate(name: str) -> float:
@@ -87,7 +87,7 @@ def _graph(element: Element, place: str, file: str) -> NcclGraph:
         if channel.tag != "channel":
             continue
         order = []
-        for gpu in (each for each in channel if each.tag == "gpu"):
+        for gpu in (element for element in channel if element.tag == "gpu"):
             text = gpu.get("dev", "")
             if not re.fullmatch(r"(0x)?[0-9a-fA-F]{1,4}", text):
                 refuse(f"channel {len(channels)}: dev={text[:30]!r}: expected a number in hexadecimal")
@@ -96,6 +96,10 @@ def _graph(element: Element, place: str, file: str) -> NcclGraph:
             refuse(f"channel {len(channels)}: GPUs {order[:8]}: expected some, each once")
         channels.append(tuple(order))
     return NcclGraph(
-        NAMES[number("id", len(NAMES) - 1)], PATTERNS[pattern], tuple(channels), rate("speedintra"), rate("speedinter"),
+        NAMES[number("id", len(NAMES) - 1)],
+        PATTERNS[pattern],
+        tuple(channels),
+        rate("speedintra"),
+        rate("speedinter"),
         element.get("typeintra", "")[:20],
-    )  # fmt: skip
+    )

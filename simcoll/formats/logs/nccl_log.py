@@ -21,11 +21,17 @@ from simcoll.formats.logs.nccl_graph import PATTERNS
 
 __all__ = ["NcclCommunicator", "NcclSearch", "load_nccl_log"]
 
-MAX_RANKS, MAX_CHANNELS, MAX_COMMUNICATORS, MAX_PARTS = 1 << 16, 64, 1000, 100_000
+MAX_RANKS, MAX_CHANNELS = 1 << 16, 64
+MAX_COMMUNICATORS, MAX_PARTS = 1000, 100_000
 MAX_CONNECTIONS = 1_000_000
 _FAMILIES = {
-    "balanced tree": "tree", "split tree": "tree", "tree": "tree", "ring": "ring", "nvls": "nvls", "collnet direct": "collnet",
-}  # fmt: skip
+    "balanced tree": "tree",
+    "split tree": "tree",
+    "tree": "tree",
+    "ring": "ring",
+    "nvls": "nvls",
+    "collnet direct": "collnet",
+}
 
 _INFO = re.compile(r"(\S{1,200}):(\d{1,10}:\d{1,10}) \[-?\d{1,4}\] NCCL INFO (.*)")
 _RANK = re.compile(r"\bcomm 0x[0-9a-f]{1,16} rank (\d{1,6}) n[rR]anks (\d{1,6})\b")
@@ -35,7 +41,8 @@ _NODES = re.compile(r"\bnNodes (\d{1,6})\b")
 _RING = re.compile(r"Channel (\d{1,3})/(\d{1,3}) :((?: +\d{1,6})+)\s*(\S?)")
 _PLACE = re.compile(r"Ring (\d{1,3}) : (\d{1,6}) -> (\d{1,6}) -> (\d{1,6})\s*$")
 _TREE = re.compile(
-    r"\[(\d{1,3})\] (?:(-?\d{1,6})(?:/-?\d{1,6})+->(\d{1,6})->(-?\d{1,6})(?![\d/])|(-?\d{1,6})->(\d{1,6})->-?\d{1,6}/)"
+    r"\[(?P<channel>\d{1,3})\] (?:-?\d{1,6}(?:/-?\d{1,6})+->(?P<rank>\d{1,6})->(?P<parent>-?\d{1,6})(?![\d/])"
+    r"|(?P<old_parent>-?\d{1,6})->(?P<old_rank>\d{1,6})->-?\d{1,6}/)"
 )
 _VIA = re.compile(
     r"(?:Channel|Ring) \d{1,3}(?:/\d{1,3})? : (\d{1,6})(?:\[\w{1,16}\])? -> (\d{1,6})(?:\[\w{1,16}\])? (?:\[\w+\] )?"
@@ -108,11 +115,11 @@ class NcclCommunicator:
 
     def ways(self) -> dict[str, int]:
         """Number of connections by path."""
-        return dict(sorted(Counter(way for _, _, way in self.connections).items()))
+        return dict(sorted(Counter(path for _, _, path in self.connections).items()))
 
 
 @dataclass(slots=True)
-class _Part:
+class _RankOutput:
     """One rank's output about one communicator."""
 
     host: str
@@ -122,7 +129,7 @@ class _Part:
     name: str = ""
     device: int = -1
     rings: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    after: dict[int, int] = field(default_factory=dict)
+    successors: dict[int, int] = field(default_factory=dict)
     parents: dict[int, int] = field(default_factory=dict)
     ways: dict[tuple[int, int, str], None] = field(default_factory=dict)
     searches: dict[str, NcclSearch] = field(default_factory=dict)
@@ -130,7 +137,7 @@ class _Part:
 
     @property
     def empty(self) -> bool:
-        return not (self.rings or self.after or self.parents or self.ways)
+        return not (self.rings or self.successors or self.parents or self.ways)
 
 
 def load_nccl_log(path: FilePath) -> list[NcclCommunicator]:
@@ -143,129 +150,144 @@ def load_nccl_log(path: FilePath) -> list[NcclCommunicator]:
     """
     path = path_of(path, "load_nccl_log")
     skipped = Skipped()
-    parts: dict[str, _Part] = {}
-    done: list[_Part] = []
+    parts: dict[str, _RankOutput] = {}
+    finished: list[_RankOutput] = []
     connections = 0
     for number, text in log_lines(path):
-        if "NCCL INFO" not in text or (found := _INFO.search(text)) is None:
+        if "NCCL INFO" not in text or (line := _INFO.search(text)) is None:
             continue
-        host, thread, said = found.groups()
+        host, thread, message = line.groups()
         part = parts.get(f"{host}:{thread}")
-        if part is None or (part.complete and "Init START" in said):
-            if len(parts) + len(done) >= MAX_PARTS:
+        if part is None or (part.complete and "Init START" in message):
+            if len(parts) + len(finished) >= MAX_PARTS:
                 skipped.add(number, "too many ranks and communicators; it is left out")
                 continue
             if part is not None:
-                done.append(part)
-            part = parts[f"{host}:{thread}"] = _Part(host)
-        before = len(part.ways)
-        _feed(part, said, connections < MAX_CONNECTIONS)
-        connections += len(part.ways) - before
-    told = [*done, *parts.values()]
-    communicators = [_joined(name, group) for name, group in _grouped(part for part in told if not part.empty)]
+                finished.append(part)
+            part = parts[f"{host}:{thread}"] = _RankOutput(host)
+        nways = len(part.ways)
+        _feed(part, message, connections < MAX_CONNECTIONS)
+        connections += len(part.ways) - nways
+    complete = [*finished, *parts.values()]
+    communicators = [_join(name, group) for name, group in _group(part for part in complete if not part.empty)]
     if not communicators:
         raise ConfigError(
             "has no channels of NCCL; run with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH on all ranks",
             file=path,
         )
-    return sorted(communicators, key=lambda each: -each.nranks)[:MAX_COMMUNICATORS]
+    return sorted(communicators, key=lambda communicator: -communicator.nranks)[:MAX_COMMUNICATORS]
 
 
-def _feed(part: _Part, said: str, more: bool) -> None:
+def _feed(part: _RankOutput, message: str, with_connections: bool) -> None:
     """Extract from a line its information about a rank."""
-    if found := _RANK.search(said):
-        part.rank, part.nranks = int(found[1]), min(int(found[2]), MAX_RANKS)
+    if match := _RANK.search(message):
+        part.rank, part.nranks = int(match[1]), min(int(match[2]), MAX_RANKS)
         for pattern, name in ((_ID, "name"), (_DEVICE, "device"), (_NODES, "nnodes")):
-            if match := pattern.search(said):
-                setattr(part, name, match[1] if name == "name" else int(match[1]))
-        part.complete |= "Init COMPLETE" in said
-    elif found := _VIA.search(said):
-        if more:
-            part.ways[int(found[1]), int(found[2]), _NUMBERS.sub("", found[3])] = None
-    elif found := _RING.search(said):
-        if int(found[1]) < MAX_CHANNELS:
-            part.rings[int(found[1])] = () if found[4] else tuple(map(int, found[3].split()))
-    elif found := _PLACE.search(said):
-        if int(found[1]) < MAX_CHANNELS:
-            part.after[int(found[1])] = int(found[4])
-            part.rank = int(found[3]) if part.rank < 0 else part.rank
-    elif found := _PATTERN.match(said):
-        kind = PATTERNS.get(int(found[1]))
-        if kind is not None and int(found[2]):
-            search = NcclSearch(kind, int(found[2]), float(found[3]), float(found[4]), found[5] or "", found[6] or "")
+            if fact := pattern.search(message):
+                setattr(part, name, fact[1] if name == "name" else int(fact[1]))
+        part.complete |= "Init COMPLETE" in message
+    elif match := _VIA.search(message):
+        if with_connections:
+            part.ways[int(match[1]), int(match[2]), _NUMBERS.sub("", match[3])] = None
+    elif match := _RING.search(message):
+        if int(match[1]) < MAX_CHANNELS:
+            part.rings[int(match[1])] = () if match[4] else tuple(map(int, match[3].split()))
+    elif match := _PLACE.search(message):
+        if int(match[1]) < MAX_CHANNELS:
+            part.successors[int(match[1])] = int(match[4])
+            part.rank = int(match[3]) if part.rank < 0 else part.rank
+    elif match := _PATTERN.match(message):
+        kind = PATTERNS.get(int(match[1]))
+        if kind is not None and int(match[2]):
+            search = NcclSearch(kind, int(match[2]), float(match[3]), float(match[4]), match[5] or "", match[6] or "")
             part.searches.setdefault(_FAMILIES[kind], search)
-    elif said.startswith("Trees"):
-        for each in _TREE.finditer(said):
-            channel, _, rank, parent, old_parent, old_rank = each.groups()
-            if int(channel) < MAX_CHANNELS:
-                part.parents[int(channel)] = int(parent if parent is not None else old_parent)
-                part.rank = int(rank or old_rank) if part.rank < 0 else part.rank
+    elif message.startswith("Trees"):
+        for tree in _TREE.finditer(message):
+            channel = int(tree["channel"])
+            if channel < MAX_CHANNELS:
+                part.parents[channel] = int(tree["old_parent"] if tree["parent"] is None else tree["parent"])
+                part.rank = int(tree["rank"] or tree["old_rank"]) if part.rank < 0 else part.rank
 
 
-def _grouped(parts: Iterator[_Part]) -> Iterator[tuple[str, dict[int, _Part]]]:
+def _group(parts: Iterator[_RankOutput]) -> Iterator[tuple[str, dict[int, _RankOutput]]]:
     """Group the parts by communicator: by ID, else into the first of that size that lacks the rank."""
-    known: dict[str, dict[int, _Part]] = {}
+    communicators: dict[str, dict[int, _RankOutput]] = {}
     for part in parts:
         numbered = (f"number {number}, {part.nranks or 'unknown number of'} ranks" for number in count())
-        name = part.name or next(each for each in numbered if part.rank not in known.get(each, {}))
-        known.setdefault(name, {})[part.rank] = part
-    yield from known.items()
+        name = part.name or next(
+            candidate for candidate in numbered if part.rank not in communicators.get(candidate, {})
+        )
+        communicators.setdefault(name, {})[part.rank] = part
+    yield from communicators.items()
 
 
-def _joined(name: str, parts: dict[int, _Part]) -> NcclCommunicator:
+def _join(name: str, parts: dict[int, _RankOutput]) -> NcclCommunicator:
     """Combine the parts of one communicator."""
-    whole = [ring for part in parts.values() for ring in part.rings.values()]
-    nranks = max(part.nranks for part in parts.values()) or max(1, *map(len, whole), *(rank + 1 for rank in parts))
+    printed_rings = [ring for part in parts.values() for ring in part.rings.values()]
+    nranks = max(part.nranks for part in parts.values()) or max(
+        1, *map(len, printed_rings), *(rank + 1 for rank in parts)
+    )
     notes: list[str] = []
     rings = _rings(parts, nranks, notes)
     trees = _trees(parts, nranks, notes)
     places = [(parts[rank].host, parts[rank].device) if rank in parts else ("", -1) for rank in range(nranks)]
-    known = all(device >= 0 for _, device in places) and len(set(places)) == nranks
-    connections = dict.fromkeys(way for part in parts.values() for way in part.ways)
-    searches = {family: each for rank in sorted(parts, reverse=True) for family, each in parts[rank].searches.items()}
+    unique_places = all(device >= 0 for _, device in places) and len(set(places)) == nranks
+    connections = dict.fromkeys(connection for part in parts.values() for connection in part.ways)
+    searches = {
+        family: search for rank in sorted(parts, reverse=True) for family, search in parts[rank].searches.items()
+    }
     return NcclCommunicator(
-        name, nranks, max(part.nnodes for part in parts.values()), tuple(places) if known else (), rings, trees, tuple(connections),
-        tuple(notes), searches,
-    )  # fmt: skip
+        name,
+        nranks,
+        max(part.nnodes for part in parts.values()),
+        tuple(places) if unique_places else (),
+        rings,
+        trees,
+        tuple(connections),
+        tuple(notes),
+        searches,
+    )
 
 
-def _rings(parts: dict[int, _Part], nranks: int, notes: list[str]) -> tuple[tuple[int, ...], ...]:
+def _rings(parts: dict[int, _RankOutput], nranks: int, notes: list[str]) -> tuple[tuple[int, ...], ...]:
     """Every ring: as printed, or assembled from each rank's successor."""
     printed = {channel: ring for part in parts.values() for channel, ring in part.rings.items()}
-    channels = sorted(printed.keys() | {channel for part in parts.values() for channel in part.after})
-    found = []
+    channels = sorted(printed.keys() | {channel for part in parts.values() for channel in part.successors})
+    rings = []
     for channel in channels:
         ring = printed.get(channel, ())
         if len(ring) != nranks:
-            ring = _followed({rank: part.after[channel] for rank, part in parts.items() if channel in part.after})
+            ring = _follow(
+                {rank: part.successors[channel] for rank, part in parts.items() if channel in part.successors}
+            )
         if len(ring) == nranks == len(set(ring)) and max(ring) < nranks:
-            found.append(ring)
-    if len(found) < len(channels):
+            rings.append(ring)
+    if len(rings) < len(channels):
         notes.append(
-            f"{len(channels) - len(found)} of {len(channels)} rings are not whole; NCCL_DEBUG_SUBSYS=INIT,GRAPH on all ranks has them"
+            f"{len(channels) - len(rings)} of {len(channels)} rings are not whole; NCCL_DEBUG_SUBSYS=INIT,GRAPH on all ranks has them"
         )
-    return tuple(found)
+    return tuple(rings)
 
 
-def _followed(after: dict[int, int]) -> tuple[int, ...]:
+def _follow(successors: dict[int, int]) -> tuple[int, ...]:
     """Follow successors from rank 0; a ring that does not close is cut off."""
-    order, rank = [0], after.get(0, 0)
-    while rank != 0 and rank in after and len(order) < len(after):
+    order, rank = [0], successors.get(0, 0)
+    while rank != 0 and rank in successors and len(order) < len(successors):
         order.append(rank)
-        rank = after[rank]
+        rank = successors[rank]
     return tuple(order) if rank == 0 else ()
 
 
-def _trees(parts: dict[int, _Part], nranks: int, notes: list[str]) -> tuple[tuple[int, ...], ...]:
+def _trees(parts: dict[int, _RankOutput], nranks: int, notes: list[str]) -> tuple[tuple[int, ...], ...]:
     """The parents of every tree that is complete in the log."""
     channels = sorted({channel for part in parts.values() for channel in part.parents})
-    found = []
+    trees = []
     for channel in channels:
         parents = [parts[rank].parents.get(channel, -2) if rank in parts else -2 for rank in range(nranks)]
         if min(parents, default=-2) >= -1 and max(parents) < nranks and parents.count(-1) == 1:
-            found.append(tuple(parents))
-    if len(found) < len(channels):
+            trees.append(tuple(parents))
+    if len(trees) < len(channels):
         notes.append(
-            f"{len(channels) - len(found)} of {len(channels)} trees are not whole; the logs of all ranks have them"
+            f"{len(channels) - len(trees)} of {len(channels)} trees are not whole; the logs of all ranks have them"
         )
-    return tuple(found)
+    return tuple(trees)

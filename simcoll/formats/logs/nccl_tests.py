@@ -12,7 +12,15 @@ from collections.abc import Iterator, Sequence
 
 from simcoll.files.reader_arguments import FilePath, path_of
 from simcoll.formats.logs.log_lines import Skipped, log_lines
-from simcoll.formats.logs.measured import ITEMSIZES, Log, Measured, Run, Table, dotted, finished
+from simcoll.formats.logs.measured import (
+    ITEMSIZES,
+    Log,
+    MeasuredRow,
+    MeasuredRun,
+    MeasuredTable,
+    finish_table,
+    version_text,
+)
 from simcoll.formats.logs.nccl_tests_json import MAX_JSON, tables_of_json
 from simcoll.formats.logs.nccl_tuning import TuningReader
 from simcoll.formats.logs.osu import OsuReader
@@ -56,11 +64,11 @@ class _Reader:
     __slots__ = ("_columns", "_complete", "_in_ms", "_lines", "_run", "_skipped", "_tables")
 
     def __init__(self, skipped: Skipped) -> None:
-        self._run = Run()
+        self._run = MeasuredRun()
         self._columns: list[str] = []  # after type, redop and root
         self._in_ms = False
         self._complete = False
-        self._tables: list[Table] = []
+        self._tables: list[MeasuredTable] = []
         self._skipped = skipped
         self._lines = 0
 
@@ -86,7 +94,7 @@ class _Reader:
         else:
             self._about(number, text)
 
-    def tables(self) -> list[Table]:
+    def tables(self) -> list[MeasuredTable]:
         """All tables, in order."""
         self._next()
         return self._tables
@@ -97,26 +105,26 @@ class _Reader:
         if not run.rows:
             return
         if not self._complete:
-            where = f"the table of {len(run.rows)} rows before line {self._lines}"
-            self._skipped.add(0, f"{where} has no last line '# Avg bus bandwidth': the log is cut off or a copy")
-        table, notes = finished(run)
+            table_place = f"the table of {len(run.rows)} rows before line {self._lines}"
+            self._skipped.add(0, f"{table_place} has no last line '# Avg bus bandwidth': the log is cut off or a copy")
+        table, notes = finish_table(run)
         for note in notes:
             self._skipped.add(0, note)
         self._tables.append(table)
-        self._run = Run(environment=run.environment, library=run.library, version=run.version)
+        self._run = MeasuredRun(environment=run.environment, library=run.library, version=run.version)
         self._columns, self._in_ms, self._complete = [], False, False
 
     def _about(self, number: int, text: str) -> None:
         """Process a line with information about the run."""
         run = self._run
         if "_perf" in text and "concluded" not in text and (name := _PERF.search(text)):
-            self._named(name[1])
+            self._command(name[1])
         if "Collective test" in text and (name := _STARTING.search(text)):
-            self._named(name[1].removesuffix("_perf"))
+            self._command(name[1].removesuffix("_perf"))
         if "ersion" in text and (version := _VERSION.search(text)):
             run.library, run.version = version[1].lower(), version[2]
         elif "nccl-library=" in text and not run.version and (library := _LIBRARY.search(text)):
-            run.version = dotted(int(library[1]))
+            run.version = version_text(int(library[1]))
         if "NCCL_" in text:
             self._variables(text)
         if "failure" in text and (failure := _FAILURE.search(text)):
@@ -130,7 +138,7 @@ class _Reader:
         if "rccl-tests" in text:
             run.library = "rccl"
 
-    def _named(self, collective: str) -> None:
+    def _command(self, collective: str) -> None:
         """Process a command line, which starts a new table after a complete one, or if its collective differs from the rows'."""
         if self._run.rows and (self._complete or self._run.collective not in {"", collective}):
             self._next()
@@ -138,13 +146,13 @@ class _Reader:
             self._run.collective = collective
 
     def _variables(self, text: str) -> None:
-        found = [*_SET.findall(text), *_GIVEN.findall(text)]
-        if not found:
+        settings = [*_SET.findall(text), *_GIVEN.findall(text)]
+        if not settings:
             return
         if self._complete:
             self._next()
             self._run.environment = {}
-        for name, value in found:
+        for name, value in settings:
             if len(self._run.environment) < MAX_VARIABLES:
                 self._run.environment[name] = printable(value.strip("\"'").rstrip("."))
 
@@ -154,47 +162,44 @@ class _Reader:
         if not place or not (_is_whole(words[place - 2]) and _COUNT.fullmatch(words[place - 1])):
             return False
         size, count = int(words[place - 2]), int(float(words[place - 1]))
-        rest = list(words[place + 1 :])
-        op = rest.pop(0) if rest and rest[0] in OPS else ""
+        cells = list(words[place + 1 :])
+        op = cells.pop(0) if cells and cells[0] in OPS else ""
         if not size:
             return True
         if len(self._run.rows) >= MAX_ROWS:
             self._skipped.add(number, f"{size} B: beyond the first {MAX_ROWS:,} rows of a table; left out")
             return True
-        found = self._groups(rest, size, number)
-        if isinstance(found, str):
-            self._skipped.add(number, f"{size} B: {found}; left out")
+        measurement = self._groups(cells, size, number)
+        if isinstance(measurement, str):
+            self._skipped.add(number, f"{size} B: {measurement}; left out")
         else:
-            root, times, ratio, checked = found
-            row = Measured(size, count, words[place], op, root, *times, ratio, checked, number)
-            self._run.rows.append(row)
+            self._run.rows.append(MeasuredRow(size, count, words[place], op, *measurement, number))
         return True
 
-    def _groups(
-        self, rest: Sequence[str], size: int, number: int
-    ) -> tuple[int, tuple[int, int, int], float, bool] | str:
+    def _groups(self, cells: Sequence[str], size: int, number: int) -> tuple[int, int, int, int, float, bool] | str:
         """Parse root, times out of place, in place and of the library, and bus ratio; or return the reason for failure."""
         tail = self._columns
-        given = [at for at, name in enumerate(tail) if name == "time"]
-        starts = (*given, *(0, 4, 8)[len(given) :])
+        times = [column for column, name in enumerate(tail) if name == "time"]
+        starts = (*times, *(0, 4, 8)[len(times) :])
         units = (10**12,) if self._in_ms else (10**9,) if tail else (10**9, 10**12)
-        for begin in (1, 0) if rest and _is_whole(rest[0].removeprefix("-")) else (0,):
-            groups = [rest[begin + at : begin + at + 4] for at in starts[:3]]
+        for begin in (1, 0) if cells and _is_whole(cells[0].removeprefix("-")) else (0,):
+            groups = [cells[begin + start : begin + start + 4] for start in starts[:3]]
             for unit in units:
                 time = _time(groups[0], size, unit)
                 if not time:
                     continue
                 if wrong := _wrong(groups[0]):
                     return f"{wrong} wrong elements"
-                inside = _time(groups[1], size, unit)
-                if inside and (wrong := _wrong(groups[1])):
+                in_place_fs = _time(groups[1], size, unit)
+                if in_place_fs and (wrong := _wrong(groups[1])):
                     self._skipped.add(number, f"{size} B: {wrong} wrong elements in place; that time is left out")
-                    inside = 0
-                own = _plain(groups[2][:1], unit) if len(given) > 2 else 0
+                    in_place_fs = 0
+                library_fs = _plain(groups[2][:1], unit) if len(times) > 2 else 0
                 algbw, busbw = float(groups[0][1]), float(groups[0][2])
                 ratio = busbw / algbw if algbw >= 1 else 0.0
-                return int(rest[0]) if begin else -1, (time, inside, own), ratio, groups[1][3:4] != ["N/A"]
-        return "cut off" if len(rest) < 4 else "size, time and bandwidth do not agree"
+                root = int(cells[0]) if begin else -1
+                return root, time, in_place_fs, library_fs, ratio, groups[1][3:4] != ["N/A"]
+        return "cut off" if len(cells) < 4 else "size, time and bandwidth do not agree"
 
 
 _DTYPES = frozenset(ITEMSIZES)
@@ -252,13 +257,13 @@ def load_log(path: FilePath) -> Log:
     for number, text in lines:
         if number == 1 and text.lstrip()[:1] == "{" and _is_document(text):
             return Log(tables_of_json(path, MAX_JSON, skipped), (), (), skipped.texts())
-        for each in (reader, osu, tuning):
-            each.feed(number, text)
+        for line_reader in (reader, osu, tuning):
+            line_reader.feed(number, text)
     tables = (*reader.tables(), *osu.tables())
     return Log(tables, tuning.tables(), tuning.choices(), skipped.texts())
 
 
-def _is_document(first: str) -> bool:
+def _is_document(first_line: str) -> bool:
     """Whether the first line starts a JSON document; one that also ends it is JSON lines, unless it is complete."""
-    begins = re.match(r'\s*\{\s*("|$)', first) is not None
-    return begins and ('"results"' in first or not first.rstrip().endswith("}"))
+    begins = re.match(r'\s*\{\s*("|$)', first_line) is not None
+    return begins and ('"results"' in first_line or not first_line.rstrip().endswith("}"))

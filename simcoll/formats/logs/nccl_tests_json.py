@@ -11,7 +11,7 @@ import msgspec
 from simcoll.errors import ConfigError, shown
 from simcoll.files.strict import in_words, read_file
 from simcoll.formats.logs.log_lines import Skipped
-from simcoll.formats.logs.measured import Measured, Run, Table, dotted, finished
+from simcoll.formats.logs.measured import MeasuredRow, MeasuredRun, MeasuredTable, finish_table, version_text
 from simcoll.terminal import printable
 
 __all__ = ["MAX_JSON", "tables_of_json"]
@@ -23,7 +23,7 @@ MOST_US = 1e10
 Number = int | float | str | None
 
 
-class _Group(msgspec.Struct, frozen=True):
+class _JsonGroup(msgspec.Struct, frozen=True):
     time: Number = None
     cpu_time: Number = None
     alg_bw: Number = None
@@ -31,15 +31,15 @@ class _Group(msgspec.Struct, frozen=True):
     nwrong: Number = None
 
 
-class _Result(msgspec.Struct, frozen=True):
+class _JsonResult(msgspec.Struct, frozen=True):
     size: int
     count: int = 0
     type: str = ""
     redop: str = ""
     root: int | str = -1
-    out_of_place: _Group | None = None
-    in_place: _Group | None = None
-    baseline: _Group | None = None
+    out_of_place: _JsonGroup | None = None
+    in_place: _JsonGroup | None = None
+    baseline: _JsonGroup | None = None
 
 
 class _Device(msgspec.Struct, frozen=True):
@@ -62,7 +62,7 @@ class _Config(msgspec.Struct, frozen=True):
 class _Document(msgspec.Struct, frozen=True):
     """The used keys of a document; others are ignored."""
 
-    results: list[_Result]
+    results: list[_JsonResult]
     args: list[str] = []
     env: list[str] | dict[str, str] = []
     nccl_version: str | int = ""
@@ -70,7 +70,7 @@ class _Document(msgspec.Struct, frozen=True):
     errors: list[Any] = []
 
 
-def tables_of_json(path: str | Path, max_bytes: int, skipped: Skipped) -> tuple[Table, ...]:
+def tables_of_json(path: str | Path, max_bytes: int, skipped: Skipped) -> tuple[MeasuredTable, ...]:
     """Read the tables of a document.
 
     Raises
@@ -87,9 +87,9 @@ def tables_of_json(path: str | Path, max_bytes: int, skipped: Skipped) -> tuple[
         raise ConfigError(
             f"JSON that is cut off or broken ({error}); the text output of the same run can be read", file=file
         ) from None
-    rows = [row for number, each in enumerate(document.results) if (row := _row(each, number, skipped))]
-    for said in document.errors:
-        skipped.add(0, f"the file names an error: {printable(str(said))[:200]}")
+    rows = [row for number, result in enumerate(document.results) if (row := _row(result, number, skipped))]
+    for message in document.errors:
+        skipped.add(0, f"the file names an error: {printable(str(message))[:200]}")
     if not rows:
         return ()
     text = " ".join(document.args)
@@ -100,13 +100,20 @@ def tables_of_json(path: str | Path, max_bytes: int, skipped: Skipped) -> tuple[
         else (entry.partition("=")[::2] for entry in document.env)
     )
     library = "realcoll" if ours else "simcoll" if document.config.topology else "rccl" if "rccl" in text else "nccl"
-    run = Run(
-        _collective(document), document.config.nranks,
-        {device.rank: (device.hostname, str(device.pid or ""), printable(device.device_info)) for device in document.config.devices}, rows,
+    run = MeasuredRun(
+        _collective(document),
+        document.config.nranks,
+        {
+            device.rank: (device.hostname, str(device.pid or ""), printable(device.device_info))
+            for device in document.config.devices
+        },
+        rows,
         {printable(name): printable(value)[:200] for name, value in pairs if name.startswith("NCCL_")},
-        library, printable(f"({document.config.transport})")[:40] if ours else _version(document.nccl_version), document.config.ngpus,
-    )  # fmt: skip
-    table, notes = finished(run)
+        library,
+        printable(f"({document.config.transport})")[:40] if ours else _version(document.nccl_version),
+        document.config.ngpus,
+    )
+    table, notes = finish_table(run)
     for note in notes:
         skipped.add(0, note)
     return (table,)
@@ -120,9 +127,11 @@ def _collective(document: _Document) -> str:
     return program.partition("_perf")[0] if "_perf" in program else ""
 
 
-def _version(given: str | int) -> str:
-    text = str(given)
-    return dotted(int(text)) if text.isascii() and text.isdecimal() and 4 <= len(text) <= 6 else printable(text)[:40]
+def _version(stated: str | int) -> str:
+    text = str(stated)
+    return (
+        version_text(int(text)) if text.isascii() and text.isdecimal() and 4 <= len(text) <= 6 else printable(text)[:40]
+    )
 
 
 def _number(value: Number) -> float:
@@ -133,7 +142,7 @@ def _number(value: Number) -> float:
     return number if 0 < number < MOST_US else 0.0
 
 
-def _fs(group: _Group | None, size: int) -> int:
+def _fs(group: _JsonGroup | None, size: int) -> int:
     """The time of a group, computed from the bandwidth if only that is given."""
     if group is None:
         return 0
@@ -142,16 +151,16 @@ def _fs(group: _Group | None, size: int) -> int:
     return round(time * 1e9) if time else round(size / rate * 1e6) if rate else 0
 
 
-def _row(result: _Result, number: int, skipped: Skipped) -> Measured | None:
+def _row(result: _JsonResult, number: int, skipped: Skipped) -> MeasuredRow | None:
     if max(abs(result.size), abs(result.count)) >= 1 << 63:
         skipped.add(0, f"results[{number}]: size {shown(result.size)}, count {shown(result.count)}; left out")
         return None
     place = f"results[{number}], {result.size} B"
     wrong = [int(_number(group.nwrong)) if group else 0 for group in (result.out_of_place, result.in_place)]
-    outside, inside, own = (
+    out_of_place_fs, in_place_fs, library_fs = (
         _fs(group, result.size) for group in (result.out_of_place, result.in_place, result.baseline)
     )
-    if wrong[0] or not (outside or inside) or result.size < 1:
+    if wrong[0] or not (out_of_place_fs or in_place_fs) or result.size < 1:
         reason = f"{wrong[0]} wrong elements" if wrong[0] else "no time"
         if result.size:
             skipped.add(0, f"{place}: {reason}; left out")
@@ -162,7 +171,16 @@ def _row(result: _Result, number: int, skipped: Skipped) -> Measured | None:
     busbw = _number(result.out_of_place.bus_bw) if result.out_of_place else 0.0
     root = int(result.root) if re.fullmatch(r"-?[0-9]{1,9}", str(result.root)[:12]) else -1
     checked = result.in_place is not None and result.in_place.nwrong is not None
-    return Measured(
-        result.size, result.count, result.type, result.redop, root, outside, 0 if wrong[1] else inside, own,
-        busbw / algbw if algbw >= 1 else 0.0, checked, number + 1,
-    )  # fmt: skip
+    return MeasuredRow(
+        result.size,
+        result.count,
+        result.type,
+        result.redop,
+        root,
+        out_of_place_fs,
+        0 if wrong[1] else in_place_fs,
+        library_fs,
+        busbw / algbw if algbw >= 1 else 0.0,
+        checked,
+        number + 1,
+    )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from simcoll.formats.logs.log_lines import Skipped
 
-__all__ = ["Chosen", "Tuned", "TuningReader", "TuningTable"]
+__all__ = ["Chosen", "TunedCost", "TuningReader", "TuningTable"]
 
 COLLECTIVES = {
     "broadcast": "broadcast",
@@ -47,11 +47,13 @@ _INFO = re.compile(r"(\S{1,200}:\d{1,10}:\d{1,10}) \[\d{1,4}\] NCCL INFO ")
 _RANKS = re.compile(r"\b[nN][rR]anks (\d{1,7})\b")
 _NODES = re.compile(r"\bnNodes (\d{1,7})\b")
 _CELL = re.compile(r"\s*(\d{1,12}\.\d)/\s*(\d{1,12}\.\d)\s*")
-_CHOICE = re.compile(r"\b(\w{4,20}): (\d{1,18}) Bytes -> Algo (\w{1,20}) proto (\w{1,10})")
+_CHOICE = re.compile(
+    r"\b(?P<function>\w{4,20}): (?P<size>\d{1,18}) Bytes -> Algo (?P<algorithm>\w{1,20}) proto (?P<protocol>\w{1,10})"
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Tuned:
+class TunedCost:
     """NCCL's cost model of one choice: ``time = latency + bytes / bandwidth``."""
 
     collective: str
@@ -75,7 +77,7 @@ class TuningTable:
 
     nranks: int
     nnodes: int
-    rows: tuple[Tuned, ...]
+    rows: tuple[TunedCost, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ class _Thread:
     nnodes: int = 0
     algorithms: list[str] = field(default_factory=list)
     columns: list[tuple[str, str]] = field(default_factory=list)
-    rows: dict[tuple[str, str, str], Tuned] = field(default_factory=dict)
+    rows: dict[tuple[str, str, str], TunedCost] = field(default_factory=dict)
 
 
 class TuningReader:
@@ -116,13 +118,13 @@ class TuningReader:
             self._choose(text)
         if "|" not in text and "anks " not in text:
             return
-        found = _INFO.search(text)
-        thread = self._thread(found[1] if found else "")
-        said = text[found.end() :] if found else text
-        if "|" in said:
-            self._row(thread, said, number)
-        elif found:
-            ranks, nodes = _RANKS.search(said), _NODES.search(said)
+        info = _INFO.search(text)
+        thread = self._thread(info[1] if info else "")
+        message = text[info.end() :] if info else text
+        if "|" in message:
+            self._row(thread, message, number)
+        elif info:
+            ranks, nodes = _RANKS.search(message), _NODES.search(message)
             if ranks and thread.rows:
                 self._finish(thread)  # another communicator of this thread
             thread.nranks = int(ranks[1]) if ranks else thread.nranks
@@ -148,8 +150,8 @@ class TuningReader:
             self._tables[TuningTable(thread.nranks, thread.nnodes, tuple(thread.rows.values()))] = None
         thread.rows = {}
 
-    def _row(self, thread: _Thread, said: str, number: int) -> None:
-        head, *cells = said.split("|")
+    def _row(self, thread: _Thread, message: str, number: int) -> None:
+        head, *cells = message.split("|")
         title = head.split()[-1] if head.split() else ""
         cells = [cell for cell in cells if cell.strip()]
         if title == "Latency/AlgBw":
@@ -161,37 +163,41 @@ class TuningReader:
         elif title == "Protocol" and thread.algorithms:
             # All protocols for each algorithm of the line above; the last block names some more.
             names = [PROTOCOLS.get(cell.strip().lower(), "") for cell in cells]
-            each = len(dict.fromkeys(names))
-            thread.columns = [(a, names[p]) for a in thread.algorithms for p in range(each)]
+            nprotocols = len(dict.fromkeys(names))
+            thread.columns = [(a, names[p]) for a in thread.algorithms for p in range(nprotocols)]
         elif title.lower() in COLLECTIVES and thread.columns:
             self._function(thread, COLLECTIVES[title.lower()], cells, number)
 
     def _function(self, thread: _Thread, collective: str, cells: list[str], number: int) -> None:
         """Process a line of latencies and bandwidths."""
-        found = [_CELL.fullmatch(cell) for cell in cells]
-        if len(found) != len(thread.columns) or not all(found):
-            whole = sum(each is not None for each in found)
+        matches = [_CELL.fullmatch(cell) for cell in cells]
+        if len(matches) != len(thread.columns) or not all(matches):
+            nreadable = sum(match is not None for match in matches)
             self._skipped.add(
-                number, f"tuning table: {whole} of {len(thread.columns)} cells of {collective} can be read; left out"
+                number,
+                f"tuning table: {nreadable} of {len(thread.columns)} cells of {collective} can be read; left out",
             )
             return
         if any((collective, *column) in thread.rows for column in thread.columns):
             self._finish(thread)  # the same function again: the next communicator
-        for cell, (algorithm, protocol) in zip(found, thread.columns, strict=True):
+        for cell, (algorithm, protocol) in zip(matches, thread.columns, strict=True):
             if cell is not None and algorithm and protocol and float(cell[2]):
                 latency, rate = round(float(cell[1]) * 10) * 10**8, round(float(cell[2]) * 10) * 10**14
-                thread.rows[collective, algorithm, protocol] = Tuned(collective, algorithm, protocol, latency, rate)
+                thread.rows[collective, algorithm, protocol] = TunedCost(collective, algorithm, protocol, latency, rate)
 
     def _choose(self, text: str) -> None:
-        found = _CHOICE.search(text)
-        if not found or len(self._choices) >= MAX_CHOICES:
+        match = _CHOICE.search(text)
+        if not match or len(self._choices) >= MAX_CHOICES:
             return
-        name, size, algorithm, protocol = found.groups()
-        algorithm = _by_number(algorithm, _NUMBERED) or ALGORITHMS.get(algorithm.lower().replace("_", ""), "")
-        protocol = _by_number(protocol, tuple(PROTOCOLS.values())) or PROTOCOLS.get(protocol.lower(), "")
-        collective = COLLECTIVES.get(name.lower().replace("_", ""), "")
+        collective = COLLECTIVES.get(match["function"].lower().replace("_", ""), "")
+        algorithm = _by_number(match["algorithm"], _NUMBERED) or ALGORITHMS.get(
+            match["algorithm"].lower().replace("_", ""), ""
+        )
+        protocol = _by_number(match["protocol"], tuple(PROTOCOLS.values())) or PROTOCOLS.get(
+            match["protocol"].lower(), ""
+        )
         if collective and algorithm and protocol:
-            self._choices[Chosen(collective, int(size), algorithm, protocol)] = None
+            self._choices[Chosen(collective, int(match["size"]), algorithm, protocol)] = None
 
 
 def _by_number(text: str, names: tuple[str, ...]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from simcoll.formats.logs.log_lines import Skipped
-from simcoll.formats.logs.measured import ITEMSIZES, Measured, Run, Table, finished
+from simcoll.formats.logs.measured import ITEMSIZES, MeasuredRow, MeasuredRun, MeasuredTable, finish_table
 from simcoll.terminal import printable
 
 __all__ = ["OsuReader"]
@@ -18,9 +18,16 @@ MAX_ROWS = 10_000
 MAX_TABLES = 10_000
 MOST_US = 1e10
 _COLLECTIVES = {
-    "Allreduce": "all_reduce", "Allgather": "all_gather", "All-to-All Personalized Exchange": "all_to_all", "Broadcast": "broadcast",
-    "Reduce": "reduce", "Reduce_scatter": "reduce_scatter", "Reduce Scatter": "reduce_scatter", "Gather": "gather", "Scatter": "scatter",
-}  # fmt: skip
+    "Allreduce": "all_reduce",
+    "Allgather": "all_gather",
+    "All-to-All Personalized Exchange": "all_to_all",
+    "Broadcast": "broadcast",
+    "Reduce": "reduce",
+    "Reduce_scatter": "reduce_scatter",
+    "Reduce Scatter": "reduce_scatter",
+    "Gather": "gather",
+    "Scatter": "scatter",
+}
 _OF_BLOCKS = frozenset({"all_gather", "all_to_all", "gather", "scatter"})
 _TITLE = re.compile(r"# OSU (?:(MPI|NCCL|RCCL)(?:-\w{1,20})? (.{1,60}?) Latency Test\b|.{1,60})")
 _TYPE = re.compile(r"# Datatype: MPI_(\w{1,20})")
@@ -35,10 +42,10 @@ class OsuReader:
     __slots__ = ("_dtype", "_nranks", "_run", "_skipped", "_tables")
 
     def __init__(self, skipped: Skipped) -> None:
-        self._run: Run | None = None
+        self._run: MeasuredRun | None = None
         self._nranks = 0
         self._dtype = "int8"
-        self._tables: list[Table] = []
+        self._tables: list[MeasuredTable] = []
         self._skipped = skipped
 
     def feed(self, number: int, text: str) -> None:
@@ -54,7 +61,7 @@ class OsuReader:
         elif row := _ROW.search(text):
             self._row(number, int(row[1]), float(row[2]))
 
-    def tables(self) -> list[Table]:
+    def tables(self) -> list[MeasuredTable]:
         """All tables, in order."""
         self._end()
         return self._tables
@@ -71,19 +78,19 @@ class OsuReader:
                 "are; left out",
             )
         elif len(self._tables) < MAX_TABLES:
-            self._run = Run(collective, self._nranks, library=title[1].lower())
+            self._run = MeasuredRun(collective, self._nranks, library=title[1].lower())
             self._dtype = "int8"
 
     def _row(self, number: int, size: int, time_us: float) -> None:
         run = self._run
         if run is None or len(run.rows) >= MAX_ROWS or not size or not 0 < time_us < MOST_US:
             return
-        whole = size * run.nranks if run.collective in _OF_BLOCKS else size
+        size_bytes = size * run.nranks if run.collective in _OF_BLOCKS else size
         op = "sum" if "reduce" in run.collective else ""
         rooted = run.collective in {"broadcast", "reduce", "gather", "scatter"}
         count = size // ITEMSIZES[self._dtype]
         run.rows.append(
-            Measured(whole, count, self._dtype, op, 0 if rooted else -1, round(time_us * 10**9), line=number)
+            MeasuredRow(size_bytes, count, self._dtype, op, 0 if rooted else -1, round(time_us * 10**9), line=number)
         )
 
     def _end(self) -> None:
@@ -91,9 +98,9 @@ class OsuReader:
         if run is None or not run.rows:
             return
         if run.nranks:
-            table, notes = finished(run)
+            table, notes = finish_table(run)
         else:  # its columns do not tell them
-            table = Table(run.collective, 0, 0, (), run.library, "", (), tuple(run.rows))
+            table = MeasuredTable(run.collective, 0, 0, (), run.library, "", (), tuple(run.rows))
             notes = ("the number of ranks is not named, and its columns do not tell it",)
         for note in notes:
             self._skipped.add(0, note)

@@ -13,11 +13,12 @@ from simcoll.core.layout import Layout
 from simcoll.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
-    from simcoll.formats.mscclpp.document import Chunk, Gpu, Operation, Plan, ThreadBlock
+    from simcoll.formats.mscclpp.document import Chunk, Operation, PlanDocument, PlanGpu, ThreadBlock
 
-__all__ = ["MAX_PARTS", "Place", "Rank", "every_operation"]
+__all__ = ["MAX_PARTS", "PlanPlace", "PlanRank", "every_operation"]
 
-MAX_OPERATIONS, MAX_CHANNELS, MAX_PEERS, MAX_OPERANDS, MAX_BARRIERS = 64, 16, 8, 10, 16
+MAX_OPERATIONS, MAX_OPERANDS = 64, 10
+MAX_CHANNELS, MAX_PEERS, MAX_BARRIERS = 16, 8, 16
 MAX_PARTS = 64
 PORT = 1 << 16
 """Offset of port channels' numbers, which separates them from memory channels'."""
@@ -73,15 +74,15 @@ _OTHERS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PlanPlace:
     """A position in the file, for messages."""
 
     file: str | None
     path: str
 
-    def at(self, more: str) -> Place:
+    def at(self, suffix: str) -> PlanPlace:
         """A nested position."""
-        return replace(self, path=f"{self.path}{more}")
+        return replace(self, path=f"{self.path}{suffix}")
 
     def refuse(self, message: str) -> NoReturn:
         """Raise a ConfigError at this position."""
@@ -101,12 +102,13 @@ def every_operation(operations: list[Operation]) -> Iterator[Operation]:
         yield from operation.ops
 
 
-class Rank:
+class PlanRank:
     """State of one GPU of a plan while its operations are read."""
 
-    def __init__(self, place: Place, plan: Plan, shape: DeviceProgram, rank: int) -> None:
-        self.place, self.plan, self.shape, self.rank = place, plan, shape, rank
-        self.gpu: Gpu = plan.gpus[rank]
+    def __init__(self, place: PlanPlace, plan: PlanDocument, shape: DeviceProgram, rank: int) -> None:
+        self.place, self.rank = place, rank
+        self.plan, self.shape = plan, shape
+        self.gpu: PlanGpu = plan.gpus[rank]
         self.counters: dict[str, list[tuple[int, int]]] = {
             "memory": [],
             "port": [],
@@ -121,48 +123,48 @@ class Rank:
             False: set(),
         }  # chunks of scratch of packets, of plain data
 
-    def _channel(self, here: Place, number: int) -> None:
+    def _channel(self, place: PlanPlace, number: int) -> None:
         channel, last = self.gpu.channels[number], len(self.plan.gpus) - 1
         if channel.channel_type == "switch":
             if channel.buffer_type is None:
-                here.refuse("missing key 'buffer_type', which the executor needs of a switch")
+                place.refuse("missing key 'buffer_type', which the executor needs of a switch")
             for group in channel.rank_groups:
-                ranks = tuple(here.within("rank", rank, 0, last) for rank in group.ranks)
+                ranks = tuple(place.within("rank", rank, 0, last) for rank in group.ranks)
                 if self.rank not in ranks or len(set(ranks)) != len(ranks):
-                    here.refuse(
+                    place.refuse(
                         f"ranks {list(ranks)[:8]} of a switch: expected different ones, with {self.rank} among them"
                     )
                 self.switches.append((channel.buffer_type, ranks))
         elif channel.channel_type in self.counters:
-            known = self.counters[channel.channel_type]
+            counters = self.counters[channel.channel_type]
             for peer in channel.connected_to:
-                here.within("peer", peer, 0, last)
+                place.within("peer", peer, 0, last)
                 if peer == self.rank:
-                    here.refuse(f"a channel of rank {peer} to itself")
-                known.append((peer, sum(1 for other, _ in known if other == peer)))
+                    place.refuse(f"a channel of rank {peer} to itself")
+                counters.append((peer, sum(1 for connected, _ in counters if connected == peer)))
         else:
-            here.refuse("channel_type 'none' has no channels")
+            place.refuse("channel_type 'none' has no channels")
 
     def blocks(self) -> tuple[tuple[DeviceOp, ...], ...]:
         """The operations of all thread blocks."""
-        found = []
+        programs = []
         for number, block in enumerate(self.gpu.threadblocks):
-            here = self.place.at(f".threadblocks[{number}]")
+            place = self.place.at(f".threadblocks[{number}]")
             if block.id != number:
-                here.refuse(f"id is {block.id}; thread blocks are indexed by it, so {number} is expected")
-            here.within("number of operations", sum(1 for _ in every_operation(block.ops)), 0, MAX_OPERATIONS)
-            found.append(tuple(_Block(here, self, block).operations()))
+                place.refuse(f"id is {block.id}; thread blocks are indexed by it, so {number} is expected")
+            place.within("number of operations", sum(1 for _ in every_operation(block.ops)), 0, MAX_OPERATIONS)
+            programs.append(tuple(_BlockReader(place, self, block).operations()))
         # Packets with their flags take twice their size.
-        both = {(owner, 2 * index + k) for owner, index in self.used[True] for k in range(2)} & self.used[False]
-        if self.plan.protocol == "LL" and both:
-            owner, index = min(both)
+        overlap = {(owner, 2 * index + k) for owner, index in self.used[True] for k in range(2)} & self.used[False]
+        if self.plan.protocol == "LL" and overlap:
+            owner, index = min(overlap)
             self.place.refuse(
                 f"scratch chunk {index} of rank {owner} holds plain data where packets with their flags lie"
             )
-        return tuple(found)
+        return tuple(programs)
 
     def region(
-        self, here: Place, owner: int, buffer: str, chunk: Chunk, part: tuple[int, int], *, packet: bool
+        self, place: PlanPlace, owner: int, buffer: str, chunk: Chunk, part: tuple[int, int], *, packet: bool
     ) -> Region:
         """The cells of a chunk reference."""
         gpu, pieces = self.plan.gpus[owner], self.shape.pieces
@@ -170,23 +172,23 @@ class Rank:
         if buffer == "s" and self.plan.protocol == "LL" and not packet:
             chunks *= 2  # the room of flags
         if chunk.size < 1 or not 0 <= chunk.index <= chunks - chunk.size:
-            here.refuse(
+            place.refuse(
                 f"chunks {chunk.index}..{chunk.index + chunk.size - 1} of buffer {buffer!r} of rank {owner}, which has {chunks}"
             )
         if packet and buffer != "s":
-            here.refuse(f"packets lie in scratch; this is buffer {buffer!r}")
+            place.refuse(f"packets lie in scratch; this is buffer {buffer!r}")
         if packet and self.plan.protocol != "LL":
-            here.refuse("packets need protocol 'LL', which makes room for their flags")
+            place.refuse("packets need protocol 'LL', which makes room for their flags")
         if buffer == "s":
             self.used[packet] |= {(owner, chunk.index + k) for k in range(chunk.size)}
-        inputs, outputs, scratch, _ = self.shape.buffers
+        inputs, outputs, scratch = self.shape.buffers[:3]
         base = {"i": 0, "o": inputs, "s": inputs + outputs + (scratch if packet else 0)}[buffer]
-        which, of = part
+        index, of = part
         cells = chunk.size * pieces
-        first = base + chunk.index * pieces + cells * which // of
-        return Region(owner, self._stored(owner, first), cells // of)
+        begin = base + chunk.index * pieces + cells * index // of
+        return Region(owner, self._address(owner, begin), cells // of)
 
-    def _stored(self, owner: int, cell: int) -> int:
+    def _address(self, owner: int, cell: int) -> int:
         """The canonical address of a cell that has two names in place."""
         layout: Layout | None = self.shape.layout
         if layout is None:
@@ -194,14 +196,14 @@ class Rank:
         return int(layout.canonical(np.array(owner), np.array(cell)))
 
 
-class _Block:
+class _BlockReader:
     """State of one thread block while its operations are read."""
 
-    def __init__(self, place: Place, rank: Rank, block: ThreadBlock) -> None:
+    def __init__(self, place: PlanPlace, rank: PlanRank, block: ThreadBlock) -> None:
         self.place, self.rank, self.block = place, rank, block
         self.channels: dict[str, list[int]] = {"memory": [], "port": [], "switch": []}
         self.buffers: dict[str, list[int]] = {"memory": [], "port": []}
-        limits = {kind: len(known) for kind, known in rank.counters.items()} | {"switch": len(rank.switches)}
+        limits = {kind: len(counters) for kind, counters in rank.counters.items()} | {"switch": len(rank.switches)}
         for channel in block.channels:
             if channel.channel_type == "none":
                 place.refuse("channel_type 'none' has no channels")
@@ -222,48 +224,50 @@ class _Block:
     def operations(self) -> Iterator[DeviceOp]:
         """The operations, with pipelines unrolled."""
         for position, operation in enumerate(self.block.ops):
-            here = self.place.at(f".ops[{position}]")
+            place = self.place.at(f".ops[{position}]")
             if operation.name != "pipeline":
-                yield self.operation(here, operation, None)
+                yield self.operation(place, operation, None)
                 continue
             if operation.iter_context is None:
-                here.refuse("a pipeline needs iter_context")
-            chunks = here.within("num_chunks", operation.iter_context.num_chunks, 1, MAX_PARTS)
-            here.within("unit_size", operation.iter_context.unit_size, 1, 2**32 - 1)
+                place.refuse("a pipeline needs iter_context")
+            chunks = place.within("num_chunks", operation.iter_context.num_chunks, 1, MAX_PARTS)
+            place.within("unit_size", operation.iter_context.unit_size, 1, 2**32 - 1)
             turns = chunks * self.rank.shape.pieces
             for turn in range(turns):
                 for number, inner in enumerate(operation.ops):
-                    at = here.at(f".ops[{number}]")
+                    inner_place = place.at(f".ops[{number}]")
                     if inner.ops or inner.name == "pipeline":
-                        at.refuse("a pipeline inside a pipeline")
+                        inner_place.refuse("a pipeline inside a pipeline")
                     if inner.tbg_info is not None:
-                        at.refuse("tbg_info in a pipeline is not followed")
-                    yield self.operation(at, inner, (turn, turns))
+                        inner_place.refuse("tbg_info in a pipeline is not followed")
+                    yield self.operation(inner_place, inner, (turn, turns))
 
-    def operation(self, here: Place, operation: Operation, slice_: tuple[int, int] | None) -> DeviceOp:
+    def operation(self, place: PlanPlace, operation: Operation, slice_: tuple[int, int] | None) -> DeviceOp:
         """Convert one operation; ``slice_`` is the slice of its regions, and the number of slices."""
         name = operation.name
         if name == "glre":
-            here.refuse("operation 'glre' is written by the language, but the executor cannot load it")
+            place.refuse("operation 'glre' is written by the language, but the executor cannot load it")
         if name not in _FORMS and name not in _OTHERS:
-            here.refuse(f"unknown operation {name!r}; {nearest(name, [*_FORMS, *_OTHERS])}")
+            place.refuse(f"unknown operation {name!r}; {nearest(name, [*_FORMS, *_OTHERS])}")
         if operation.reduce_op not in {None, "sum"}:
-            here.refuse(f"reduce_op {operation.reduce_op!r}: the executor does not read it, and always sums")
+            place.refuse(f"reduce_op {operation.reduce_op!r}: the executor does not read it, and always sums")
         if name in _FORMS:
-            return self._moving(here, operation, slice_)
+            return self._moving(place, operation, slice_)
         if name == "barrier":
             if operation.barrier_id is None or operation.num_threadblocks is None:
-                here.refuse("a barrier needs barrier_id and num_threadblocks")
-            number = here.within("barrier_id", operation.barrier_id, 0, MAX_BARRIERS - 1)
-            meeting = here.within("num_threadblocks", operation.num_threadblocks, 1, len(self.rank.gpu.threadblocks))
+                place.refuse("a barrier needs barrier_id and num_threadblocks")
+            number = place.within("barrier_id", operation.barrier_id, 0, MAX_BARRIERS - 1)
+            meeting = place.within("num_threadblocks", operation.num_threadblocks, 1, len(self.rank.gpu.threadblocks))
             return DeviceOp(name, barrier=(number, meeting))
         if name in {"sem_acquire", "sem_release"}:
-            known = len(self.rank.gpu.semaphores)
-            numbers = tuple(here.within("semaphore", each, 0, known - 1) for each in operation.semaphore_ids)
+            nsemaphores = len(self.rank.gpu.semaphores)
+            numbers = tuple(
+                place.within("semaphore", semaphore, 0, nsemaphores - 1) for semaphore in operation.semaphore_ids
+            )
             return DeviceOp(name, acquires=numbers) if name == "sem_acquire" else DeviceOp(name, releases=numbers)
         if name in {"nop", "flush"}:  # a flush runs over the outputs of its operation, of which it has none
             return DeviceOp(name, fence=name == "nop")
-        counters = self._counters(here, operation)
+        counters = self._counters(place, operation)
         if name.endswith("signal"):
             return DeviceOp(
                 name,
@@ -275,106 +279,106 @@ class _Block:
             name, waits=tuple((peer, self.rank.rank, number) for peer, number in counters), relaxed=name == "rlxwait"
         )
 
-    def _counters(self, here: Place, operation: Operation) -> list[tuple[int, int]]:
+    def _counters(self, place: PlanPlace, operation: Operation) -> list[tuple[int, int]]:
         """Peer and number of each channel of an operation."""
         kind = operation.channel_type
         if kind not in {"memory", "port"}:
-            here.refuse(f"channel_type is {kind!r}; expected 'memory' or 'port'")
-        here.within("number of channels", len(operation.channel_ids), 1, MAX_PEERS)
-        found = []
-        for place in operation.channel_ids:
-            own = self.channels[kind]
-            number = own[here.within("channel of the thread block", place, 0, len(own) - 1)]
+            place.refuse(f"channel_type is {kind!r}; expected 'memory' or 'port'")
+        place.within("number of channels", len(operation.channel_ids), 1, MAX_PEERS)
+        counters = []
+        for slot in operation.channel_ids:
+            numbers = self.channels[kind]
+            number = numbers[place.within("channel of the thread block", slot, 0, len(numbers) - 1)]
             peer, among = self.rank.counters[kind][number]
-            found.append((peer, among + PORT * (kind == "port")))
-        return found
+            counters.append((peer, among + PORT * (kind == "port")))
+        return counters
 
-    def _moving(self, here: Place, operation: Operation, slice_: tuple[int, int] | None) -> DeviceOp:
+    def _moving(self, place: PlanPlace, operation: Operation, slice_: tuple[int, int] | None) -> DeviceOp:
         """Convert an operation on data."""
         form, name = _FORMS[operation.name], operation.name
         port = operation.channel_type == "port"
         if port and not form.port:
-            here.refuse(f"{name} by a port: a proxy only puts")
+            place.refuse(f"{name} by a port: a proxy only puts")
         reads_form = "k*" if port and name == "ppkt" else form.reads
-        reads = self._operands(here.at(".src_buff"), operation, operation.src_buff, reads_form, slice_)
-        writes = self._operands(here.at(".dst_buff"), operation, operation.dst_buff, form.writes, slice_)
+        reads = self._operands(place.at(".src_buff"), operation, operation.src_buff, reads_form, slice_)
+        writes = self._operands(place.at(".dst_buff"), operation, operation.dst_buff, form.writes, slice_)
         if form.how == EACH and len(reads) != len(writes):
-            here.refuse(f"{len(reads)} sources and {len(writes)} destinations; expected as many")
+            place.refuse(f"{len(reads)} sources and {len(writes)} destinations; expected as many")
         counts = (
-            {len({each.count for each in pair}) for pair in zip(reads, writes, strict=True)}
+            {len({region.count for region in pair}) for pair in zip(reads, writes, strict=True)}
             if form.how == EACH
-            else {len({each.count for each in (*reads, *writes)})}
+            else {len({region.count for region in (*reads, *writes)})}
         )
         if counts != {1}:
-            here.refuse("its regions have different sizes")
+            place.refuse("its regions have different sizes")
         if name in {"put", "ppkt"} and len({chunk.type for chunk in operation.src_buff}) > 1:
-            here.refuse("sources in several buffers: the executor takes all from the first one's")
+            place.refuse("sources in several buffers: the executor takes all from the first one's")
         if name == "get" and any(
             a.index != b.index for a, b in zip(operation.src_buff, operation.dst_buff, strict=True)
         ):
-            here.refuse("a get between different indices: the executor swaps the two offsets")
+            place.refuse("a get between different indices: the executor swaps the two offsets")
         if name.startswith("re") and "pkt" in name:
             reads = (*reads[1:], reads[0])  # packets first, then the rank's own
         proxies: tuple[tuple[int, int, int], ...] = ()
         signals: tuple[tuple[int, int, int], ...] = ()
         if port:
-            counters = self._counters(here, operation)
+            counters = self._counters(place, operation)
             if len(counters) != len(writes):
-                here.refuse(f"{len(counters)} channels for {len(writes)} destinations")
+                place.refuse(f"{len(counters)} channels for {len(writes)} destinations")
             proxies = tuple((self.rank.rank, peer, number) for peer, number in counters)
             signals = proxies if name.startswith("pws") else ()
             if name == "pwsf":  # its thread waits until the proxy is done
                 proxies = ()
         elif name.startswith("pws"):
-            here.refuse(f"{name} needs channel_type 'port'")
+            place.refuse(f"{name} needs channel_type 'port'")
         return DeviceOp(name, form.how, reads, writes, signals=signals, proxies=proxies, proxied=bool(proxies))
 
     def _operands(
-        self, here: Place, operation: Operation, chunks: list[Chunk], form: str, slice_: tuple[int, int] | None
+        self, place: PlanPlace, operation: Operation, chunks: list[Chunk], form: str, slice_: tuple[int, int] | None
     ) -> tuple[Region, ...]:
         """The regions of a list of chunk references."""
         letters = form.rstrip("*")
         if form.endswith("*"):
             letters = letters[:-1] + letters[-1] * max(len(chunks) - len(letters) + 1, 0)
         if len(letters) != len(chunks) or not chunks or len(chunks) > MAX_OPERANDS:
-            least = f"{len(form.rstrip('*'))}{' or more' * form.endswith('*')}"
-            here.refuse(f"{len(chunks)} operands; {operation.name} takes {least}, at most {MAX_OPERANDS}")
+            expected = f"{len(form.rstrip('*'))}{' or more' * form.endswith('*')}"
+            place.refuse(f"{len(chunks)} operands; {operation.name} takes {expected}, at most {MAX_OPERANDS}")
         part = slice_ or ((operation.tbg_info.tb_id, operation.tbg_info.tbg_size) if operation.tbg_info else (0, 1))
-        found: list[Region] = []
+        regions: list[Region] = []
         for number, (letter, chunk) in enumerate(zip(letters, chunks, strict=True)):
-            at = here.at(f"[{number}]")
+            operand_place = place.at(f"[{number}]")
             if slice_ is not None and operation.ops == [] and chunk.size * self.rank.shape.pieces != slice_[1]:
-                at.refuse("its size is not num_chunks of the pipeline")
+                operand_place.refuse("its size is not num_chunks of the pipeline")
             packet = letter in "kKW"
             if letter in "lk":
                 if chunk.type is None:
-                    at.refuse(f"operand {number} of {operation.name} is local; expected 'type'")
-                found.append(self.rank.region(at, self.rank.rank, chunk.type, chunk, part, packet=packet))
+                    operand_place.refuse(f"operand {number} of {operation.name} is local; expected 'type'")
+                regions.append(self.rank.region(operand_place, self.rank.rank, chunk.type, chunk, part, packet=packet))
             elif letter in "rK":
-                found.append(self._remote(at, operation, chunk, part, packet=packet))
+                regions.append(self._remote(operand_place, operation, chunk, part, packet=packet))
             else:
-                found += self._switched(at, operation, chunk, part, packet=packet)
-        return tuple(found)
+                regions += self._switch_regions(operand_place, operation, chunk, part, packet=packet)
+        return tuple(regions)
 
     def _remote(
-        self, here: Place, operation: Operation, chunk: Chunk, part: tuple[int, int], *, packet: bool
+        self, place: PlanPlace, operation: Operation, chunk: Chunk, part: tuple[int, int], *, packet: bool
     ) -> Region:
         if chunk.buffer_id is None or operation.channel_type not in self.buffers:
-            here.refuse(
+            place.refuse(
                 f"this operand of {operation.name} is remote; expected 'buffer_id', and channel_type 'memory' or 'port'"
             )
-        own = self.buffers[operation.channel_type]
-        number = own[here.within("buffer_id", chunk.buffer_id, 0, len(own) - 1)]
+        numbers = self.buffers[operation.channel_type]
+        number = numbers[place.within("buffer_id", chunk.buffer_id, 0, len(numbers) - 1)]
         buffer = self.rank.gpu.remote_buffers[number]
-        return self.rank.region(here, buffer.rank, buffer.type, chunk, part, packet=packet)
+        return self.rank.region(place, buffer.rank, buffer.type, chunk, part, packet=packet)
 
-    def _switched(
-        self, here: Place, operation: Operation, chunk: Chunk, part: tuple[int, int], *, packet: bool
+    def _switch_regions(
+        self, place: PlanPlace, operation: Operation, chunk: Chunk, part: tuple[int, int], *, packet: bool
     ) -> list[Region]:
         if chunk.switch_channel_id is None:
-            here.refuse(f"this operand of {operation.name} is of a switch; expected 'switch_channel_id'")
-        own = self.channels["switch"]
+            place.refuse(f"this operand of {operation.name} is of a switch; expected 'switch_channel_id'")
+        numbers = self.channels["switch"]
         buffer, ranks = self.rank.switches[
-            own[here.within("switch_channel_id", chunk.switch_channel_id, 0, len(own) - 1)]
+            numbers[place.within("switch_channel_id", chunk.switch_channel_id, 0, len(numbers) - 1)]
         ]
-        return [self.rank.region(here, rank, buffer, chunk, part, packet=packet) for rank in sorted(ranks)]
+        return [self.rank.region(place, rank, buffer, chunk, part, packet=packet) for rank in sorted(ranks)]

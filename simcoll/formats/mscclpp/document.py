@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["Channel", "Chunk", "Gpu", "Operation", "Plan", "RemoteBuffer", "ThreadBlock"]
+__all__ = ["Channel", "Chunk", "Operation", "PlanDocument", "PlanGpu", "RemoteBuffer", "ThreadBlock"]
 
 Buffer = Literal["i", "o", "s"]
 Kind = Literal["memory", "port", "switch", "none"]
@@ -26,7 +26,7 @@ class Chunk(msgspec.Struct, omit_defaults=True):
     switch_channel_id: int | None = None
 
 
-class Part(msgspec.Struct, omit_defaults=True):
+class RegionPart(msgspec.Struct, omit_defaults=True):
     """The part of each region that a thread block of a group works on."""
 
     tb_id: int
@@ -52,12 +52,12 @@ class Operation(msgspec.Struct, omit_defaults=True):
     semaphore_ids: list[int] = []
     barrier_id: int | None = None
     num_threadblocks: int | None = None
-    tbg_info: Part | None = None
+    tbg_info: RegionPart | None = None
     iter_context: Iteration | None = None
     ops: list[Operation] = []
 
 
-class Group(msgspec.Struct, omit_defaults=True):
+class RankGroup(msgspec.Struct, omit_defaults=True):
     """Ranks connected by a switch."""
 
     size: int
@@ -70,7 +70,7 @@ class Channel(msgspec.Struct, omit_defaults=True):
     channel_type: Kind
     connected_to: list[int] = []
     buffer_type: Buffer | None = None
-    rank_groups: list[Group] = []
+    rank_groups: list[RankGroup] = []
 
 
 class RemoteBuffer(msgspec.Struct, omit_defaults=True):
@@ -110,7 +110,7 @@ class ThreadBlock(msgspec.Struct):
     remote_buffer_refs: list[BlockBuffers] = []
 
 
-class Gpu(msgspec.Struct):
+class PlanGpu(msgspec.Struct):
     """One rank's part."""
 
     id: int
@@ -123,14 +123,14 @@ class Gpu(msgspec.Struct):
     semaphores: list[Semaphore] = []
 
 
-class Plan(msgspec.Struct):
+class PlanDocument(msgspec.Struct):
     """An execution plan."""
 
     name: str
     collective: str
     protocol: str
     inplace: bool
-    gpus: list[Gpu]
+    gpus: list[PlanGpu]
     reuse_resources: bool = False
     num_threads_per_block: int = 1024
     use_double_scratch_buffer: bool = False

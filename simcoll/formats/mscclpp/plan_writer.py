@@ -24,8 +24,11 @@ from simcoll.proving import verify_device_program
 __all__ = ["dump_mscclpp_plan"]
 
 _COLLECTIVES = {
-    "all_reduce": "allreduce", "all_gather": "allgather", "reduce_scatter": "reducescatter", "all_to_all": "alltoall",
-}  # fmt: skip
+    "all_reduce": "allreduce",
+    "all_gather": "allgather",
+    "reduce_scatter": "reducescatter",
+    "all_to_all": "alltoall",
+}
 _NOP: dict[str, Any] = {"name": "nop"}
 _SPARE = 4  # operations that begin and end a thread block that others precede or follow
 
@@ -79,13 +82,19 @@ def dump_mscclpp_plan(
     aside, packets = Aside(schedule), protocol == "LL"
     stages = [list(stages_of(plan, chain if len(chains) > 1 else None, aside, packets=packets)) for chain in chains]
     head = {
-        "name": name or schedule.title, "collective": _COLLECTIVES[schedule.collective.kind], "protocol": protocol,
-        "inplace": schedule.collective.in_place, "reuse_resources": False, "num_threads_per_block": 1024,
-        "use_double_scratch_buffer": protocol == "LL", "buffer_alignment": 16, "min_message_size": min_bytes,
+        "name": name or schedule.title,
+        "collective": _COLLECTIVES[schedule.collective.kind],
+        "protocol": protocol,
+        "inplace": schedule.collective.in_place,
+        "reuse_resources": False,
+        "num_threads_per_block": 1024,
+        "use_double_scratch_buffer": protocol == "LL",
+        "buffer_alignment": 16,
+        "min_message_size": min_bytes,
         "max_message_size": max_bytes,
-    }  # fmt: skip
+    }
     for careful in (False, True):
-        writer = _Writer(schedule, protocol, careful=careful)
+        writer = _PlanWriter(schedule, protocol, careful=careful)
         for chain in stages:
             writer.chain(chain)
         content = msgspec.json.encode(head | {"gpus": [writer.gpu(rank) for rank in range(schedule.nranks)]}) + b"\n"
@@ -102,7 +111,7 @@ def dump_mscclpp_plan(
     return content
 
 
-class _Writer:
+class _PlanWriter:
     """Collects thread blocks, channels and buffers of all ranks."""
 
     def __init__(self, schedule: Schedule, protocol: str, *, careful: bool) -> None:
@@ -127,23 +136,27 @@ class _Writer:
         met: set[tuple[int, int]] = set()
         previous = Stage()
         for number, stage in enumerate([*stages, Stage()]):
-            both = previous.meets | stage.meets
-            meetings = [previous.meets, stage.meets] if self.careful and number else [both]
-            made = [self._stage(rank, stage, number, meetings, first=not number) for rank in range(len(self.blocks))]
-            if any(len(old) + len(new) > MAX_OPERATIONS - _SPARE for old, new in zip(segment, made, strict=True)):
+            all_meets = previous.meets | stage.meets
+            meetings = [previous.meets, stage.meets] if self.careful and number else [all_meets]
+            operations = [
+                self._stage(rank, stage, number, meetings, opening=not number) for rank in range(len(self.blocks))
+            ]
+            if any(len(old) + len(new) > MAX_OPERATIONS - _SPARE for old, new in zip(segment, operations, strict=True)):
                 self._close(segment, met, last=False)
                 segment, met = (
                     [[{"name": "sem_acquire", "semaphore_ids": [count - 1]}, _NOP] for count in self.semaphores],
                     set(),
                 )
-                if any(len(old) + len(new) > MAX_OPERATIONS - _SPARE for old, new in zip(segment, made, strict=True)):
+                if any(
+                    len(old) + len(new) > MAX_OPERATIONS - _SPARE for old, new in zip(segment, operations, strict=True)
+                ):
                     refuse(
                         self.schedule,
                         f"step {number} needs more operations than the {MAX_OPERATIONS} that a thread block takes",
                     )
-            for old, new in zip(segment, made, strict=True):
+            for old, new in zip(segment, operations, strict=True):
                 old.extend(new)
-            met |= both if not self.packets else set()
+            met |= all_meets if not self.packets else set()
             previous = stage
         self._close(segment, met, last=True)
 
@@ -158,33 +171,38 @@ class _Writer:
                             self.next_slot[targets[0].rank] += targets[0].count
 
     def _stage(
-        self, rank: int, stage: Stage, number: int, meetings: list[set[tuple[int, int]]], *, first: bool
+        self, rank: int, stage: Stage, number: int, meetings: list[set[tuple[int, int]]], *, opening: bool
     ) -> list[dict[str, Any]]:
         """The operations of a rank: synchronise, then work, with fences."""
-        made: list[dict[str, Any]] = []
+        operations: list[dict[str, Any]] = []
         for meeting in meetings:
             peers = sorted(b for a, b in meeting if a == rank) if not self.packets else []
             some = [peers[begin : begin + MAX_PEERS] for begin in range(0, len(peers), MAX_PEERS)]
-            made += [{"name": "rlxsignal" if first else "signal", "peers": each} for each in some]
-            made += [{"name": "rlxwait" if first else "wait", "peers": each} for each in some]
-            made += [_NOP] if peers else []
+            operations += [{"name": "rlxsignal" if opening else "signal", "peers": targets} for targets in some]
+            operations += [{"name": "rlxwait" if opening else "wait", "peers": targets} for targets in some]
+            operations += [_NOP] if peers else []
         for group in stage.groups.get(rank, ()):
             for name, sources, targets in group:
-                made.append(self._operation(name, sources, targets, number))
+                operations.append(self._operation(name, sources, targets, number))
                 if name == "repkt":  # one after the other, if several go to one chunk
-                    made.append(_NOP)
-            if made[-1] is not _NOP:
-                made.append(_NOP)
-        return made
+                    operations.append(_NOP)
+            if operations[-1] is not _NOP:
+                operations.append(_NOP)
+        return operations
 
     def _operation(self, name: str, sources: list[Ref], targets: list[Ref], number: int) -> dict[str, Any]:
         if name in {"ppkt", "upkt", "repkt"}:
             place = {"type": "s", "index": self.slots[sources[0], targets[0], number], "size": sources[0].count}
             if name == "ppkt":
                 return {"name": name, "src_buff": [self._place(sources[0])], "to": [(targets[0].rank, place)]}
-            own = self._place(targets[0])
-            more = {"reduce_op": "sum"} if name == "repkt" else {}
-            return {"name": name, "src_buff": [own, place] if name == "repkt" else [place], "dst_buff": [own], **more}
+            local = self._place(targets[0])
+            options = {"reduce_op": "sum"} if name == "repkt" else {}
+            return {
+                "name": name,
+                "src_buff": [local, place] if name == "repkt" else [place],
+                "dst_buff": [local],
+                **options,
+            }
         if name == "put":
             return {
                 "name": name,
@@ -192,17 +210,17 @@ class _Writer:
                 "to": [(targets[0].rank, self._place(targets[0]))],
             }
         if name == "rre":
-            remote = [(each.rank, self._place(each)) for each in sources[1:]]
-            own = self._place(targets[0])
-            return {"name": name, "src_buff": [own], "from": remote, "dst_buff": [own], "reduce_op": "sum"}
+            remote = [(source.rank, self._place(source)) for source in sources[1:]]
+            local = self._place(targets[0])
+            return {"name": name, "src_buff": [local], "from": remote, "dst_buff": [local], "reduce_op": "sum"}
         if name in {"glres", "gstore"}:
             return {"name": name, "by": [self._place(sources[0])], "onto": self._place(targets[0])}
-        more = {"reduce_op": "sum"} if name == "re" else {}
+        options = {"reduce_op": "sum"} if name == "re" else {}
         return {
             "name": name,
             "src_buff": list(map(self._place, sources)),
             "dst_buff": list(map(self._place, targets)),
-            **more,
+            **options,
         }
 
     def _place(self, ref: Ref) -> dict[str, Any]:
@@ -237,56 +255,63 @@ class _Writer:
             self.blocks[rank].append(self._block(rank, operations, peers))
 
     def _block(self, rank: int, operations: list[dict[str, Any]], peers: list[int]) -> dict[str, Any]:
-        first = len(self.peers[rank])
+        first_channel = len(self.peers[rank])
         self.peers[rank] += peers
         buffers: list[tuple[int, str]] = []
         switches: list[str] = []
-        ops = [self._resolved(each, peers, buffers, switches) for each in operations]
+        ops = [self._resolve(operation, peers, buffers, switches) for operation in operations]
         for buffer in buffers:
             if buffer not in self.buffers[rank]:
                 self.buffers[rank].append(buffer)
         for switch in switches:
             if switch not in self.switches[rank]:
                 self.switches[rank].append(switch)
-        channels = [{"channel_type": "memory", "channel_ids": list(range(first, first + len(peers)))}] if peers else []
+        channels = (
+            [{"channel_type": "memory", "channel_ids": list(range(first_channel, first_channel + len(peers)))}]
+            if peers
+            else []
+        )
         if switches:
             channels.append(
-                {"channel_type": "switch", "channel_ids": [self.switches[rank].index(each) for each in switches]}
+                {"channel_type": "switch", "channel_ids": [self.switches[rank].index(switch) for switch in switches]}
             )
         ids = [self.buffers[rank].index(buffer) for buffer in buffers]
         refs = [{"access_channel_type": "memory", "remote_buffer_ids": ids}] if ids else []
         return {"id": len(self.blocks[rank]), "ops": ops, "channels": channels, "remote_buffer_refs": refs}
 
     @staticmethod
-    def _resolved(
+    def _resolve(
         operation: dict[str, Any], peers: list[int], buffers: list[tuple[int, str]], switches: list[str]
     ) -> dict[str, Any]:
         """An operation with the thread block's channel numbers in place of ranks."""
-        made = dict(operation)
+        resolved = dict(operation)
 
-        def remote(each: tuple[int, dict[str, Any]]) -> dict[str, Any]:
-            rank, place = each
+        def remote(operand: tuple[int, dict[str, Any]]) -> dict[str, Any]:
+            rank, place = operand
             if (rank, place["type"]) not in buffers:
                 buffers.append((rank, place["type"]))
             return {"buffer_id": buffers.index((rank, place["type"])), "index": place["index"], "size": place["size"]}
 
-        def switched(place: dict[str, Any]) -> dict[str, Any]:
+        def switch_operand(place: dict[str, Any]) -> dict[str, Any]:
             if place["type"] not in switches:
                 switches.append(place["type"])
             return {"switch_channel_id": switches.index(place["type"]), "index": place["index"], "size": place["size"]}
 
-        if "peers" in made:
-            made |= {"channel_ids": [peers.index(peer) for peer in made.pop("peers")], "channel_type": "memory"}
-        if "to" in made:
-            made |= {"dst_buff": [remote(each) for each in made.pop("to")], "channel_type": "memory"}
-        if "from" in made:
-            made |= {"src_buff": [*made["src_buff"], *map(remote, made.pop("from"))], "channel_type": "memory"}
-        if "onto" in made:
-            sources, target = made.pop("by"), made.pop("onto")
-            made["src_buff"] = [switched(sources[0])] if made["name"] == "glres" else sources
-            made |= {"dst_buff": [switched(target)], "channel_type": "switch"}
-            made |= {"reduce_op": "sum"} if made["name"] == "glres" else {}
-        return made
+        if "peers" in resolved:
+            resolved |= {"channel_ids": [peers.index(peer) for peer in resolved.pop("peers")], "channel_type": "memory"}
+        if "to" in resolved:
+            resolved |= {"dst_buff": [remote(operand) for operand in resolved.pop("to")], "channel_type": "memory"}
+        if "from" in resolved:
+            resolved |= {
+                "src_buff": [*resolved["src_buff"], *map(remote, resolved.pop("from"))],
+                "channel_type": "memory",
+            }
+        if "onto" in resolved:
+            sources, target = resolved.pop("by"), resolved.pop("onto")
+            resolved["src_buff"] = [switch_operand(sources[0])] if resolved["name"] == "glres" else sources
+            resolved |= {"dst_buff": [switch_operand(target)], "channel_type": "switch"}
+            resolved |= {"reduce_op": "sum"} if resolved["name"] == "glres" else {}
+        return resolved
 
     def gpu(self, rank: int) -> dict[str, Any]:
         """One rank's part."""
@@ -296,13 +321,22 @@ class _Writer:
             [{"channel_type": "memory", "connected_to": self.peers[rank]}] if self.peers[rank] else []
         )
         channels += [
-            {"channel_type": "switch", "buffer_type": each, "rank_groups": [{"size": len(everyone), "ranks": everyone}]}
-            for each in self.switches[rank]
+            {
+                "channel_type": "switch",
+                "buffer_type": buffer,
+                "rank_groups": [{"size": len(everyone), "ranks": everyone}],
+            }
+            for buffer in self.switches[rank]
         ]
         return {
-            "id": rank, "input_chunks": layout.output_base, "output_chunks": layout.scratch_base - layout.output_base,
+            "id": rank,
+            "input_chunks": layout.output_base,
+            "output_chunks": layout.scratch_base - layout.output_base,
             "scratch_chunks": max(self.next_slot) + -(-self.scratch // 2) if self.packets else self.scratch,
-            "threadblocks": self.blocks[rank], "channels": channels,
-            "remote_buffers": [{"rank": owner, "type": kind, "access_channel_types": ["memory"]} for owner, kind in self.buffers[rank]],
+            "threadblocks": self.blocks[rank],
+            "channels": channels,
+            "remote_buffers": [
+                {"rank": owner, "type": kind, "access_channel_types": ["memory"]} for owner, kind in self.buffers[rank]
+            ],
             "semaphores": [{"init_value": 0}] * self.semaphores[rank],
-        }  # fmt: skip
+        }

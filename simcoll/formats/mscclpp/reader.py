@@ -14,8 +14,8 @@ from simcoll.core.device_program import DeviceProgram
 from simcoll.errors import ConfigError, nearest
 from simcoll.files.reader_arguments import Content, FilePath, content_of, path_of
 from simcoll.files.strict import decode_json, read_file
-from simcoll.formats.mscclpp.blocks import MAX_PARTS, Place, Rank, every_operation
-from simcoll.formats.mscclpp.document import Plan
+from simcoll.formats.mscclpp.blocks import MAX_PARTS, PlanPlace, PlanRank, every_operation
+from simcoll.formats.mscclpp.document import PlanDocument
 
 __all__ = ["load_mscclpp_plan", "parse_mscclpp_plan"]
 
@@ -24,9 +24,12 @@ MAX_CELLS = 1 << 20
 MAX_SEMAPHORES = 16
 
 _KINDS: Mapping[str, str | None] = {
-    "allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter", "alltoall": "all_to_all",
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "alltoall": "all_to_all",
     **dict.fromkeys(("sendrecv", "test", "custom")),
-}  # fmt: skip
+}
 
 
 def load_mscclpp_plan(path: FilePath) -> DeviceProgram:
@@ -62,8 +65,8 @@ def parse_mscclpp_plan(content: Content, file: str | None = None) -> DeviceProgr
             "write it anew with today's mscclpp.language",
             file=file,
         )
-    plan = decode_json(content, Plan, file)
-    top = Place(file, "$")
+    plan = decode_json(content, PlanDocument, file)
+    top = PlanPlace(file, "$")
     if plan.protocol not in {"Simple", "LL"}:
         top.at(".protocol").refuse(f"unknown protocol {plan.protocol!r}; {nearest(plan.protocol, ['Simple', 'LL'])}")
     if plan.collective not in _KINDS:
@@ -72,9 +75,9 @@ def parse_mscclpp_plan(content: Content, file: str | None = None) -> DeviceProgr
         top.at(".gpus").refuse("there are no gpus")
     pieces = _pieces(top, plan)
     shape = _shape(top, plan, pieces)
-    gpus = [Rank(top.at(f".gpus[{rank}]"), plan, shape, rank) for rank in range(len(plan.gpus))]
+    gpus = [PlanRank(top.at(f".gpus[{rank}]"), plan, shape, rank) for rank in range(len(plan.gpus))]
     if plan.reuse_resources and any(
-        each.name == "pipeline" for gpu in plan.gpus for block in gpu.threadblocks for each in block.ops
+        operation.name == "pipeline" for gpu in plan.gpus for block in gpu.threadblocks for operation in block.ops
     ):
         top.refuse(
             "reuse_resources with pipelines: which slices share scratch depends on the size, so it is not followed"
@@ -82,16 +85,16 @@ def parse_mscclpp_plan(content: Content, file: str | None = None) -> DeviceProgr
     return replace(shape, blocks=tuple(gpu.blocks() for gpu in gpus))
 
 
-def _pieces(top: Place, plan: Plan) -> int:
+def _pieces(top: PlanPlace, plan: PlanDocument) -> int:
     """The number of cells per chunk, such that each thread block's part of a region is a whole number of cells."""
     pieces, units = 1, set()
     for rank, gpu in enumerate(plan.gpus):
         for number, block in enumerate(gpu.threadblocks):
             for operation in every_operation(block.ops):
                 if operation.tbg_info is not None:
-                    here = top.at(f".gpus[{rank}].threadblocks[{number}]")
-                    here.within("tbg_size", operation.tbg_info.tbg_size, 1, MAX_PARTS)
-                    here.within("tb_id", operation.tbg_info.tb_id, 0, operation.tbg_info.tbg_size - 1)
+                    place = top.at(f".gpus[{rank}].threadblocks[{number}]")
+                    place.within("tbg_size", operation.tbg_info.tbg_size, 1, MAX_PARTS)
+                    place.within("tb_id", operation.tbg_info.tb_id, 0, operation.tbg_info.tbg_size - 1)
                     pieces = lcm(pieces, operation.tbg_info.tbg_size)
                 if operation.iter_context is not None:
                     units.add(operation.iter_context.unit_size)
@@ -103,43 +106,55 @@ def _pieces(top: Place, plan: Plan) -> int:
     return pieces
 
 
-def _shape(top: Place, plan: Plan, pieces: int) -> DeviceProgram:
+def _shape(top: PlanPlace, plan: PlanDocument, pieces: int) -> DeviceProgram:
     """The program without its operations."""
-    n, first = len(plan.gpus), plan.gpus[0]
+    n, first_gpu = len(plan.gpus), plan.gpus[0]
     for rank, gpu in enumerate(plan.gpus):
-        here = top.at(f".gpus[{rank}]")
+        place = top.at(f".gpus[{rank}]")
         if gpu.id != rank:
-            here.at(".id").refuse(f"id is {gpu.id}; gpus are indexed by rank, so {rank} is expected")
+            place.at(".id").refuse(f"id is {gpu.id}; gpus are indexed by rank, so {rank} is expected")
         for name in ("input_chunks", "output_chunks", "scratch_chunks"):
-            chunks = here.within(name, getattr(gpu, name), 0, MAX_CELLS)
+            chunks = place.within(name, getattr(gpu, name), 0, MAX_CELLS)
             if chunks == 0 and name != "scratch_chunks":
-                here.refuse(f"{name} is 0, by which the executor divides")
-        if (gpu.input_chunks, gpu.output_chunks) != (first.input_chunks, first.output_chunks):
-            here.refuse(
-                f"{gpu.input_chunks} input and {gpu.output_chunks} output chunks; gpu 0 has {first.input_chunks} and {first.output_chunks}"
+                place.refuse(f"{name} is 0, by which the executor divides")
+        if (gpu.input_chunks, gpu.output_chunks) != (first_gpu.input_chunks, first_gpu.output_chunks):
+            place.refuse(
+                f"{gpu.input_chunks} input and {gpu.output_chunks} output chunks; "
+                f"gpu 0 has {first_gpu.input_chunks} and {first_gpu.output_chunks}"
             )
     kind = _KINDS[plan.collective]
     collective, chunks = None, 1
     if kind is not None:
         collective = Collective(kind, n, in_place=plan.inplace)
-        chunks = first.input_chunks // max(collective.input_slots, 1)
-        wanted = (chunks * collective.input_slots, chunks * collective.output_slots)
-        if not chunks or wanted != (first.input_chunks, first.output_chunks):
+        chunks = first_gpu.input_chunks // max(collective.input_slots, 1)
+        expected = (chunks * collective.input_slots, chunks * collective.output_slots)
+        if not chunks or expected != (first_gpu.input_chunks, first_gpu.output_chunks):
             top.at(".gpus[0]").refuse(
-                f"{first.input_chunks} input and {first.output_chunks} output chunks do not fit an {plan.collective} of {n} ranks"
+                f"{first_gpu.input_chunks} input and {first_gpu.output_chunks} output chunks do not fit an {plan.collective} of {n} ranks"
             )
     scratch = max(gpu.scratch_chunks for gpu in plan.gpus)
     plain = scratch * (2 if plan.protocol == "LL" else 1)
-    buffers = (first.input_chunks * pieces, first.output_chunks * pieces, plain * pieces, scratch * pieces)
+    buffers = (first_gpu.input_chunks * pieces, first_gpu.output_chunks * pieces, plain * pieces, scratch * pieces)
     if sum(buffers) * n > MAX_CELLS:
         top.refuse(f"{sum(buffers)} cells on each of {n} ranks; at most {MAX_CELLS} in all are followed")
     semaphores = []
     for rank, gpu in enumerate(plan.gpus):
-        here = top.at(f".gpus[{rank}].semaphores")
-        here.within("number of semaphores", len(gpu.semaphores), 0, MAX_SEMAPHORES)
-        semaphores.append(tuple(here.within("init_value", each.init_value, 0, 2**31) for each in gpu.semaphores))
+        place = top.at(f".gpus[{rank}].semaphores")
+        place.within("number of semaphores", len(gpu.semaphores), 0, MAX_SEMAPHORES)
+        semaphores.append(
+            tuple(place.within("init_value", semaphore.init_value, 0, 2**31) for semaphore in gpu.semaphores)
+        )
     name = plan.name if plan.name.isprintable() and len(plan.name) <= 200 else "plan"
     return DeviceProgram(
-        name, tuple(() for _ in plan.gpus), buffers, collective, chunks * pieces, pieces, plan.inplace, plan.protocol,
-        tuple(semaphores), plan.min_message_size, plan.max_message_size,
-    )  # fmt: skip
+        name,
+        tuple(() for _ in plan.gpus),
+        buffers,
+        collective,
+        chunks * pieces,
+        pieces,
+        plan.inplace,
+        plan.protocol,
+        tuple(semaphores),
+        plan.min_message_size,
+        plan.max_message_size,
+    )

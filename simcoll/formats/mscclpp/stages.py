@@ -38,9 +38,9 @@ class Stage:
     meets: set[tuple[int, int]] = field(default_factory=set)
 
 
-def refuse(schedule: Schedule, what: str) -> NoReturn:
+def refuse(schedule: Schedule, reason: str) -> NoReturn:
     """Raise for content that a plan cannot express."""
-    raise ConfigError(f"an MSCCL++ plan cannot hold {schedule}: {what}")
+    raise ConfigError(f"an MSCCL++ plan cannot hold {schedule}: {reason}")
 
 
 def stages_of(plan: Plan, channel: int | None, aside: Aside, *, packets: bool) -> Iterator[Stage]:
@@ -56,21 +56,21 @@ def stages_of(plan: Plan, channel: int | None, aside: Aside, *, packets: bool) -
             Ref(*row) for row in zip(step.dst_rank.tolist(), step.dst_chunk.tolist(), step.count.tolist(), strict=True)
         ]
         switched = Stage()
-        handled = _switched(schedule, step, set(rows.tolist()), sources, targets, reduced, switched)
+        handled = _switch_operations(schedule, step, set(rows.tolist()), sources, targets, reduced, switched)
         if handled and packets:
             refuse(schedule, f"step {step.step}: operations of switches need protocol 'Simple'")
         ordinary = [row for row in rows.tolist() if row not in handled]
         if not packets:
-            first = Stage()
+            saving = Stage()
             for row in ordinary:
                 if step.staged[row]:
-                    kept = aside.take(sources[row])
-                    first.groups[kept.rank] = first.groups[kept.rank] or [[]]
-                    first.groups[kept.rank][0].append(("copy", [sources[row]], [kept]))
-                    sources[row] = kept
-            if first.groups:
-                yield first
-        moved = list(_moved(schedule, step, ordinary, sources, targets, packets=packets))
+                    saved = aside.take(sources[row])
+                    saving.groups[saved.rank] = saving.groups[saved.rank] or [[]]
+                    saving.groups[saved.rank][0].append(("copy", [sources[row]], [saved]))
+                    sources[row] = saved
+            if saving.groups:
+                yield saving
+        moved = list(_moves(schedule, step, ordinary, sources, targets, packets=packets))
         for rank, groups in switched.groups.items():
             moved[0].groups[rank] = groups + moved[0].groups[rank]
         moved[0].meets |= switched.meets
@@ -88,17 +88,22 @@ class Aside:
     def __init__(self, schedule: Schedule) -> None:
         self.free = [schedule.layout.size] * schedule.nranks
 
-    def take(self, what: Ref) -> Ref:
+    def take(self, chunks: Ref) -> Ref:
         """Allocate chunks for a copy of some chunks of a rank."""
-        first = self.free[what.rank]
-        self.free[what.rank] += what.count
-        return Ref(what.rank, first, what.count)
+        begin = self.free[chunks.rank]
+        self.free[chunks.rank] += chunks.count
+        return Ref(chunks.rank, begin, chunks.count)
 
 
-def _switched(
-    schedule: Schedule, step: PlanStep, rows: set[int], sources: list[Ref], targets: list[Ref],
-    reduced: dict[tuple[int, int], list[Ref]], stage: Stage,
-) -> set[int]:  # fmt: skip
+def _switch_operations(
+    schedule: Schedule,
+    step: PlanStep,
+    rows: set[int],
+    sources: list[Ref],
+    targets: list[Ref],
+    reduced: dict[tuple[int, int], list[Ref]],
+    stage: Stage,
+) -> set[int]:
     """Switch operations: a reduction is deferred to the multicast of its result, with which it forms one operation."""
     handled: set[int] = set()
     everyone = range(schedule.nranks)
@@ -109,7 +114,10 @@ def _switched(
         if step.op[group[0]] == SWITCH_REDUCE:
             result = targets[group[0]]
             operands = [sources[row] for row in group]
-            if sorted(each.rank for each in operands) != list(everyone) or len({each.chunk for each in operands}) > 1:
+            if (
+                sorted(operand.rank for operand in operands) != list(everyone)
+                or len({operand.chunk for operand in operands}) > 1
+            ):
                 refuse(schedule, f"step {step.step}: a switch reduces other than one chunk of all ranks")
             reduced[result.rank, result.chunk] = operands
             continue
@@ -117,17 +125,20 @@ def _switched(
         ranks = {targets[row].rank for row in group} | {source.rank}
         if ranks != set(everyone) or len({targets[row].chunk for row in group}) > 1:
             refuse(schedule, f"step {step.step}: a switch sends other than one chunk to all ranks")
-        own = [
-            row for row in rows - handled
-            if step.op[row] == COPY and sources[row] == source and (targets[row].rank, targets[row].chunk) == (source.rank, landing)
-        ]  # fmt: skip
+        own_rows = [
+            row
+            for row in rows - handled
+            if step.op[row] == COPY
+            and sources[row] == source
+            and (targets[row].rank, targets[row].chunk) == (source.rank, landing)
+        ]
         operands = reduced.pop((source.rank, source.chunk), [])
-        if landing != source.chunk and not own and not operands:
+        if landing != source.chunk and not own_rows and not operands:
             refuse(
                 schedule,
                 f"step {step.step}: a switch also stores to rank {source.rank} itself, where the schedule has other data",
             )
-        handled |= set(own)
+        handled |= set(own_rows)
         to = [Ref(rank, landing, source.count) for rank in everyone]
         if operands and landing != source.chunk:
             refuse(schedule, f"step {step.step}: the result of a switch has another place on its own rank")
@@ -137,7 +148,7 @@ def _switched(
     return handled
 
 
-def _moved(
+def _moves(
     schedule: Schedule, step: PlanStep, rows: list[int], sources: list[Ref], targets: list[Ref], *, packets: bool
 ) -> Iterator[Stage]:
     """Copies and reductions of a step: puts, pulls and local work; or packets sent, local work, packets received."""
@@ -147,10 +158,10 @@ def _moved(
             refuse(schedule, f"step {step.step} has an operation that is no copy and no reduction")
         by_target[targets[row]].append(row)
     copies = [row for row in rows if step.op[row] == COPY]
-    mixed = any(len({int(step.op[row]) for row in each}) > 1 for each in by_target.values())
+    mixed = any(len({int(step.op[row]) for row in members}) > 1 for members in by_target.values())
     if mixed and not packets:  # a sum that grows on what is copied in the same step
-        yield from _moved(schedule, step, copies, sources, targets, packets=False)
-        yield from _moved(
+        yield from _moves(schedule, step, copies, sources, targets, packets=False)
+        yield from _moves(
             schedule, step, [row for row in rows if row not in set(copies)], sources, targets, packets=False
         )
         return
@@ -158,7 +169,7 @@ def _moved(
     groups: dict[int, dict[int, list[Work]]] = defaultdict(lambda: defaultdict(list))
     for target, members in by_target.items():
         for turn, run in enumerate(_runs(members, sources, target, step, packets=packets)):
-            first, reduces, away = sources[run[0]], step.op[run[0]] == REDUCE, sources[run[0]].rank != target.rank
+            source, reduces, away = sources[run[0]], step.op[run[0]] == REDUCE, sources[run[0]].rank != target.rank
             stage.meets |= {
                 pair
                 for row in run
@@ -166,15 +177,15 @@ def _moved(
                 for pair in ((sources[row].rank, target.rank), (target.rank, sources[row].rank))
             }
             if packets and away:
-                groups[first.rank][0].append(("ppkt", [first], [target]))
-                groups[target.rank][2 + 2 * turn].append(("repkt" if reduces else "upkt", [first], [target]))
+                groups[source.rank][0].append(("ppkt", [source], [target]))
+                groups[target.rank][2 + 2 * turn].append(("repkt" if reduces else "upkt", [source], [target]))
             elif reduces:
                 name = "rre" if away else "re"
                 groups[target.rank][1 + 2 * turn].append((name, [target, *(sources[row] for row in run)], [target]))
             else:
-                groups[first.rank][1 + 2 * turn].append(("put" if away else "copy", [first], [target]))
-    for rank, each in groups.items():
-        stage.groups[rank] = [each[number] for number in sorted(each)]
+                groups[source.rank][1 + 2 * turn].append(("put" if away else "copy", [source], [target]))
+    for rank, by_order in groups.items():
+        stage.groups[rank] = [by_order[number] for number in sorted(by_order)]
     yield stage
 
 

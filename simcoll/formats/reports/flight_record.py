@@ -117,33 +117,35 @@ def parse_flight_record(content: Content, file: str | None = None) -> FlightReco
         if not re.fullmatch(r"\[[0-9, ]{0,1000000}\]", text):
             raise ConfigError(f"ranks {text[:40]!r}: expected a list such as '[0, 1]'", file=file, path=place)
         groups.append((name[:200], tuple(int(rank) for rank in re.findall(r"[0-9]{1,9}", text))))
-    found = tuple(_entry(each, file, f"$.entries[{number}]") for number, each in enumerate(entries))
-    return FlightRecord(_get(table, "version", str, file, "$", ""), tuple(groups), found)
+    flight_entries = tuple(_entry(record, file, f"$.entries[{number}]") for number, record in enumerate(entries))
+    return FlightRecord(_get(table, "version", str, file, "$", ""), tuple(groups), flight_entries)
 
 
 def _get(table: Any, key: str, kind: type | tuple[type, ...], file: str | None, place: str, default: Any = None) -> Any:
     value = table.get(key, default) if isinstance(table, dict) else None
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        expected = kind.__name__ if isinstance(kind, type) else " or ".join(each.__name__ for each in kind)
-        raise ConfigError(f"{key}: expected {expected}, got {_shown(value)}", file=file, path=place)
+        expected = kind.__name__ if isinstance(kind, type) else " or ".join(option.__name__ for option in kind)
+        raise ConfigError(f"{key}: expected {expected}, got {_describe(value)}", file=file, path=place)
     return value
 
 
-def _shown(value: Any) -> str:
+def _describe(value: Any) -> str:
     """Format a value for a message, without containers, which may expand without bound."""
     return repr(value)[:40] if isinstance(value, (str, float, bytes)) else type(value).__name__
 
 
-def _entry(each: Any, file: str | None, place: str) -> FlightEntry:
-    group = _get(each, "process_group", (list, tuple), file, place, [""])
-    p2p = bool(each.get("is_p2p"))
-    number = _get(each, "p2p_seq_id" if p2p else "collective_seq_id", int, file, place)
-    state = _get(each, "state", str, file, place)
+def _entry(entry: Any, file: str | None, place: str) -> FlightEntry:
+    group = _get(entry, "process_group", (list, tuple), file, place, [""])
+    p2p = bool(entry.get("is_p2p"))
+    number = _get(entry, "p2p_seq_id" if p2p else "collective_seq_id", int, file, place)
+    state = _get(entry, "state", str, file, place)
     if state not in STATES:
         raise ConfigError(f"state {state[:40]!r}: expected {', '.join(STATES)}", file=file, path=place)
     sides = []
     for side in ("input", "output"):
-        shapes, types = (_get(each, f"{side}_{what}", (list, tuple), file, place, []) for what in ("sizes", "dtypes"))
+        shapes, types = (
+            _get(entry, f"{side}_{quantity}", (list, tuple), file, place, []) for quantity in ("sizes", "dtypes")
+        )
         if len(shapes) != len(types):
             raise ConfigError(f"{len(shapes)} {side}_sizes and {len(types)} {side}_dtypes", file=file, path=place)
         for shape in shapes:
@@ -152,8 +154,8 @@ def _entry(each: Any, file: str | None, place: str) -> FlightEntry:
         if not all(isinstance(kind, str) for kind in types):
             raise ConfigError(f"{side}_dtypes: expected names", file=file, path=place)
         sides.append(tuple((tuple(shape), kind[:40]) for shape, kind in zip(shapes, types, strict=True)))
-    name = _get(each, "profiling_name", str, file, place)[:200]
-    created = _get(each, "time_created_ns", int, file, place, 0)
+    name = _get(entry, "profiling_name", str, file, place)[:200]
+    created = _get(entry, "time_created_ns", int, file, place, 0)
     whose = group[0] if group and isinstance(group[0], str) else ""
     return FlightEntry(whose[:200], number, name, sides[0], sides[1], state, p2p, created)
 
@@ -162,16 +164,28 @@ def dump_flight_record(record: FlightRecord) -> bytes:
     """Write a flight record as JSON, which reads back as the same record."""
     entries = [
         {
-            "frames": [], "record_id": number, "pg_id": 0, "process_group": [each.group, ""],
-            "collective_seq_id": 0 if each.p2p else each.sequence, "p2p_seq_id": each.sequence if each.p2p else 0, "op_id": number + 1,
-            "profiling_name": each.operation, "time_created_ns": each.created_ns,
-            "input_sizes": [list(shape) for shape, _ in each.inputs], "input_dtypes": [kind for _, kind in each.inputs],
-            "output_sizes": [list(shape) for shape, _ in each.outputs], "output_dtypes": [kind for _, kind in each.outputs],
-            "state": each.state, "time_discovered_started_ns": None, "time_discovered_completed_ns": None,
-            "retired": each.state == "completed", "timeout_ms": 600000, "is_p2p": each.p2p,
+            "frames": [],
+            "record_id": number,
+            "pg_id": 0,
+            "process_group": [entry.group, ""],
+            "collective_seq_id": 0 if entry.p2p else entry.sequence,
+            "p2p_seq_id": entry.sequence if entry.p2p else 0,
+            "op_id": number + 1,
+            "profiling_name": entry.operation,
+            "time_created_ns": entry.created_ns,
+            "input_sizes": [list(shape) for shape, _ in entry.inputs],
+            "input_dtypes": [kind for _, kind in entry.inputs],
+            "output_sizes": [list(shape) for shape, _ in entry.outputs],
+            "output_dtypes": [kind for _, kind in entry.outputs],
+            "state": entry.state,
+            "time_discovered_started_ns": None,
+            "time_discovered_completed_ns": None,
+            "retired": entry.state == "completed",
+            "timeout_ms": 600000,
+            "is_p2p": entry.p2p,
         }
-        for number, each in enumerate(record.entries)
-    ]  # fmt: skip
+        for number, entry in enumerate(record.entries)
+    ]
     groups = {name: {"name": name, "desc": "", "ranks": str(list(ranks))} for name, ranks in record.groups}
     return (
         json.dumps(
@@ -191,65 +205,66 @@ def findings(records: Mapping[int, FlightRecord]) -> list[str]:
     ["group '0', collective 1 (nccl:all_reduce): rank 1 never came; it has done 0 of this group; waiting: rank 0"]
     """
     names = dict.fromkeys(entry.group for record in records.values() for entry in record.entries)
-    found: list[str] = []
+    faults: list[str] = []
     for name in names:
-        named = (ranks for record in records.values() for group, ranks in record.groups if group == name)
-        members = sorted(next(named, records))
+        member_lists = (ranks for record in records.values() for group, ranks in record.groups if group == name)
+        members = sorted(next(member_lists, records))
         by_rank = {
             rank: {entry.sequence: entry for entry in records[rank].entries if entry.group == name and not entry.p2p}
             for rank in members
             if rank in records
         }
-        found += _of_group(name, by_rank)
+        faults += _of_group(name, by_rank)
         absent = [rank for rank in members if rank not in records]
         if absent and by_rank:
-            found.append(f"group {name!r}: no record of {ranks_listed(absent)}")
-    return found
+            faults.append(f"group {name!r}: no record of {ranks_listed(absent)}")
+    return faults
 
 
 def _of_group(name: str, by_rank: Mapping[int, Mapping[int, FlightEntry]]) -> Iterator[str]:
     """The first fault in a group."""
     # A record is a ring buffer: before the latest first entry nothing is known of some rank.
-    first = max((min(entries) for entries in by_rank.values() if entries), default=0)
-    for number in sorted({number for entries in by_rank.values() for number in entries if number >= first}):
-        here = {rank: entries[number] for rank, entries in by_rank.items() if number in entries}
+    first_number = max((min(entries) for entries in by_rank.values() if entries), default=0)
+    for number in sorted({number for entries in by_rank.values() for number in entries if number >= first_number}):
+        present = {rank: entries[number] for rank, entries in by_rank.items() if number in entries}
         title = f"group {name!r}, collective {number}"
-        operations = Counter(entry.operation for entry in here.values())
+        operations = Counter(entry.operation for entry in present.values())
         if len(operations) > 1:
             parts = [
-                f"{ranks_listed([r for r in here if here[r].operation == each])} {each}" for each in sorted(operations)
+                f"{ranks_listed([r for r in present if present[r].operation == operation])} {operation}"
+                for operation in sorted(operations)
             ]
             yield f"{title}: ranks run different operations: {'; '.join(parts)}"
             return
         operation = next(iter(operations))
         for side in ("inputs", "outputs"):
-            given = {rank: getattr(entry, side) for rank, entry in here.items()}
-            kinds = {rank: ", ".join(kind for _, kind in each) or "none" for rank, each in given.items()}
-            shapes = {rank: ", ".join(map(_tensor, each)) or "none" for rank, each in given.items()}
-            for what, values in (("types", kinds), ("shapes", shapes)):
-                if what == "shapes" and any(word in operation for word in UNEVEN):
+            tensors = {rank: getattr(entry, side) for rank, entry in present.items()}
+            kinds = {rank: ", ".join(kind for _, kind in sides) or "none" for rank, sides in tensors.items()}
+            shapes = {rank: ", ".join(map(_tensor, sides)) or "none" for rank, sides in tensors.items()}
+            for quantity, values in (("types", kinds), ("shapes", shapes)):
+                if quantity == "shapes" and any(word in operation for word in UNEVEN):
                     continue
                 if len(set(values.values())) > 1:
                     different = sorted(set(values.values()))
                     parts = [
-                        f"{ranks_listed([r for r in values if values[r] == each])} with {each}" for each in different
+                        f"{ranks_listed([r for r in values if values[r] == value])} with {value}" for value in different
                     ]
-                    yield f"{title} ({operation}): {what} of {side} differ: {'; '.join(parts)}"
+                    yield f"{title} ({operation}): {quantity} of {side} differ: {'; '.join(parts)}"
                     return
-        waiting = [rank for rank, entry in here.items() if entry.state != "completed"]
-        missing = [rank for rank in by_rank if rank not in here]
+        waiting = [rank for rank, entry in present.items() if entry.state != "completed"]
+        missing = [rank for rank in by_rank if rank not in present]
         if missing and waiting:
-            done = max((max(by_rank[rank], default=0) for rank in missing), default=0)
-            own = f"it has done {done}" if len(missing) == 1 else f"they have done up to {done}"
-            yield f"{title} ({operation}): {ranks_listed(missing)} never came; {own} of this group; waiting: {ranks_listed(waiting)}"
+            latest = max((max(by_rank[rank], default=0) for rank in missing), default=0)
+            progress = f"it has done {latest}" if len(missing) == 1 else f"they have done up to {latest}"
+            yield f"{title} ({operation}): {ranks_listed(missing)} never came; {progress} of this group; waiting: {ranks_listed(waiting)}"
             return
         if waiting:
-            states = Counter(here[rank].state for rank in waiting)
-            told = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-            yield f"{title} ({operation}): {ranks_listed(waiting)} did not end it ({told}), {len(here) - len(waiting)} did"
+            states = Counter(present[rank].state for rank in waiting)
+            summary = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+            yield f"{title} ({operation}): {ranks_listed(waiting)} did not end it ({summary}), {len(present) - len(waiting)} did"
             return
 
 
-def _tensor(given: tuple[tuple[int, ...], str]) -> str:
-    shape, kind = given
+def _tensor(tensor: tuple[tuple[int, ...], str]) -> str:
+    shape, kind = tensor
     return f"{'x'.join(map(str, shape)) or 'scalar'} {kind}"

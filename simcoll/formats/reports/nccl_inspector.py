@@ -49,30 +49,30 @@ def parse_inspector(content: Content, file: str | None = None) -> list[Inspector
     if len(content) > MAX_BYTES:
         raise ConfigError(f"larger than {MAX_BYTES >> 20} MiB", file=file)
     text = content.decode("utf-8", "replace").removeprefix("\ufeff")
-    decoder, at, rows = json.JSONDecoder(), _blank(text, 0), list[InspectorRow]()
-    while at < len(text):
+    decoder, offset, rows = json.JSONDecoder(), _blank(text, 0), list[InspectorRow]()
+    while offset < len(text):
         try:
-            found, at = decoder.raw_decode(text, at)
+            document, offset = decoder.raw_decode(text, offset)
         except (ValueError, RecursionError) as error:
-            line = text.count("\n", 0, at) + 1
+            line = text.count("\n", 0, offset) + 1
             raise ConfigError(f"no JSON object: {str(error)[:200]}", file=file, path=f"line {line}") from None
         if len(rows) >= MAX_ROWS:
             raise ConfigError(f"more than {MAX_ROWS:,} collectives", file=file)
-        rows.append(_row(found, file, f"object {len(rows)}"))
-        at = _blank(text, at)
+        rows.append(_row(document, file, f"object {len(rows)}"))
+        offset = _blank(text, offset)
     if not rows:
         raise ConfigError("has no collectives of NCCL's inspector", file=file)
     return rows
 
 
-def _blank(text: str, at: int) -> int:
-    found = _BLANK.match(text, at)
-    return found.end() if found else at
+def _blank(text: str, offset: int) -> int:
+    match = _BLANK.match(text, offset)
+    return match.end() if match else offset
 
 
-def _row(found: Any, file: str | None, place: str) -> InspectorRow:
+def _row(document: Any, file: str | None, place: str) -> InspectorRow:
     def part(name: str, kind: type, inner: str) -> Any:
-        table = found.get(name) if isinstance(found, dict) else None
+        table = document.get(name) if isinstance(document, dict) else None
         value = table.get(inner) if isinstance(table, dict) else None
         if not isinstance(value, kind) or isinstance(value, bool):
             refuse(f"{name}.{inner}: expected {kind.__name__}, got {shown(value)}")
@@ -84,10 +84,15 @@ def _row(found: Any, file: str | None, place: str) -> InspectorRow:
         raise ConfigError(message, file=file, path=place)
 
     row = InspectorRow(
-        part("header", str, "id"), part("header", int, "rank"), part("header", int, "n_ranks"), part("coll_perf", int, "coll_sn"),
-        part("coll_perf", str, "coll"), part("coll_perf", int, "coll_msg_size_bytes"), part("coll_perf", int, "coll_exec_time_us"),
+        part("header", str, "id"),
+        part("header", int, "rank"),
+        part("header", int, "n_ranks"),
+        part("coll_perf", int, "coll_sn"),
+        part("coll_perf", str, "coll"),
+        part("coll_perf", int, "coll_msg_size_bytes"),
+        part("coll_perf", int, "coll_exec_time_us"),
         part("metadata", str, "hostname"),
-    )  # fmt: skip
+    )
     if row.rank >= row.nranks:
         refuse(f"rank {row.rank} of {row.nranks}")
     return row
@@ -98,7 +103,7 @@ def inspector_findings(rows: Sequence[InspectorRow]) -> list[str]:
     by_name: dict[str, list[InspectorRow]] = defaultdict(list)
     for row in rows:
         by_name[row.communicator].append(row)
-    return [f"communicator {name}: {told}" for name, found in by_name.items() for told in _of(found)]
+    return [f"communicator {name}: {finding}" for name, members in by_name.items() for finding in _of(members)]
 
 
 def _of(rows: Sequence[InspectorRow]) -> Iterator[str]:
@@ -118,11 +123,11 @@ def _of(rows: Sequence[InspectorRow]) -> Iterator[str]:
     last: dict[int, int] = {}
     for row in rows:
         last[row.rank] = max(last.get(row.rank, -1), row.number)
-    most = max(last.values())
-    behind = sorted(rank for rank, number in last.items() if number < most - 1)
+    latest = max(last.values())
+    behind = sorted(rank for rank, number in last.items() if number < latest - 1)
     if behind:
-        least = min(last[rank] for rank in behind)
-        yield f"{ranks_listed(behind)} ended with collective {least}{' or later' * (len(behind) > 1)}, others with {most}"
+        earliest = min(last[rank] for rank in behind)
+        yield f"{ranks_listed(behind)} ended with collective {earliest}{' or later' * (len(behind) > 1)}, others with {latest}"
     absent = [rank for rank in range(min(rows[0].nranks, 1 << 16)) if rank not in last]
     if absent and len(last) > 1:
         yield f"no collectives of {ranks_listed(absent)}"
@@ -135,8 +140,10 @@ def _slow(rows: Sequence[InspectorRow]) -> Iterator[str]:
     for row in rows:
         times[row.collective, row.size_bytes][row.rank].append(row.time_us)
     for (kind, size), ranks in sorted(times.items()):
-        medians = {rank: median(found) for rank, found in sorted(ranks.items()) if len(found) >= LEAST_CALLS}
-        for rank, own in medians.items():
-            usual = median([value for other, value in medians.items() if other != rank] or [own])
-            if own > SLOW * usual:
-                yield f"rank {rank} takes {own:,.0f} us for {kind} of {size:,} bytes, others {usual:,.0f} us"
+        medians = {
+            rank: median(durations) for rank, durations in sorted(ranks.items()) if len(durations) >= LEAST_CALLS
+        }
+        for rank, duration in medians.items():
+            typical = median([value for peer, value in medians.items() if peer != rank] or [duration])
+            if duration > SLOW * typical:
+                yield f"rank {rank} takes {duration:,.0f} us for {kind} of {size:,} bytes, others {typical:,.0f} us"

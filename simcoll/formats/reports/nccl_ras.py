@@ -15,9 +15,15 @@ __all__ = ["RasReport", "parse_ras", "ras_findings"]
 MAX_BYTES = 256 << 20
 MOST_SHOWN = 8
 _RESULTS = (
-    "success", "unhandled CUDA error", "system error", "internal error", "invalid argument", "invalid usage", "remote process error",
+    "success",
+    "unhandled CUDA error",
+    "system error",
+    "internal error",
+    "invalid argument",
+    "invalid usage",
+    "remote process error",
     "in progress",
-)  # fmt: skip
+)
 """NCCL's results by number."""
 _IN_PROGRESS = 7
 
@@ -39,7 +45,7 @@ class MissingStatus(msgspec.Struct, frozen=True):
     considered_dead: bool = False
 
 
-class _Rank(msgspec.Struct, frozen=True):
+class _NamedRank(msgspec.Struct, frozen=True):
     rank: int
     host: str = "unknown"
     pid: int = -1
@@ -47,14 +53,14 @@ class _Rank(msgspec.Struct, frozen=True):
     nvml_dev: int = -1
 
 
-class RasRank(_Rank, frozen=True):
+class RasRank(_NamedRank, frozen=True):
     """A rank that answered, with the number of collectives started by kind."""
 
     status: RankStatus = RankStatus()
     collective_counts: dict[str, int] = {}
 
 
-class MissingRank(_Rank, frozen=True):
+class MissingRank(_NamedRank, frozen=True):
     """A rank that did not answer."""
 
     status: MissingStatus = MissingStatus()
@@ -92,13 +98,15 @@ def parse_ras(content: Content, file: str | None = None) -> RasReport:
         report = msgspec.json.decode(content, type=RasReport)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"no report of NCCL's RAS: {str(error)[:300]}", file=file) from None
-    for number, each in enumerate(report.communicators):
-        ranks = [*(rank.rank for rank in each.ranks), *(rank.rank for rank in each.missing_ranks)]
+    for number, communicator in enumerate(report.communicators):
+        ranks = [*(rank.rank for rank in communicator.ranks), *(rank.rank for rank in communicator.missing_ranks)]
         place = f"$.communicators[{number}]"
         if len(set(ranks)) != len(ranks):
             raise ConfigError("a rank is named twice", file=file, path=place)
-        if ranks and not 0 <= min(ranks) <= max(ranks) < each.size:
-            raise ConfigError(f"ranks {min(ranks)} to {max(ranks)}, and a size of {each.size}", file=file, path=place)
+        if ranks and not 0 <= min(ranks) <= max(ranks) < communicator.size:
+            raise ConfigError(
+                f"ranks {min(ranks)} to {max(ranks)}, and a size of {communicator.size}", file=file, path=place
+            )
     return report
 
 
@@ -111,7 +119,11 @@ def ras_findings(report: RasReport) -> list[str]:
     >>> ras_findings(RasReport([RasCommunicator("0xab", 2, ranks)]))
     ['communicator 0xab: rank 1 has begun 9 AllReduce, others up to 12: they wait for it, or it for them']
     """
-    return [f"communicator {each.hash[:40]}: {told}" for each in report.communicators for told in _of(each)]
+    return [
+        f"communicator {communicator.hash[:40]}: {finding}"
+        for communicator in report.communicators
+        for finding in _of(communicator)
+    ]
 
 
 def _of(communicator: RasCommunicator) -> Iterator[str]:
@@ -122,34 +134,34 @@ def _of(communicator: RasCommunicator) -> Iterator[str]:
         yield f"rank {missing.rank} is {how} ({_where(missing)})"
     if len(communicator.missing_ranks) > MOST_SHOWN:
         yield f"and {len(communicator.missing_ranks) - MOST_SHOWN} more ranks are missing"
-    known = len(communicator.ranks) + len(communicator.missing_ranks)
-    if known < communicator.size:
-        yield f"{communicator.size - known} of {communicator.size} ranks are not in the report"
+    nreported = len(communicator.ranks) + len(communicator.missing_ranks)
+    if nreported < communicator.size:
+        yield f"{communicator.size - nreported} of {communicator.size} ranks are not in the report"
     failed: dict[str, list[RasRank]] = defaultdict(list)
     for rank in communicator.ranks:
-        for what, result in (("setting up", rank.status.init_state), ("running", rank.status.async_error)):
+        for phase, result in (("setting up", rank.status.init_state), ("running", rank.status.async_error)):
             if result:
-                failed[f"{what}: {_result(result)}"].append(rank)
+                failed[f"{phase}: {_result(result)}"].append(rank)
         if rank.status.abort_flag:
             failed["aborted"].append(rank)
-    for told, ranks in failed.items():
-        yield f"{ranks_listed([rank.rank for rank in ranks])} {told} ({_where(ranks[0])})"
+    for state, ranks in failed.items():
+        yield f"{ranks_listed([rank.rank for rank in ranks])} {state} ({_where(ranks[0])})"
     for name in dict.fromkeys(name for rank in communicator.ranks for name in rank.collective_counts):
         counts = {rank.rank: rank.collective_counts.get(name, 0) for rank in communicator.ranks}
-        most = max(counts.values())
-        behind = [rank for rank, count in counts.items() if count < most]
-        if behind and most - min(counts.values()) > 1:
-            least = min(counts.values())
-            begun = f"{least}" if all(counts[rank] == least for rank in behind) else f"{least} or more"
+        highest = max(counts.values())
+        behind = [rank for rank, count in counts.items() if count < highest]
+        if behind and highest - min(counts.values()) > 1:
+            lowest = min(counts.values())
+            begun = f"{lowest}" if all(counts[rank] == lowest for rank in behind) else f"{lowest} or more"
             has = "has" if len(behind) == 1 else "have"
-            yield f"{ranks_listed(behind)} {has} begun {begun} {name[:40]}, others up to {most}: they wait for it, or it for them"
+            yield f"{ranks_listed(behind)} {has} begun {begun} {name[:40]}, others up to {highest}: they wait for it, or it for them"
 
 
 def _result(number: int) -> str:
     return _RESULTS[number] if 0 <= number < len(_RESULTS) else f"error {number}"
 
 
-def _where(rank: _Rank) -> str:
+def _where(rank: _NamedRank) -> str:
     gpu = (
         f"GPU {rank.cuda_dev}" if rank.cuda_dev in {rank.nvml_dev, -1} else f"GPU {rank.cuda_dev}, NVML {rank.nvml_dev}"
     )

@@ -133,13 +133,13 @@ def certificate_bytes(subject: object, proof: Proof | ProgramProof | DeviceProof
     'run-consistent'
     """
     if isinstance(subject, Schedule) and isinstance(proof, Proof):
-        return _encoded(subject, _of_schedule(subject, proof, subject.title))
+        return _encode(subject, _of_schedule(subject, proof, subject.title))
     if isinstance(subject, RankProgram) and isinstance(proof, ProgramProof):
-        return _encoded(subject, _of_program(subject, proof))
+        return _encode(subject, _of_program(subject, proof))
     if isinstance(subject, DeviceProgram) and isinstance(proof, DeviceProof):
         schedule = device_schedule(subject, trust_relaxed=proof.trusted)
         title = f"{schedule.title}, as a schedule that gives every cell the same values"
-        return _encoded(subject, _of_schedule(schedule, prove(schedule), title))
+        return _encode(subject, _of_schedule(schedule, prove(schedule), title))
     raise ConfigError(_refusal(subject, proof))
 
 
@@ -156,7 +156,7 @@ def _refusal(subject: object, proof: object) -> str:
     return f"certificates are made of schedules and programs, got {subject!r:.60}"
 
 
-def _encoded(subject: object, record: dict[str, Any]) -> bytes:
+def _encode(subject: object, record: dict[str, Any]) -> bytes:
     """The file: each key on a line, and each block of steps, or each rank of a program."""
     blocks = record.pop("blocks", None)
     lines = [msgspec.json.encode(key) + b": " + msgspec.json.encode(value) for key, value in record.items()]
@@ -213,7 +213,7 @@ def _of_schedule(schedule: Schedule, proof: Proof, title: str) -> dict[str, Any]
         "steps": proof.steps,
         "transfers": proof.transfers,
         "shared_chunks": proof.shared_chunks,
-        "folds": schedule.known.folds is not False,
+        "folds": proof.folds,
     }
     record["proof"] = {"kind": "full"} if symmetry is None else _renumbering(symmetry)
     record["blocks"] = [_block(block) for block in schedule.blocks()]
@@ -234,8 +234,8 @@ def _symmetry(schedule: Schedule, proof: Proof, moves: int) -> Symmetry | None:
 
     Other proofs of few chunks for all, by one piece of each kind, are for the prover's speed: their certificates are full.
     """
-    alike = proof.kind == "by symmetry" or (moves > MAX_MOVES and schedule.known.folds is False)
-    if not alike or proof.shared_chunks:
+    by_symmetry = proof.kind == "by symmetry" or (moves > MAX_MOVES and not proof.folds)
+    if not by_symmetry or proof.shared_chunks:
         return None
     try:
         return find_symmetry(schedule)
@@ -295,13 +295,13 @@ def _of_program(program: RankProgram, proof: ProgramProof) -> dict[str, Any]:
         )
     # The proof may have tried other depths than the checker does.
     tried = sorted({*DEPTHS, *(() if program.fifo_depth is None else (program.fifo_depth,))})
-    least = next((depth for depth in tried if play(wiring, depth).complete), None)
+    least_depth = next((depth for depth in tried if play(wiring, depth).complete), None)
     collective = program.collective if proof.data else None
     record = _head("program", program.name, collective, program.chunks if proof.data else 1)
     record["claims"] = {
         "data": proof.data,
         "order": proof.order,
-        "least_depth": least,
+        "least_depth": least_depth,
         "steps": None,
         "messages": proof.messages,
     }
@@ -313,7 +313,10 @@ def _of_program(program: RankProgram, proof: ProgramProof) -> dict[str, Any]:
         "protocol": printable(program.protocol)[:NAME_LETTERS],
         "ranks": [
             [
-                {"channel": lane.channel, "instructions": [_instruction(each) for each in lane.instructions]}
+                {
+                    "channel": lane.channel,
+                    "instructions": [_instruction(instruction) for instruction in lane.instructions],
+                }
                 for lane in lanes
             ]
             for lanes in program.lanes

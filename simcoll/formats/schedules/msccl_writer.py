@@ -58,18 +58,22 @@ DIALECTS: Mapping[str, Dialect] = {
 MAX_CHANNELS, MAX_NODES = 32, 4096
 
 _COLLS = {
-    "all_reduce": "allreduce", "all_gather": "allgather", "reduce_scatter": "reduce_scatter", "all_to_all": "alltoall",
-    "broadcast": "broadcast", "reduce": "reduce",
-}  # fmt: skip
+    "all_reduce": "allreduce",
+    "all_gather": "allgather",
+    "reduce_scatter": "reduce_scatter",
+    "all_to_all": "alltoall",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+}
 _TYPES = {"nop": "nop", "send": "s", "recv": "r", "recv_reduce_copy": "rrc", "copy": "cpy", "reduce": "re"}
 
 
 @dataclass(slots=True)
-class _Step:
+class _BlockStep:
     """A step of a thread block: its instruction, the part of it, and the steps that it waits for."""
 
     number: int
-    first: int
+    offset: int
     count: int
     waits: tuple[tuple[int, int], ...] = ()
     awaited: bool = False
@@ -128,10 +132,14 @@ def dump_msccl_xml(
     kind = collective.kind
     per_loop = max(collective.input_slots, collective.output_slots) * schedule.layout.chunks
     head = {
-        "name": title, "proto": protocol, "nchannels": str(schedule.nchannels), "nchunksperloop": str(per_loop),
-        "ngpus": str(schedule.nranks), "coll": DIALECTS[dialect].reduce_scatter if kind == "reduce_scatter" else _COLLS[kind],
+        "name": title,
+        "proto": protocol,
+        "nchannels": str(schedule.nchannels),
+        "nchunksperloop": str(per_loop),
+        "ngpus": str(schedule.nranks),
+        "coll": DIALECTS[dialect].reduce_scatter if kind == "reduce_scatter" else _COLLS[kind],
         "inplace": str(int(collective.in_place)),
-    }  # fmt: skip
+    }
     if DIALECTS[dialect].out_of_place:
         head["outofplace"] = str(int(not collective.in_place))
     head |= {"minBytes": str(min_bytes), "maxBytes": str(max_bytes)}
@@ -146,8 +154,8 @@ def dump_msccl_xml(
     return content
 
 
-def _refuse(schedule: Schedule, what: str) -> NoReturn:
-    raise ConfigError(f"MSCCL XML cannot hold {schedule}: {what}")
+def _refuse(schedule: Schedule, reason: str) -> NoReturn:
+    raise ConfigError(f"MSCCL XML cannot hold {schedule}: {reason}")
 
 
 def _check_fits(schedule: Schedule) -> None:
@@ -175,45 +183,50 @@ def _blocks(program: RankProgram) -> list[list[tuple[int, list[int]]]]:
     wiring = wire(program)
     code, order = wiring.code, np.empty(program.steps, np.int64)
     order[play(wiring, 0).order] = np.arange(program.steps)
-    found: list[dict[tuple[int, int, int], list[int]]] = [{} for _ in range(program.nranks)]
+    members_of: list[dict[tuple[int, int, int], list[int]]] = [{} for _ in range(program.nranks)]
     for lane, (rank, channel) in enumerate(zip(code.rank.tolist(), code.channel.tolist(), strict=True)):
         numbers = range(code.start[lane], code.start[lane + 1])
         to, fro = (int(ends[numbers].max(initial=-1)) for ends in (code.send_to, code.recv_from))
-        found[rank].setdefault((channel, to, fro), []).extend(numbers)
+        members_of[rank].setdefault((channel, to, fro), []).extend(numbers)
     return [
-        [(key[0], sorted(members, key=order.__getitem__)) for key, members in sorted(each.items())] for each in found
+        [(key[0], sorted(members, key=order.__getitem__)) for key, members in sorted(by_peers.items())]
+        for by_peers in members_of
     ]
 
 
-def _steps(program: RankProgram, blocks: list[tuple[int, list[int]]], pairs: dict[int, list[int]]) -> list[list[_Step]]:
+def _steps(
+    program: RankProgram, blocks: list[tuple[int, list[int]]], pairs: dict[int, list[int]]
+) -> list[list[_BlockStep]]:
     """The steps of a rank's thread blocks, with oversized transfers split and implied waits dropped."""
     code = program.code
     place: dict[int, tuple[int, int]] = {}
-    result: list[list[_Step]] = [[] for _ in blocks]
+    result: list[list[_BlockStep]] = [[] for _ in blocks]
     block_of = {number: block for block, (_, members) in enumerate(blocks) for number in members}
-    rank_of = {number: at for _, members in blocks for at, number in enumerate(members)}
+    rank_of = {number: position for _, members in blocks for position, number in enumerate(members)}
     for block, (_, members) in enumerate(blocks):
         # A flag only grows: of several waits for one block the latest is enough, and none is needed twice.
-        seen: dict[int, int] = {}
+        latest_waits: dict[int, int] = {}
         for number in members:
             latest: dict[int, int] = {}
-            for other in pairs.get(number, ()):
-                whose = block_of[other]
-                if whose != block and rank_of[other] > max(seen.get(whose, -1), rank_of.get(latest.get(whose, -1), -1)):
-                    latest[whose] = other
-            seen |= {whose: rank_of[other] for whose, other in latest.items()}
+            for earlier in pairs.get(number, ()):
+                whose = block_of[earlier]
+                if whose != block and rank_of[earlier] > max(
+                    latest_waits.get(whose, -1), rank_of.get(latest.get(whose, -1), -1)
+                ):
+                    latest[whose] = earlier
+            latest_waits |= {whose: rank_of[earlier] for whose, earlier in latest.items()}
             awaited = [latest[whose] for whose in sorted(latest)]
-            result[block] += [_Step(-1, 0, 0, ((other, 0),)) for other in awaited[:-1]]
+            result[block] += [_BlockStep(-1, 0, 0, ((earlier, 0),)) for earlier in awaited[:-1]]
             count = int(code.count[number])
-            for first in range(0, max(count, 1), MAX_COUNT):
-                waits = ((awaited[-1], 0),) if awaited and first == 0 else ()
-                result[block].append(_Step(number, first, min(count - first, MAX_COUNT), waits))
+            for offset in range(0, max(count, 1), MAX_COUNT):
+                waits = ((awaited[-1], 0),) if awaited and offset == 0 else ()
+                result[block].append(_BlockStep(number, offset, min(count - offset, MAX_COUNT), waits))
             place[number] = block, len(result[block]) - 1
     for steps in result:
         for step in steps:
-            step.waits = tuple(place[other] for other, _ in step.waits)
-            for block, at in step.waits:
-                result[block][at].awaited = True
+            step.waits = tuple(place[earlier] for earlier, _ in step.waits)
+            for block, position in step.waits:
+                result[block][position].awaited = True
     return result
 
 
@@ -225,29 +238,29 @@ def _gpus(schedule: Schedule, program: RankProgram, limits: Dialect) -> Iterator
         waits.setdefault(later, []).append(earlier)
     all_blocks = _blocks(program)
     for rank in range(program.nranks):
-        memory = _Memory(schedule, rank, program)
+        memory = _ChunkNames(schedule, rank, program)
         steps = _steps(program, all_blocks[rank], waits)
         longest, nodes = max(map(len, steps), default=0), 1 + len(steps) + sum(map(len, steps))
-        for given, most, what in (
+        for needed, maximum, subject in (
             (len(steps), limits.blocks, "thread blocks"),
             (longest, limits.steps, "steps in one thread block"),
             (nodes, MAX_NODES, "elements"),
         ):
-            if given > most:
-                _refuse(schedule, f"GPU {rank} needs {given} {what}; the runtime takes {most}")
+            if needed > maximum:
+                _refuse(schedule, f"GPU {rank} needs {needed} {subject}; the runtime takes {maximum}")
         sizes = " ".join(f'{name}_chunks="{size}"' for name, size in zip("ios", memory.sizes, strict=True))
         yield f'  <gpu id="{rank}" {sizes}>\n'
-        for number, ((channel, members), own) in enumerate(zip(all_blocks[rank], steps, strict=True)):
+        for number, ((channel, members), block_steps) in enumerate(zip(all_blocks[rank], steps, strict=True)):
             to, fro = (int(ends[members].max(initial=-1)) for ends in (code.send_to, code.recv_from))
             yield f'    <tb id="{number}" send="{to}" recv="{fro}" chan="{channel}">\n'
-            for at, step in enumerate(own):
-                yield _line(program, memory, at, step)
+            for position, step in enumerate(block_steps):
+                yield _line(program, memory, position, step)
             yield "    </tb>\n"
         yield "  </gpu>\n"
 
 
 @dataclass(frozen=True, slots=True)
-class _Memory:
+class _ChunkNames:
     """Buffers of a GPU. NCCL gives the leaves of a reduce no output, so they use scratch instead."""
 
     schedule: Schedule
@@ -259,7 +272,7 @@ class _Memory:
         return self.schedule.layout
 
     @property
-    def moved(self) -> bool:
+    def outputs_in_scratch(self) -> bool:
         """Whether the schedule's output is scratch here."""
         return not bool(self.schedule.collective.has_output([self.rank])[0])
 
@@ -267,7 +280,7 @@ class _Memory:
     def sizes(self) -> tuple[int, int, int]:
         """Chunks of input, output and scratch."""
         inputs, outputs, scratch = self.program.buffers
-        return inputs, outputs, scratch + outputs * self.moved
+        return inputs, outputs, scratch + outputs * self.outputs_in_scratch
 
     def name(self, chunk: int) -> tuple[str, int]:
         """Buffer and offset of a chunk."""
@@ -275,11 +288,11 @@ class _Memory:
         if chunk < inputs:
             return "i", chunk
         if chunk < inputs + outputs:
-            return ("s", scratch + chunk - inputs) if self.moved else ("o", chunk - inputs)
+            return ("s", scratch + chunk - inputs) if self.outputs_in_scratch else ("o", chunk - inputs)
         return "s", chunk - inputs - outputs
 
 
-def _line(program: RankProgram, memory: _Memory, at: int, step: _Step) -> str:
+def _line(program: RankProgram, memory: _ChunkNames, position: int, step: _BlockStep) -> str:
     """One step. An unused end repeats the other one, so that every address is on this GPU."""
     code, number = program.code, step.number
     kind, source, target = "nop", ("i", 0), ("o", 0)
@@ -287,9 +300,9 @@ def _line(program: RankProgram, memory: _Memory, at: int, step: _Step) -> str:
         kind = _TYPES[NAMES[code.op[number]]]
         used = [int(end[number]) for end in (code.src, code.dst)]
         ends = [chunk if chunk >= 0 else max(used) for chunk in used]
-        source, target = (memory.name(chunk + step.first) for chunk in ends)
+        source, target = (memory.name(chunk + step.offset) for chunk in ends)
     block, awaited = step.waits[0] if step.waits else (-1, -1)
     return (
-        f'      <step s="{at}" type="{kind}" srcbuf="{source[0]}" srcoff="{source[1]}" dstbuf="{target[0]}" '
+        f'      <step s="{position}" type="{kind}" srcbuf="{source[0]}" srcoff="{source[1]}" dstbuf="{target[0]}" '
         f'dstoff="{target[1]}" cnt="{step.count}" depid="{block}" deps="{awaited}" hasdep="{int(step.awaited)}"/>\n'
     )

@@ -28,7 +28,8 @@ MAX_BYTES = 64 << 20
 LIMITS = XmlLimits(depth=16, elements=1_000_000, attributes=16, letters=255)
 MAX_CHUNKS = 1 << 22
 """Limit on chunks of all ranks: far above any runtime's, and low enough to track each one."""
-MAX_CHANNELS, MAX_BLOCKS, MAX_STEPS, MAX_COUNT = 32, 216, 256, 71
+MAX_CHANNELS, MAX_BLOCKS = 32, 216
+MAX_STEPS, MAX_COUNT = 256, 71
 MAX_DEPENDENCY = 127
 MAX_NODES = 4096
 INT_LIMIT = 2**31
@@ -48,21 +49,28 @@ _KINDS: dict[str, str | None] = {
     **dict.fromkeys(("custom", "alltoallv", "send", "recv")),
 }
 _TYPES = {
-    "s": "send", "r": "recv", "rcs": "recv_copy_send", "rrs": "recv_reduce_send", "rrc": "recv_reduce_copy",
-    "rrcs": "recv_reduce_copy_send", "cpy": "copy", "re": "reduce", "nop": "nop",
-}  # fmt: skip
+    "s": "send",
+    "r": "recv",
+    "rcs": "recv_copy_send",
+    "rrs": "recv_reduce_send",
+    "rrc": "recv_reduce_copy",
+    "rrcs": "recv_reduce_copy_send",
+    "cpy": "copy",
+    "re": "reduce",
+    "nop": "nop",
+}
 _STEP = ("s", "type", "srcbuf", "srcoff", "dstbuf", "dstoff", "cnt", "depid", "deps", "hasdep")
 _BUFFERS = ("i", "o", "s")
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _XmlPlace:
     """A position in the file, for messages."""
 
     file: str | None
     path: str = "algo"
 
-    def at(self, path: str) -> _Place:
+    def at(self, path: str) -> _XmlPlace:
         return replace(self, path=path)
 
     def refuse(self, message: str) -> NoReturn:
@@ -75,8 +83,8 @@ class _Place:
         return value
 
     def integer(self, element: Element, name: str, low: int, high: int, default: int | None = None) -> int:
-        given = element.get(name)
-        if given is None and default is not None:
+        attribute = element.get(name)
+        if attribute is None and default is not None:
             return default
         text = self.text(element, name)
         digits = text.strip().removeprefix("-")
@@ -113,7 +121,7 @@ class _Head:
 
 
 @dataclass(frozen=True, slots=True)
-class _Memory:
+class _ChunkAddresses:
     """Buffer sizes of one GPU, in chunks, and where the buffers start in a rank's memory."""
 
     sizes: tuple[int, int, int]
@@ -122,7 +130,7 @@ class _Memory:
     in_place: bool
     rank: int
 
-    def address(self, place: _Place, buffer: int, offset: int, count: int) -> int:
+    def address(self, place: _XmlPlace, buffer: int, offset: int, count: int) -> int:
         """The canonical address of a chunk."""
         size = self.sizes[buffer]
         if not 0 <= offset <= size - max(count, 1):
@@ -181,14 +189,14 @@ def parse_msccl_xml(
     ConfigError
         When it is not MSCCL XML or breaks a rule or limit of the runtimes; the message names GPU, thread block and step.
     """
-    place, data = _Place(file), content_of(content, "parse_msccl_xml")
+    place, data = _XmlPlace(file), content_of(content, "parse_msccl_xml")
     if len(data) > MAX_BYTES:
         place.refuse(f"larger than {MAX_BYTES >> 20} MiB")
     algo = _parse(place, data)
     head = _head(place, algo, in_place, root)
-    gpus = _numbered(place, algo, "gpu", head.nranks)
+    gpus = _children_by_id(place, algo, "gpu", head.nranks)
     sizes = [_sizes(place.at(f"gpu {rank}"), gpu, head) for rank, gpu in enumerate(gpus)]
-    totals = [max(each[which] for each in sizes) for which in range(3)]
+    totals = [max(gpu_sizes[buffer] for gpu_sizes in sizes) for buffer in range(3)]
     chunks, layout = 1, None
     if head.collective is not None:
         chunks = head.per_loop // head.collective.nblocks if head.collective.nblocks > 1 else head.per_loop
@@ -204,19 +212,28 @@ def parse_msccl_xml(
         )
     bases = (0, totals[0], totals[0] + totals[1])
     lanes = tuple(
-        _gpu(place.at(f"gpu {rank}"), gpu, head, _Memory(sizes[rank], bases, layout, head.in_place, rank))
+        _gpu(place.at(f"gpu {rank}"), gpu, head, _ChunkAddresses(sizes[rank], bases, layout, head.in_place, rank))
         for rank, gpu in enumerate(gpus)
     )
     try:
         return RankProgram(
-            head.name, head.nranks, lanes, (totals[0], totals[1], totals[2]), head.collective, chunks, head.in_place,
-            head.protocol, _FIFO_DEPTH[head.protocol], head.min_bytes, head.max_bytes,
-        )  # fmt: skip
+            head.name,
+            head.nranks,
+            lanes,
+            (totals[0], totals[1], totals[2]),
+            head.collective,
+            chunks,
+            head.in_place,
+            head.protocol,
+            _FIFO_DEPTH[head.protocol],
+            head.min_bytes,
+            head.max_bytes,
+        )
     except ScheduleError as error:
         raise ConfigError(error.message, file=place.file) from None
 
 
-def _parse(place: _Place, data: bytes) -> Element:
+def _parse(place: _XmlPlace, data: bytes) -> Element:
     """The element tree."""
     top = parse_xml(data, LIMITS, place.file)
     if top.tag != "algo":
@@ -224,7 +241,7 @@ def _parse(place: _Place, data: bytes) -> Element:
     return top
 
 
-def _head(place: _Place, algo: Element, in_place: bool | None, root: int | None) -> _Head:
+def _head(place: _XmlPlace, algo: Element, in_place: bool | None, root: int | None) -> _Head:
     name = place.text(algo, "name")
     if len(name) > 63:
         place.refuse(f"name has {len(name)} characters; at most 63")
@@ -233,13 +250,13 @@ def _head(place: _Place, algo: Element, in_place: bool | None, root: int | None)
     per_loop = place.integer(algo, "nchunksperloop", 1, INT_LIMIT)
     nranks = place.integer(algo, "ngpus", 1, LIMITS.elements)
     coll = place.choice(algo, "coll", _KINDS)
-    inside = place.integer(algo, "inplace", 0, 1) == 1
-    outside = place.integer(algo, "outofplace", 0, 1, default=int(not inside)) == 1
-    if not inside and not outside:
+    runs_in_place = place.integer(algo, "inplace", 0, 1) == 1
+    runs_out_of_place = place.integer(algo, "outofplace", 0, 1, default=int(not runs_in_place)) == 1
+    if not runs_in_place and not runs_out_of_place:
         place.refuse("inplace and outofplace are both 0, so the file could never run")
-    if in_place is not None and not (inside if in_place else outside):
+    if in_place is not None and not (runs_in_place if in_place else runs_out_of_place):
         place.refuse(f"this file is for {'out of' if in_place else 'in'} place only")
-    placed = in_place if in_place is not None else not outside
+    reads_in_place = in_place if in_place is not None else not runs_out_of_place
     low = place.integer(algo, "minBytes", 0, 2**63 - 1, default=0)
     high = place.integer(algo, "maxBytes", 0, 2**63 - 1, default=2**27)
     if high and high < low:
@@ -247,23 +264,23 @@ def _head(place: _Place, algo: Element, in_place: bool | None, root: int | None)
     kind = _KINDS[coll]
     collective = None
     if kind is not None:
-        if kind == "all_to_all" and placed:
+        if kind == "all_to_all" and reads_in_place:
             place.refuse("alltoall in place: no runtime supports it")
         rooted = kind in ("broadcast", "reduce", "gather", "scatter")
         if root is not None and not rooted:
             place.refuse(f"root={root} was given, but coll={coll!r} has none")
-        collective = Collective(kind, nranks, root=(root or 0) if rooted else None, in_place=placed)
+        collective = Collective(kind, nranks, root=(root or 0) if rooted else None, in_place=reads_in_place)
         if kind not in ("all_reduce", "reduce", "broadcast") and per_loop % nranks:
             place.refuse(f"nchunksperloop={per_loop} is not a multiple of ngpus={nranks}, as {coll} needs")
     blocks = MAX_BLOCKS if algo.get("outofplace") is None else MAX_CHANNELS * nchannels
-    return _Head(name, nranks, nchannels, blocks, per_loop, protocol, coll, collective, placed, low, high)
+    return _Head(name, nranks, nchannels, blocks, per_loop, protocol, coll, collective, reads_in_place, low, high)
 
 
-def _numbered(place: _Place, parent: Element, tag: str, wanted: int | None = None) -> list[Element]:
+def _children_by_id(place: _XmlPlace, parent: Element, tag: str, expected: int | None = None) -> list[Element]:
     """Children of a tag in the order of their ids, which must be 0, 1, 2, ..."""
     children = parent.findall(tag)
-    if wanted is not None and len(children) != wanted:
-        place.refuse(f"ngpus={wanted}, but there are {len(children)} <{tag}> elements")
+    if expected is not None and len(children) != expected:
+        place.refuse(f"ngpus={expected}, but there are {len(children)} <{tag}> elements")
     result: dict[int, Element] = {}
     for child in children:
         number = place.integer(child, "id", 0, INT_LIMIT)
@@ -276,27 +293,27 @@ def _numbered(place: _Place, parent: Element, tag: str, wanted: int | None = Non
     return [result[number] for number in range(len(children))]
 
 
-def _sizes(place: _Place, gpu: Element, head: _Head) -> tuple[int, int, int]:
+def _sizes(place: _XmlPlace, gpu: Element, head: _Head) -> tuple[int, int, int]:
     """Chunks of input, output and scratch of a GPU; in place, a 0 stands for the whole buffer."""
-    given = [place.integer(gpu, f"{name}_chunks", 0, INT_LIMIT) for name in _BUFFERS]
+    sizes = [place.integer(gpu, f"{name}_chunks", 0, INT_LIMIT) for name in _BUFFERS]
     if head.collective is None:
         if head.in_place:
-            given[:2] = [max(given[:2])] * 2
+            sizes[:2] = [max(sizes[:2])] * 2
     else:
         kind, n = head.collective.kind, head.nranks
         parts = (n if kind in ("all_gather", "gather") else 1, n if kind in ("reduce_scatter", "scatter") else 1)
-        for which, part in enumerate(parts):
-            name = f"{_BUFFERS[which]}_chunks"
-            if given[which] and given[which] * part != head.per_loop:
+        for buffer, part in enumerate(parts):
+            name = f"{_BUFFERS[buffer]}_chunks"
+            if sizes[buffer] and sizes[buffer] * part != head.per_loop:
                 expected = f"{head.per_loop // part} (nchunksperloop={head.per_loop}, {head.coll} of {n})"
-                place.refuse(f"{name}={given[which]}: expected {expected}")
-            if head.in_place and not given[which]:
-                given[which] = head.per_loop // part
-    return given[0], given[1], given[2]
+                place.refuse(f"{name}={sizes[buffer]}: expected {expected}")
+            if head.in_place and not sizes[buffer]:
+                sizes[buffer] = head.per_loop // part
+    return sizes[0], sizes[1], sizes[2]
 
 
-def _gpu(place: _Place, gpu: Element, head: _Head, memory: _Memory) -> tuple[Lane, ...]:
-    blocks = _numbered(place, gpu, "tb")
+def _gpu(place: _XmlPlace, gpu: Element, head: _Head, memory: _ChunkAddresses) -> tuple[Lane, ...]:
+    blocks = _children_by_id(place, gpu, "tb")
     if len(blocks) > head.max_blocks:
         place.refuse(f"{len(blocks)} thread blocks; at most {head.max_blocks}")
     steps = [block.findall("step") for block in blocks]
@@ -308,30 +325,35 @@ def _gpu(place: _Place, gpu: Element, head: _Head, memory: _Memory) -> tuple[Lan
     lanes = []
     ends: dict[tuple[str, int, int], int] = {}
     for number, block in enumerate(blocks):
-        here = place.at(f"gpu {rank} tb {number}")
-        channel = here.integer(block, "chan", 0, MAX_CHANNELS - 1)
+        block_place = place.at(f"gpu {rank} tb {number}")
+        channel = block_place.integer(block, "chan", 0, MAX_CHANNELS - 1)
         if channel >= head.nchannels:
-            here.refuse(f"chan={channel}, but nchannels={head.nchannels}")
-        peers = {name: here.integer(block, name, -1, head.nranks - 1) for name in ("send", "recv")}
+            block_place.refuse(f"chan={channel}, but nchannels={head.nchannels}")
+        peers = {name: block_place.integer(block, name, -1, head.nranks - 1) for name in ("send", "recv")}
         for name, peer in peers.items():
             if peer == rank:
-                here.refuse(f"{name}={peer} is this GPU itself")
+                block_place.refuse(f"{name}={peer} is this GPU itself")
             if peer >= 0 and ends.setdefault((name, peer, channel), number) != number:
-                here.refuse(f"{name}={peer} chan={channel} belongs to tb {ends[name, peer, channel]} already")
+                block_place.refuse(f"{name}={peer} chan={channel} belongs to tb {ends[name, peer, channel]} already")
         if len(steps[number]) > MAX_STEPS:
-            here.refuse(f"{len(steps[number])} steps; at most {MAX_STEPS}")
+            block_place.refuse(f"{len(steps[number])} steps; at most {MAX_STEPS}")
         instructions = [
-            _step(here.at(f"{here.path} step {position}"), step, position, peers, memory, published)
+            _step(block_place.at(f"{block_place.path} step {position}"), step, position, peers, memory, published)
             for position, step in enumerate(steps[number])
         ]
-        _check_nops(here, instructions)
+        _check_nops(block_place, instructions)
         lanes.append(Lane(channel, tuple(instructions)))
     return tuple(lanes)
 
 
 def _step(
-    place: _Place, step: Element, position: int, peers: dict[str, int], memory: _Memory, published: list[list[bool]]
-) -> Instruction:  # fmt: skip
+    place: _XmlPlace,
+    step: Element,
+    position: int,
+    peers: dict[str, int],
+    memory: _ChunkAddresses,
+    published: list[list[bool]],
+) -> Instruction:
     for name in _STEP:
         place.text(step, name)
     if place.integer(step, "s", 0, INT_LIMIT) != position:
@@ -340,12 +362,12 @@ def _step(
         place.refuse("type 'ra' is parsed by the runtime but never run")
     name = _TYPES[place.choice(step, "type", _TYPES)]
     op, count = OPS[name], place.integer(step, "cnt", 0, MAX_COUNT)
-    where = []
+    addresses = []
     for end, used in (("src", op.reads), ("dst", op.writes)):
         # An end that the operation does not use locally is the peer's address, given for readers only.
         buffer = _BUFFERS.index(place.choice(step, f"{end}buf", _BUFFERS))
         offset = place.integer(step, f"{end}off", -1, INT_LIMIT)
-        where.append(memory.address(place, buffer, offset, count) if used else -1)
+        addresses.append(memory.address(place, buffer, offset, count) if used else -1)
     for uses, end in ((op.receives, "recv"), (op.sends, "send")):
         if uses and peers[end] < 0:
             place.refuse(f"type {step.get('type')!r} needs a peer, but the thread block has {end}=-1")
@@ -362,22 +384,22 @@ def _step(
         waits = ((block, awaited),)
     elif awaited >= 0:
         place.refuse(f"deps={awaited} without a thread block: depid=-1")
-    source, target = where
+    source, target = addresses
     return Instruction(
         name, source, target, count, peers["recv"] if op.receives else -1, peers["send"] if op.sends else -1, waits
-    )  # fmt: skip
+    )
 
 
-def _check_nops(place: _Place, instructions: list[Instruction]) -> None:
+def _check_nops(place: _XmlPlace, instructions: list[Instruction]) -> None:
     """Check that each nop, which carries an extra dependency, precedes a step with a dependency."""
     carried = False
     for position, instruction in enumerate(instructions):
-        here = place.at(f"{place.path} step {position}")
+        step_place = place.at(f"{place.path} step {position}")
         nop = instruction.op == "nop"
         if nop and not instruction.waits:
-            here.refuse("a nop must carry a dependency")
+            step_place.refuse("a nop must carry a dependency")
         if carried and not nop and not instruction.waits:
-            here.refuse("nops precede it, so it must carry a dependency too")
+            step_place.refuse("nops precede it, so it must carry a dependency too")
         carried = nop
     if carried:
         place.at(f"{place.path} step {len(instructions) - 1}").refuse(

@@ -28,8 +28,15 @@ from simcoll.formats.schedules.schedule_json import MAX_BYTES, dump_schedule, pa
 from simcoll.proving import device_schedule, program_schedule, verify
 
 __all__ = [
-    "FORMATS", "Algorithm", "ScheduleFormat", "algorithm_content", "load_algorithm", "parse_algorithm", "schedule_of", "target_format",
-]  # fmt: skip
+    "FORMATS",
+    "Algorithm",
+    "ScheduleFormat",
+    "algorithm_content",
+    "load_algorithm",
+    "parse_algorithm",
+    "schedule_of",
+    "target_format",
+]
 
 Algorithm: TypeAlias = "Schedule | RankProgram | DeviceProgram | Goal"
 """The content of such a file: a schedule, a program per rank, thread blocks with shared memory, or messages without known data."""
@@ -63,16 +70,23 @@ class ScheduleFormat:
 FORMATS: tuple[ScheduleFormat, ...] = (
     ScheduleFormat("schedule", (".json",), parse_schedule, dump_schedule),
     ScheduleFormat(
-        "msccl", (".xml",), parse_msccl_xml, dump_msccl_xml,
+        "msccl",
+        (".xml",),
+        parse_msccl_xml,
+        dump_msccl_xml,
         ("dialect", "protocol", "min_bytes", "max_bytes"),
     ),
     ScheduleFormat(
-        "mscclpp", (".json",), parse_mscclpp_plan, dump_mscclpp_plan, ("protocol", "min_bytes", "max_bytes"),
+        "mscclpp",
+        (".json",),
+        parse_mscclpp_plan,
+        dump_mscclpp_plan,
+        ("protocol", "min_bytes", "max_bytes"),
     ),
     ScheduleFormat("mscclpp-old", (), parse_mscclpp_plan),
     ScheduleFormat("goal", (".goal",), parse_goal, dump_goal, ("size", "dtype")),
     ScheduleFormat("goal-binary", (".bin",), parse_goal_binary, dump_goal_binary, ("size", "dtype")),
-)  # fmt: skip
+)
 
 _OF_GOAL: Mapping[str, Callable[[Goal], bytes]] = {"goal": goal_text, "goal-binary": goal_binary}
 
@@ -87,11 +101,11 @@ def parse_algorithm(content: Content, file: str | None = None) -> Algorithm:
     """
     content = content_of(content, "parse_algorithm")
     name = recognise(content)
-    for each in FORMATS:
-        if each.name == name:
-            return each.read(content, file)
-    known = ", ".join(each.name for each in FORMATS if each.endings)
-    raise ConfigError(f"this is {title_of(content)}; expected an algorithm in one of the formats {known}", file=file)
+    for schedule_format in FORMATS:
+        if schedule_format.name == name:
+            return schedule_format.read(content, file)
+    readable = ", ".join(schedule_format.name for schedule_format in FORMATS if schedule_format.endings)
+    raise ConfigError(f"this is {title_of(content)}; expected an algorithm in one of the formats {readable}", file=file)
 
 
 def load_algorithm(path: FilePath) -> Algorithm:
@@ -143,16 +157,20 @@ def target_format(path: str | Path, name: str | None = None) -> ScheduleFormat:
     >>> target_format("ring.xml").name
     'msccl'
     """
-    written = {each.name: each for each in FORMATS if each.write is not None}
+    writable = {
+        schedule_format.name: schedule_format for schedule_format in FORMATS if schedule_format.write is not None
+    }
     if name is not None:
-        if name not in written:
-            raise ConfigError(f"format {name!r} cannot be written; {nearest(name, written)}")
-        return written[name]
+        if name not in writable:
+            raise ConfigError(f"format {name!r} cannot be written; {nearest(name, writable)}")
+        return writable[name]
     ending = Path(path).suffix
-    for each in written.values():
-        if ending in each.endings:
-            return each
-    endings = ", ".join(f"{'/'.join(each.endings)} {each.name}" for each in written.values())
+    for schedule_format in writable.values():
+        if ending in schedule_format.endings:
+            return schedule_format
+    endings = ", ".join(
+        f"{'/'.join(schedule_format.endings)} {schedule_format.name}" for schedule_format in writable.values()
+    )
     raise ConfigError(f"no format has the ending {ending!r}; name one, or use one of {endings}", file=str(path))
 
 

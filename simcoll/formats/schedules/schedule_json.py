@@ -28,7 +28,7 @@ Names = str | list[str]
 Value = int | float | bool | str | None
 
 
-class _Collective(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+class _CollectiveRecord(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     kind: str
     nranks: int
     root: int | None = None
@@ -36,7 +36,7 @@ class _Collective(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
     in_place: bool = False
 
 
-class _Step(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+class _StepRecord(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     src_rank: Column
     src_chunk: Column
     dst_rank: Column
@@ -46,21 +46,21 @@ class _Step(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     channel: Column = 0
 
 
-class _Block(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    steps: list[_Step]
+class _BlockRecord(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    steps: list[_StepRecord]
     repeat: int = 1
     stride: int = 0
     base: int = 0
     modulus: int = 1
 
 
-class _File(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+class _ScheduleFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     format: str
     version: int
     name: str
-    collective: _Collective
+    collective: _CollectiveRecord
     chunks: int
-    blocks: list[_Block]
+    blocks: list[_BlockRecord]
     channels: int = 1
     scratch: list[int | list[int]] = []
     scratch_pieces: list[int | list[int]] | None = None
@@ -74,25 +74,30 @@ def _column(values: np.ndarray) -> Any:
     return values.tolist()
 
 
-def _step_record(step: Step) -> _Step:
+def _step_record(step: Step) -> _StepRecord:
     ops = [OP_NAMES[op] for op in step.op.tolist()]
     op: Names = ops[0] if len(set(ops)) == 1 else ops
     # One column stays a list even if constant: its length is the number of transfers.
-    return _Step(
-        step.src_rank.tolist(), _column(step.src_chunk), _column(step.dst_rank), _column(step.dst_chunk),
-        _column(step.count), op, _column(step.channel),
-    )  # fmt: skip
+    return _StepRecord(
+        step.src_rank.tolist(),
+        _column(step.src_chunk),
+        _column(step.dst_rank),
+        _column(step.dst_chunk),
+        _column(step.count),
+        op,
+        _column(step.channel),
+    )
 
 
 def _plain(value: Any) -> Any:
     """Convert a parameter to JSON's types: numpy's numbers and arrays to Python's, tuples to lists."""
     if isinstance(value, (np.generic, np.ndarray)):
         return value.tolist()
-    return [_plain(item) for item in value] if isinstance(value, (tuple, list)) else value
+    return [_plain(member) for member in value] if isinstance(value, (tuple, list)) else value
 
 
-def _tupled(value: Any) -> Any:
-    return tuple(_tupled(item) for item in value) if isinstance(value, list) else value
+def _as_tuples(value: Any) -> Any:
+    return tuple(_as_tuples(member) for member in value) if isinstance(value, list) else value
 
 
 def dump_schedule(schedule: Schedule, path: str | Path | None = None) -> bytes:
@@ -110,34 +115,42 @@ def dump_schedule(schedule: Schedule, path: str | Path | None = None) -> bytes:
     """
     collective, layout = schedule.collective, schedule.layout
     blocks = []
-    for item in schedule.blocks():
-        if isinstance(item, Repeat) and item.order is not None:  # the file has no such windows
-            blocks += [_Block([_step_record(step)]) for step in item.unrolled()]
-        elif isinstance(item, Repeat):
-            steps = [_step_record(step) for step in item.steps]
+    for block in schedule.blocks():
+        if isinstance(block, Repeat) and block.order is not None:  # the file has no such windows
+            blocks += [_BlockRecord([_step_record(step)]) for step in block.unrolled()]
+        elif isinstance(block, Repeat):
+            steps = [_step_record(step) for step in block.steps]
             # Shifts wrap around, so a window may begin at its first chunk that is not negative.
-            base = item.base % item.modulus if item.base < 0 else item.base
-            blocks.append(_Block(steps, item.count, item.stride, base, item.modulus))
+            base = block.base % block.modulus if block.base < 0 else block.base
+            blocks.append(_BlockRecord(steps, block.count, block.stride, base, block.modulus))
         else:
-            blocks.append(_Block([_step_record(item)]))
-    record = _File(
-        FORMAT, VERSION, schedule.name,
-        _Collective(collective.kind, collective.nranks, collective.root, list(collective.pairs), collective.in_place),
-        layout.chunks, blocks, schedule.nchannels, layout.scratch.tolist(),
-        None if layout.scratch_pieces is None else layout.scratch_pieces.tolist(), schedule.divisible,
+            blocks.append(_BlockRecord([_step_record(block)]))
+    record = _ScheduleFile(
+        FORMAT,
+        VERSION,
+        schedule.name,
+        _CollectiveRecord(
+            collective.kind, collective.nranks, collective.root, list(collective.pairs), collective.in_place
+        ),
+        layout.chunks,
+        blocks,
+        schedule.nchannels,
+        layout.scratch.tolist(),
+        None if layout.scratch_pieces is None else layout.scratch_pieces.tolist(),
+        schedule.divisible,
         {key: _plain(value) for key, value in schedule.params},
-    )  # fmt: skip
-    data = _checked(record)
+    )
+    data = _checked_bytes(record)
     if path is not None:
         write_file(path, data)
     return data
 
 
-def _length(step: _Step) -> int:
+def _length(step: _StepRecord) -> int:
     return max((len(column) for column in msgspec.structs.astuple(step) if isinstance(column, list)), default=1)
 
 
-def _lines(record: _File) -> bytes:
+def _lines(record: _ScheduleFile) -> bytes:
     """Format the file with each key and each block of steps on a separate line."""
     fields = msgspec.to_builtins(record)
     blocks = b",\n  ".join(msgspec.json.encode(block) for block in fields.pop("blocks"))
@@ -145,11 +158,11 @@ def _lines(record: _File) -> bytes:
     return b"{\n " + head + b',\n "blocks": [\n  ' + blocks + b"\n ]\n}\n"
 
 
-def _checked(record: _File) -> bytes:
+def _checked_bytes(record: _ScheduleFile) -> bytes:
     """Encode the file, and check it by reading it back."""
     try:
         data = _lines(record)
-        again = decode_json(data, _File, None)
+        again = decode_json(data, _ScheduleFile, None)
         _schedule(again, None)
     except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(
@@ -166,7 +179,7 @@ def _checked(record: _File) -> bytes:
     return data
 
 
-def _step(record: _Step, file: str | None, place: str) -> Step:
+def _step(record: _StepRecord, file: str | None, place: str) -> Step:
     names = ("src_rank", "src_chunk", "dst_rank", "dst_chunk", "count", "op", "channel")
     columns: list[Any] = [getattr(record, name) for name in names]
     ops = [columns[5]] if isinstance(columns[5], str) else columns[5]
@@ -179,17 +192,16 @@ def _step(record: _Step, file: str | None, place: str) -> Step:
     columns[5] = numbers[0] if isinstance(columns[5], str) else numbers
     lengths = {name: len(column) for name, column in zip(names, columns, strict=True) if isinstance(column, list)}
     if len(set(lengths.values())) > 1:
-        shown = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-        raise ConfigError(f"columns of one step must have one length: {shown}", file=file, path=place)
+        described = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        raise ConfigError(f"columns of one step must have one length: {described}", file=file, path=place)
     size = next(iter(lengths.values()), 1)
-    arrays = []
+    arrays = {}
     for name, column in zip(names, columns, strict=True):
         try:
-            arrays.append(np.broadcast_to(np.asarray(column, np.int64), (size,)))
+            arrays[name] = np.broadcast_to(np.asarray(column, np.int64), (size,))
         except OverflowError:
             raise ConfigError("number out of range", file=file, path=f"{place}.{name}") from None
-    src, src_c, dst, dst_c, count, op, channel = arrays
-    return Step(src, src_c, dst, dst_c, count, op.astype(np.int8), channel)
+    return Step(op=arrays.pop("op").astype(np.int8), **arrays)
 
 
 def parse_schedule(data: Content, file: str | None = None) -> Schedule:
@@ -203,25 +215,25 @@ def parse_schedule(data: Content, file: str | None = None) -> Schedule:
         When a step names ranks, chunks or channels that do not exist.
     """
     data = content_of(data, "parse_schedule")
-    return _schedule(decode_json(data, _File, file), file)
+    return _schedule(decode_json(data, _ScheduleFile, file), file)
 
 
-def _schedule(record: _File, file: str | None) -> Schedule:
+def _schedule(record: _ScheduleFile, file: str | None) -> Schedule:
     if record.format != FORMAT:
         raise ConfigError(f"format is {record.format!r}, expected {FORMAT!r}", file=file, path="$.format")
     if record.version != VERSION:
         raise ConfigError(
             f"version {record.version} is not known; this program reads version {VERSION}", file=file, path="$.version"
         )
-    given = record.collective
+    stated = record.collective
     try:
-        collective = Collective(given.kind, given.nranks, given.root, tuple(given.pairs), given.in_place)
+        collective = Collective(stated.kind, stated.nranks, stated.root, tuple(stated.pairs), stated.in_place)
         layout = Layout(collective, record.chunks, *_scratch(record, collective, file))
     except ConfigError as error:
         raise error if error.path else ConfigError(error.message, file=file, path="$.collective") from None
     if not record.name.isprintable() or len(record.name) > 200:
         raise ConfigError("expected up to 200 printable characters", file=file, path="$.name")
-    params = tuple((key, _tupled(value)) for key, value in record.params.items())
+    params = tuple((key, _as_tuples(value)) for key, value in record.params.items())
     if not 1 <= record.channels <= MAX_CHANNELS:
         raise ConfigError(
             f"channels must lie in 1..{MAX_CHANNELS}, got {record.channels}", file=file, path="$.channels"
@@ -233,15 +245,15 @@ def _schedule(record: _File, file: str | None) -> Schedule:
     items = [_block(block, file, f"$.blocks[{index}]") for index, block in enumerate(record.blocks)]
     schedule = Schedule(record.name, layout, lambda: iter(items), record.channels, params, record.divisible)
     number = 0
-    for item in items:
-        steps, turns = (item.steps, item.count) if isinstance(item, Repeat) else ((item,), 1)
+    for entry in items:
+        steps, turns = (entry.steps, entry.count) if isinstance(entry, Repeat) else ((entry,), 1)
         for place, step in enumerate(steps):
             schedule.check_step(number + place, step)
         number += turns * len(steps)
     return schedule
 
 
-def _scratch(record: _File, collective: Collective, file: str | None) -> tuple[np.ndarray, np.ndarray | None]:
+def _scratch(record: _ScheduleFile, collective: Collective, file: str | None) -> tuple[np.ndarray, np.ndarray | None]:
     scratch = _per_slot(record.scratch, "block", collective.nranks, max(collective.nblocks, 1), file, "$.scratch")
     if record.scratch_pieces is None:
         return scratch, None
@@ -251,20 +263,22 @@ def _scratch(record: _File, collective: Collective, file: str | None) -> tuple[n
     return scratch, pieces
 
 
-def _per_slot(given: list[Any], what: str, rows: int, limit: int, file: str | None, path: str) -> np.ndarray:
+def _per_slot(numbers: list[Any], subject: str, rows: int, limit: int, file: str | None, path: str) -> np.ndarray:
     """Parse a list of numbers below a limit, or one such list per rank."""
     try:
-        values = np.array(given, np.int64)
+        values = np.array(numbers, np.int64)
     except (ValueError, TypeError, OverflowError):
-        raise ConfigError(f"expected {what} numbers, or rows of equal length of them", file=file, path=path) from None
+        raise ConfigError(
+            f"expected {subject} numbers, or rows of equal length of them", file=file, path=path
+        ) from None
     if values.ndim > 1 and values.shape[0] != rows:
         raise ConfigError(f"expected one row per rank, got {values.shape[0]} rows", file=file, path=path)
     if values.size and not (values.min() >= 0 and values.max() < limit):
-        raise ConfigError(f"{what} numbers must lie in 0..{limit - 1}", file=file, path=path)
+        raise ConfigError(f"{subject} numbers must lie in 0..{limit - 1}", file=file, path=path)
     return values
 
 
-def _block(block: _Block, file: str | None, place: str) -> Step | Repeat:
+def _block(block: _BlockRecord, file: str | None, place: str) -> Step | Repeat:
     steps = tuple(_step(step, file, f"{place}.steps[{index}]") for index, step in enumerate(block.steps))
     if block.repeat == 1 and len(steps) == 1:
         return steps[0]

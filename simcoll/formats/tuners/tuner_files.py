@@ -84,9 +84,12 @@ class TunerFormat:
 
 # NCCL's tuner plugin: plugins/tuner/example of NCCL 2.30, plugin.c.
 _NCCL = {
-    "broadcast": "broadcast", "reduce": "reduce", "all_gather": "allgather", "reduce_scatter": "reducescatter",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "all_gather": "allgather",
+    "reduce_scatter": "reducescatter",
     "all_reduce": "allreduce",
-}  # fmt: skip
+}
 NCCL_ALGORITHMS = ("tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat")
 NCCL_PROTOCOLS = ("ll", "ll128", "simple")
 NCCL_LINE = 255
@@ -95,7 +98,7 @@ NCCL_UNLIMITED = 4294967295
 
 def _read_nccl(text: str, file: str | None) -> list[Rule]:
     kinds = {word: kind for kind, word in _NCCL.items()}
-    found = []
+    rules = []
     for number, raw in enumerate(text.split("\n"), 1):
         line = raw.strip()
         if not line or line.startswith("#"):
@@ -111,12 +114,12 @@ def _read_nccl(text: str, file: str | None) -> list[Rule]:
         low, high = (whole_of(field, file, number, "size") for field in fields[1:3])
         channels, nodes, ranks = (whole_of(field, file, number, "number", -1) for field in fields[5:8])
         names = ("numPipeOps", "regBuff")
-        more = [
+        conditions = [
             f"{name}={whole_of(field, file, number, name, -1)}"
             for name, field in zip(names, fields[8:], strict=False)
             if field != "-1"
         ]
-        found.append(
+        rules.append(
             Rule(
                 kinds[fields[0]],
                 low,
@@ -126,49 +129,63 @@ def _read_nccl(text: str, file: str | None) -> list[Rule]:
                 channels,
                 nodes,
                 ranks,
-                tuple(more),
+                tuple(conditions),
             )
         )
-    return found
+    return rules
 
 
 def _write_nccl(rules: Sequence[Rule]) -> str:
     lines = ["# collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks,numPipeOps,regBuff"]
     for rule in rules:
-        settings = dict(each.split("=") for each in rule.conditions)
+        settings = dict(condition.split("=") for condition in rule.conditions)
         fields = [
-            _NCCL[rule.collective], rule.min_bytes, NCCL_UNLIMITED if rule.max_bytes < 0 else rule.max_bytes, rule.algorithm, rule.protocol,
-            rule.channels, rule.nodes, rule.ranks, settings.get("numPipeOps", -1), settings.get("regBuff", -1),
-        ]  # fmt: skip
+            _NCCL[rule.collective],
+            rule.min_bytes,
+            NCCL_UNLIMITED if rule.max_bytes < 0 else rule.max_bytes,
+            rule.algorithm,
+            rule.protocol,
+            rule.channels,
+            rule.nodes,
+            rule.ranks,
+            settings.get("numPipeOps", -1),
+            settings.get("regBuff", -1),
+        ]
         lines.append(",".join(map(str, fields)))
     return "\n".join(lines) + "\n"
 
 
 # oneCCL: CCL_ALLREDUCE="recursive_doubling:0-8192;ring:8193-max".
 _ONECCL = {
-    "all_reduce": "ALLREDUCE", "all_gather": "ALLGATHER", "all_to_all": "ALLTOALL", "broadcast": "BCAST", "reduce": "REDUCE",
+    "all_reduce": "ALLREDUCE",
+    "all_gather": "ALLGATHER",
+    "all_to_all": "ALLTOALL",
+    "broadcast": "BCAST",
+    "reduce": "REDUCE",
     "reduce_scatter": "REDUCE_SCATTER",
-}  # fmt: skip
+}
 
 
 def _read_oneccl(text: str, file: str | None) -> list[Rule]:
     kinds = {f"CCL_{word}": kind for kind, word in _ONECCL.items()}
-    found = []
+    rules = []
     for number, raw in enumerate(text.split("\n"), 1):
         line = raw.strip()
         if not line or line.startswith("#"):
             continue
-        given = re.fullmatch(r'(?:export\s+)?([A-Z_]+)="?([^"]*)"?', line)
-        if given is None or given[1] not in kinds:
-            name = given[1] if given else line
+        setting = re.fullmatch(r'(?:export\s+)?([A-Z_]+)="?([^"]*)"?', line)
+        if setting is None or setting[1] not in kinds:
+            name = setting[1] if setting else line
             refuse_line(file, number, f"unknown setting {name[:40]!r}; {nearest(name[:40], kinds)}")
-        for part in given[2].split(";"):
+        for part in setting[2].split(";"):
             name, _, limits = part.partition(":")
-            both = re.fullmatch(r"([0-9]{1,18})-([0-9]{1,18}|max)", limits or "0-max")
-            if not name or both is None:
+            bounds = re.fullmatch(r"([0-9]{1,18})-([0-9]{1,18}|max)", limits or "0-max")
+            if not name or bounds is None:
                 refuse_line(file, number, f"{part[:40]!r}: expected 'ring:0-8192', with 'max' for no limit")
-            found.append(Rule(kinds[given[1]], int(both[1]), NO_LIMIT if both[2] == "max" else int(both[2]), name))
-    return found
+            rules.append(
+                Rule(kinds[setting[1]], int(bounds[1]), NO_LIMIT if bounds[2] == "max" else int(bounds[2]), name)
+            )
+    return rules
 
 
 def _write_oneccl(rules: Sequence[Rule]) -> str:
@@ -182,8 +199,8 @@ def _write_oneccl(rules: Sequence[Rule]) -> str:
 
 
 TUNER_FORMATS: Mapping[str, TunerFormat] = {
-    each.name: each
-    for each in (
+    tuner_format.name: tuner_format
+    for tuner_format in (
         TunerFormat("nccl-csv", _NCCL, _read_nccl, _write_nccl),
         TunerFormat("openmpi", MPI, read_openmpi, write_openmpi),
         TunerFormat("openmpi-han", HAN, read_han, write_han),

@@ -16,9 +16,16 @@ __all__ = ["HAN", "MPI", "read_han", "read_mpich", "read_openmpi", "write_han", 
 
 # Open MPI 6: coll_tuned_dynamic_rules_filename as JSON.
 MPI = {
-    "all_reduce": "allreduce", "all_gather": "allgather", "all_to_all": "alltoall", "broadcast": "bcast", "reduce": "reduce",
-    "reduce_scatter": "reduce_scatter", "gather": "gather", "scatter": "scatter", "barrier": "barrier",
-}  # fmt: skip
+    "all_reduce": "allreduce",
+    "all_gather": "allgather",
+    "all_to_all": "alltoall",
+    "broadcast": "bcast",
+    "reduce": "reduce",
+    "reduce_scatter": "reduce_scatter",
+    "gather": "gather",
+    "scatter": "scatter",
+    "barrier": "barrier",
+}
 
 
 def _table(text: str, file: str | None) -> dict[str, Any]:
@@ -53,7 +60,7 @@ def read_openmpi(text: str, file: str | None) -> list[Rule]:
     table = _table(text, file)
     if table.get("rule_file_version") != 3 or table.get("module") != "tuned":
         raise ConfigError("expected rule_file_version 3 and module 'tuned'", file=file, path="$")
-    found = []
+    rules = []
     for word, entries in _get(table, "collectives", dict, file, "$").items():
         if word not in kinds:
             raise ConfigError(
@@ -63,13 +70,13 @@ def read_openmpi(text: str, file: str | None) -> list[Rule]:
             raise ConfigError("expected a list", file=file, path=f"$.collectives.{word}")
         for number, entry in enumerate(entries):
             place = f"$.collectives.{word}[{number}]"
-            least = _size(_get(entry, "comm_size_min", int, file, place, 0), file, place)
-            most = _size(entry.get("comm_size_max", "inf"), file, place)
-            ranks = least if least == most else -1
+            lowest = _size(_get(entry, "comm_size_min", int, file, place, 0), file, place)
+            highest = _size(entry.get("comm_size_max", "inf"), file, place)
+            ranks = lowest if lowest == highest else -1
             limits = (
                 ()
-                if ranks >= 0 or (least <= 0 and most < 0)
-                else (f"comm_size {least}..{most if most >= 0 else 'inf'}",)
+                if ranks >= 0 or (lowest <= 0 and highest < 0)
+                else (f"comm_size {lowest}..{highest if highest >= 0 else 'inf'}",)
             )
             for rule in _get(entry, "rules", list, file, place):
                 algorithm = rule.get("alg") if isinstance(rule, dict) else None
@@ -79,8 +86,8 @@ def read_openmpi(text: str, file: str | None) -> list[Rule]:
                     _size(rule.get("msg_size_min", 0), file, place),
                     _size(rule.get("msg_size_max", "inf"), file, place),
                 )
-                found.append(Rule(kinds[word], low, high, algorithm, ranks=ranks, conditions=limits))
-    return found
+                rules.append(Rule(kinds[word], low, high, algorithm, ranks=ranks, conditions=limits))
+    return rules
 
 
 def write_openmpi(rules: Sequence[Rule]) -> str:
@@ -112,22 +119,22 @@ def read_han(text: str, file: str | None) -> list[Rule]:
     kinds = {word: kind for kind, word in HAN.items()}
 
     def take() -> tuple[int, str]:
-        found = next(words, None)
-        if found is None:
+        entry = next(words, None)
+        if entry is None:
             raise ConfigError("the file ends inside a rule", file=file)
-        return found
+        return entry
 
-    def number(what: str) -> int:
-        at, word = take()
-        return whole_of(word, file, at, what)
+    def number(subject: str) -> int:
+        line, word = take()
+        return whole_of(word, file, line, subject)
 
     def name(valid: Sequence[str]) -> str:
-        at, word = take()
+        line, word = take()
         if word not in valid:
-            refuse_line(file, at, f"unknown {word[:40]!r}; {nearest(word, valid)}")
+            refuse_line(file, line, f"unknown {word[:40]!r}; {nearest(word, valid)}")
         return word
 
-    found = []
+    rules = []
     for _ in range(number("number of collectives")):
         kind = kinds[name(tuple(kinds))]
         for _ in range(number("number of levels")):
@@ -142,16 +149,17 @@ def read_han(text: str, file: str | None) -> list[Rule]:
                     if len(limits) > MAX_RULES:
                         raise ConfigError(f"more than {MAX_RULES:,} rules", file=file)
                 ends = [*(low - 1 for low, _ in limits[1:]), NO_LIMIT]
-                more = (() if level == _WHOLE_LEVEL else (f"level={level}",)) + (
+                conditions = (() if level == _WHOLE_LEVEL else (f"level={level}",)) + (
                     () if size == 1 else (f"configuration={size}",)
                 )
-                found += [
-                    Rule(kind, low, end, each, conditions=more) for (low, each), end in zip(limits, ends, strict=False)
+                rules += [
+                    Rule(kind, low, end, component, conditions=conditions)
+                    for (low, component), end in zip(limits, ends, strict=False)
                 ]
-    at, rest = next(words, (0, ""))
-    if rest:
-        refuse_line(file, at, f"{rest[:40]!r} after the last rule")
-    return found
+    line, surplus = next(words, (0, ""))
+    if surplus:
+        refuse_line(file, line, f"{surplus[:40]!r} after the last rule")
+    return rules
 
 
 def _words(text: str) -> Iterator[tuple[int, str]]:
@@ -183,7 +191,7 @@ _MPICH_SIZES = re.compile(r"(avg_msg_size|total_msg_size|per_proc_msg_size)(<=|<
 def read_mpich(text: str, file: str | None) -> list[Rule]:
     """Read a selection file of MPICH; unknown collectives are skipped."""
     kinds = {word: kind for kind, word in MPI.items()}
-    found: list[Rule] = []
+    rules: list[Rule] = []
 
     def walk(table: Any, kind: str, limits: tuple[int, int], conditions: tuple[str, ...], place: str) -> None:
         low, high = limits
@@ -193,8 +201,8 @@ def read_mpich(text: str, file: str | None) -> list[Rule]:
             name, _, value = key.partition("=")
             size = _MPICH_SIZES.fullmatch(key)
             if name == "algorithm":
-                more = tuple(f"{each}" for each in inner) if isinstance(inner, dict) else ()
-                found.append(Rule(kind, low, high, value, conditions=conditions + more))
+                options = tuple(f"{option}" for option in inner) if isinstance(inner, dict) else ()
+                rules.append(Rule(kind, low, high, value, conditions=conditions + options))
             elif size is not None:
                 last = int(size[3]) - (size[2] == "<")
                 walk(inner, kind, (low, last if high < 0 else min(last, high)), conditions, f"{place}.{key}")
@@ -210,7 +218,7 @@ def read_mpich(text: str, file: str | None) -> list[Rule]:
             raise ConfigError(f"unknown key {key[:40]!r}; expected 'collective=...'", file=file, path="$")
         if value in kinds:
             walk(table, kinds[value], (0, NO_LIMIT), (), f"$.{key}")
-    return found
+    return rules
 
 
 def write_mpich(rules: Sequence[Rule]) -> str:

@@ -51,8 +51,8 @@ def refuse_line(file: str | None, number: int, message: str) -> NoReturn:
     raise ConfigError(message, file=file, path=f"line {number}")
 
 
-def whole_of(text: str, file: str | None, number: int, what: str, least: int = 0) -> int:
+def whole_of(text: str, file: str | None, number: int, subject: str, minimum: int = 0) -> int:
     """Parse an integer in a line."""
-    if not re.fullmatch(r"-?[0-9]{1,19}", text) or not least <= int(text) <= LARGEST:
-        refuse_line(file, number, f"{what} {text[:30]!r}: expected a whole number from {least}")
+    if not re.fullmatch(r"-?[0-9]{1,19}", text) or not minimum <= int(text) <= LARGEST:
+        refuse_line(file, number, f"{subject} {text[:30]!r}: expected a whole number from {minimum}")
     return int(text)

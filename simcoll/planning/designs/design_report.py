@@ -286,7 +286,7 @@ def _prices(prices: Sequence[Price]) -> ReportTable:
 def _inputs(design: Design) -> ReportTable:
     gpu, topology, model = design.gpu, design.topology, design.model
     rows = [
-        *((f"GPU {gpu.name}: {place}", gpu.told(place), gpu.sources.get(place, "")) for place in gpu.values),
+        *((f"GPU {gpu.name}: {place}", gpu.format_number(place), gpu.sources.get(place, "")) for place in gpu.values),
         *((f"topology {topology.name}: {place}", "", source) for place, source in topology.sources.items()),
         (
             f"model {model.name}",

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simcoll.topology import LINK_KINDS, Topology
-from simcoll.training.steps import Step
+from simcoll.training.steps import TrainingStep
 
 if TYPE_CHECKING:
     from simcoll.training.design import Design
@@ -45,10 +45,10 @@ def shadow_prices(design: Design) -> list[Price]:
     >>> all(price.gain < 0 for price in prices)
     True
     """
-    base_fs = Step(design).time_fs(tier=1)
+    base_fs = TrainingStep(design).time_fs(tier=1)
     prices = []
     for change, changed in _changes(design):
-        time_fs = Step(changed).time_fs(tier=1)
+        time_fs = TrainingStep(changed).time_fs(tier=1)
         prices.append(Price(change, time_fs, time_fs / base_fs - 1))
     return prices
 

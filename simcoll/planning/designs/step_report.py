@@ -12,7 +12,7 @@ from simcoll.training.step_result import StepResult
 from simcoll.units import format_size, format_time
 
 if TYPE_CHECKING:
-    from simcoll.training.memory import Memory
+    from simcoll.training.memory import StageMemory
     from simcoll.workload.class_clock import Clock
     from simcoll.workload.playing import WorkloadResult
     from simcoll.workload.workload import Workload
@@ -41,12 +41,12 @@ _STEP_FIELDS = (
 _PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
 
 
-def step_lines(result: StepResult) -> Iterator[str]:
+def step_lines(result: StepResult, *, verbose: bool = False) -> Iterator[str]:
     """The lines of the table.
 
-    A row has a name of 12 characters, then its values.
+    A row has a name of 12 characters, then its values. ``verbose`` adds the formula of the FLOPs, what played the step, and hashes.
     """
-    yield f"# {result.title}: design {result.design_hash}, {result.nranks} GPUs, tier {result.tier}, {result.calibration}"
+    yield f"# {result.title}: {result.nranks} GPUs, tier {result.tier}, {result.calibration}"
     yield _row(
         "step",
         f"{format_time(result.time_fs)}, {result.tokens_per_second:,.0f} tokens/s, "
@@ -64,17 +64,19 @@ def step_lines(result: StepResult) -> Iterator[str]:
     yield _row("memory", f"{_gib(worst.total)} of {_gib(result.memory_limit)}, {verdict}: {_parts(worst)}")
     for note in result.notes:
         yield _row("note", note)
-    yield f"# model FLOPs: {result.flops_formula}"
-    yield f"# played: {result.path}, trace {result.trace_hash or '-'}"
+    if verbose:
+        yield f"# model FLOPs: {result.flops_formula}"
+        yield f"# design {result.design_hash}, played: {result.path}, trace {result.trace_hash or '-'}"
 
 
-def workload_lines(result: WorkloadResult) -> Iterator[str]:
+def workload_lines(result: WorkloadResult, *, verbose: bool = False) -> Iterator[str]:
     """The lines of the table of a workload without a design, as :func:`step_lines`."""
     yield f"# {result.title or 'a workload'}: {result.nranks} ranks on {result.topology}, tier {result.tier}"
     yield _row("step", format_time(result.time_fs))
     yield _row("compute", format_time(result.compute_fs))
     yield from _communication(result)
-    yield f"# played: {result.path}, trace {result.trace_hash or '-'}"
+    if verbose:
+        yield f"# played: {result.path}, trace {result.trace_hash or '-'}"
 
 
 def _communication(result: WorkloadResult) -> Iterator[str]:
@@ -99,7 +101,7 @@ def _gib(count: int) -> str:
     return f"{count / 2**30:.1f} GiB"
 
 
-def _parts(memory: Memory) -> str:
+def _parts(memory: StageMemory) -> str:
     parts = [f"{name} {getattr(memory, name) / 2**30:.1f}" for name in _PARTS]
     return ", ".join([*parts, f"in host memory {memory.host / 2**30:.1f}"] if memory.host else parts)
 

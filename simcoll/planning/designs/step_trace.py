@@ -14,10 +14,10 @@ from simcoll.arrays import Ints
 from simcoll.emulator.traces.trace_marks import MOST_LINKS, RED, counters, path_back
 from simcoll.workload.class_clock import Clock, Span
 from simcoll.workload.traffic import Traffic, alike
-from simcoll.workload.workload import Operation, Send, Workload
+from simcoll.workload.workload import Operation, SendOperation, Workload
 
 if TYPE_CHECKING:
-    from simcoll.workload.lower import Plans
+    from simcoll.workload.lower import WorkloadPlans
 
 __all__ = ["critical_spans", "step_trace"]
 
@@ -25,7 +25,7 @@ MOST_CHANGES = 200_000
 """Limit over all counters; steps with more operations show fewer links."""
 
 
-def step_trace(workload: Workload, clock: Clock, title: str, plans: Plans) -> bytes:
+def step_trace(workload: Workload, clock: Clock, title: str, plans: WorkloadPlans) -> bytes:
     """The timeline, compressed, with a process per class and a track per stream, deterministic to the byte."""
     classes = {name: number for number, name in enumerate(workload.classes)}
     streams = {name: number for number, name in enumerate(dict.fromkeys(span.stream for span in clock.spans))}
@@ -99,7 +99,7 @@ def critical_spans(workload: Workload, clock: Clock) -> list[Span]:
     def predecessors(piece: _SpanPiece) -> Iterator[_SpanPiece]:
         span, operation = clock.spans[piece.place], workload.operations[piece.operation]
         dependencies = {number[name] for name in operation.after if name in number}
-        for on in workload.involved(operation):
+        for on in workload.classes_of(operation):
             for candidate in pieces_by_end[on, span.begin_fs]:
                 same_stream = clock.spans[candidate.place].stream == span.stream
                 if candidate.operation != piece.operation and (same_stream or candidate.operation in dependencies):
@@ -125,7 +125,7 @@ def _arrows(
     """An arrow from the source of each message to its target."""
     place = {(span.operation, span.on): span for span in clock.spans}
     for number, operation in enumerate(workload.operations):
-        if not isinstance(operation, Send):
+        if not isinstance(operation, SendOperation):
             continue
         sent, received = (place.get((number, on)) for on in (operation.source, operation.target))
         if sent is None or received is None or received.end_fs == received.begin_fs:
@@ -135,7 +135,7 @@ def _arrows(
         yield {"ph": "f", "bp": "e", **shared, "pid": classes[operation.target], "ts": received.end_fs / 1e9}
 
 
-def _changes(workload: Workload, clock: Clock, plans: Plans) -> dict[int, dict[int, float]]:
+def _changes(workload: Workload, clock: Clock, plans: WorkloadPlans) -> dict[int, dict[int, float]]:
     """Changes of the busiest links' rates in GB/s, by link and time, with each operation's bytes spread evenly over its duration."""
     traffic = Traffic(workload, plans)
     loads: dict[tuple[object, ...], Ints] = {}

@@ -12,7 +12,7 @@ from statistics import median
 from typing import NamedTuple
 
 from simcoll.errors import ConfigError, nearest
-from simcoll.formats.logs.measured import Log, Measured, Table
+from simcoll.formats.logs.measured import Log, MeasuredRow, MeasuredTable
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.environment import Environment, from_settings, parse_environment
 from simcoll.libraries.fitting import WARM_UP, Predictor, formula
@@ -52,7 +52,7 @@ _GPU = re.compile(r"\b(?:A|V|L|G?[BH])[0-9]{2,3}\b|\bMI[0-9]{3}X?\b")
 class Setting:
     """A measured table, and the inputs of its prediction."""
 
-    table: Table
+    table: MeasuredTable
     topology: Topology
     library: Library
     environment: Environment
@@ -70,7 +70,7 @@ class Setting:
 class Compared:
     """A measured row and its prediction."""
 
-    row: Measured
+    row: MeasuredRow
     prediction: Prediction
 
     @property
@@ -191,7 +191,7 @@ def _environment(settings: dict[str, str]) -> tuple[Environment, list[str]]:
     return from_settings(settings), ignored
 
 
-def _machine(table: Table, name: str, nodes: int | None) -> Topology:
+def _machine(table: MeasuredTable, name: str, nodes: int | None) -> Topology:
     """The topology with the table's number of nodes and ranks."""
     if not table.nranks:
         return load_topology(name, nodes=nodes or table.nnodes or None)

@@ -12,9 +12,9 @@ from itertools import accumulate
 
 from simcoll.errors import ConfigError
 from simcoll.libraries.calibration import Calibration
-from simcoll.libraries.corrected import fabric_of
 from simcoll.libraries.environment import Environment
 from simcoll.libraries.fitting import Series, fit_series
+from simcoll.libraries.question import fabric_of
 from simcoll.planning.measured.comparison import Setting
 from simcoll.topology.machine import machine as machine_of
 from simcoll.units import format_signed, format_size

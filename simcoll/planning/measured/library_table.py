@@ -60,9 +60,17 @@ def library_predictions(
 
 
 def library_lines(
-    predictions: Sequence[Prediction], topology: Topology, library: Library, environment: Environment
+    predictions: Sequence[Prediction],
+    topology: Topology,
+    library: Library,
+    environment: Environment,
+    *,
+    verbose: bool = False,
 ) -> Iterator[str]:
-    """The lines of the table: choice, channels, bound, and marks of times not found by emulation."""
+    """The lines of the table: choice, channels, bound, and marks of times not found by emulation.
+
+    ``verbose`` adds what the library's model lacks.
+    """
     ignored = f"; {', '.join(environment.ignored)} changes nothing here" if environment.ignored else ""
     yield printable(f"# {library} on {topology.name}, {topology.nranks} ranks{ignored}")
     if predictions[0].calibration:
@@ -88,7 +96,8 @@ def library_lines(
     yield from doubts(predictions)
     if library.accuracy and not predictions[0].calibration:
         yield f"# uncalibrated: {library.accuracy}"
-    yield f"# not in the model: {'; '.join(library.missing)}"
+    if verbose:
+        yield f"# not in the model: {'; '.join(library.missing)}"
 
 
 def doubts(predictions: Iterable[Prediction]) -> Iterator[str]:

@@ -15,8 +15,8 @@ import numpy as np
 
 from simcoll.arrays import Floats
 from simcoll.errors import ConfigError, nearest
-from simcoll.training.step_calibration import Calibration
-from simcoll.training.steps import Step
+from simcoll.training.step_calibration import StepCalibration
+from simcoll.training.steps import TrainingStep
 
 if TYPE_CHECKING:
     from simcoll.planning.measured.step_rows import StepRow
@@ -64,7 +64,7 @@ class StepFit:
         Predicted over measured time, minus 1, by row: with the constants of all rows, and with those of the other folds.
     """
 
-    calibration: Calibration
+    calibration: StepCalibration
     errors: Floats
     unseen_errors: Floats
 
@@ -78,9 +78,9 @@ def default_parameters(rows: int) -> tuple[str, ...]:
     return ("rate",) if rows < 3 else ("rate", "step_ms") if rows < 8 else ("rate", "hbm", "host_layer_us", "step_ms")
 
 
-def predict_seconds(rows: Sequence[StepRow], calibration: Calibration) -> Floats:
+def predict_seconds(rows: Sequence[StepRow], calibration: StepCalibration) -> Floats:
     """Seconds of every row in tier 1."""
-    times = [Step(replace(row.design, calibration=calibration)).time_fs(tier=1) for row in rows]
+    times = [TrainingStep(replace(row.design, calibration=calibration)).time_fs(tier=1) for row in rows]
     return np.array(times, np.float64) / 1e15
 
 
@@ -88,7 +88,7 @@ def fit_steps(
     rows: Sequence[StepRow],
     parameters: Sequence[str] = (),
     *,
-    start: Calibration | None = None,
+    start: StepCalibration | None = None,
     weights: Sequence[float] | None = None,
     source: str = "",
 ) -> StepFit:
@@ -135,7 +135,9 @@ def fit_steps(
 class _Problem:
     """The fitting problem: rows, and free constants."""
 
-    def __init__(self, rows: Sequence[StepRow], names: tuple[str, ...], start: Calibration, weights: Floats) -> None:
+    def __init__(
+        self, rows: Sequence[StepRow], names: tuple[str, ...], start: StepCalibration, weights: Floats
+    ) -> None:
         self.rows = rows
         self.names = names
         self.start = start
@@ -143,7 +145,7 @@ class _Problem:
         self.ranges = [PARAMETERS[name] for name in names]
         self.measured = np.array([row.seconds for row in rows])
 
-    def at(self, values: Floats) -> Calibration:
+    def at(self, values: Floats) -> StepCalibration:
         """The calibration of some values, rounded as written to files."""
         return msgspec.structs.replace(
             self.start, **{name: float(f"{value:.4g}") for name, value in zip(self.names, values, strict=True)}

@@ -19,7 +19,7 @@ from simcoll.errors import ConfigError
 from simcoll.planning.reliability.chances import PPM, exponential, flaps, lognormal, words
 from simcoll.planning.sweeps.disturbance import slow_rank
 from simcoll.topology import Topology
-from simcoll.topology.ecmp import rehashed
+from simcoll.topology.ecmp import reseed
 from simcoll.units import format_time
 
 __all__ = [
@@ -150,7 +150,7 @@ def draw(kind: str, seed: int, plan: Plan, topology: Topology, whole_fs: int, ch
         protocol = replace(plan.protocol, jitter_fs=largest_fs, seed=seed)
         return replace(base, plan=replace(plan, protocol=protocol), text=f"up to {format_time(largest_fs)}")
     if kind == "rehash":
-        return replace(base, topology=rehashed(topology, seed), text=f"hash seed {seed}")
+        return replace(base, topology=reseed(topology, seed), text=f"hash seed {seed}")
     if kind == "nic":
         names = _nics(topology)
         if not names:

@@ -35,7 +35,7 @@ class ProgramRun:
         result = self.result
         return (
             f"{self.choice} {self.protocol} on {result.topology.name}: {format_time(result.time_fs)}, {result.messages:,} messages, "
-            f"{result.bytes_moved:,} bytes; unproved, data unknown; trace hash {result.trace_hash}"
+            f"{result.bytes_moved:,} bytes; unproved, data unknown"
         )
 
     def columns(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from simcoll.emulator.data.budget import exact_bytes
 from simcoll.emulator.data.stepwise import data_errors
 from simcoll.emulator.engine_choice import ASKED, FEW_MESSAGES
 from simcoll.emulator.fast.compiled import COMPILED
-from simcoll.emulator.rehearsals import forget_sizes
+from simcoll.emulator.folding.remembered import forget_sizes
 from simcoll.emulator.steps.step_columns import summary
 from simcoll.planning.sweeps.sweep import DataCheck, Sweep, SweepRow, costs_of, counts_for, play
 from simcoll.planning.sweeps.sweep_report import cells, foot_lines, head_lines, size_line, titles_of
@@ -123,8 +123,6 @@ def runs(
         tell(finished, total, f"data of {choice}")
         candidates.append(_Candidate(choice, schedule, check_data(sweep, schedule), names))
         give_back()
-    for candidate in candidates:
-        candidate.schedule.known.expected_protocols = len(candidate.protocols)
     for count in counts:
         rows: list[SweepRow] = []
         for candidate in candidates:
@@ -137,7 +135,7 @@ def runs(
                 if COMPILED and engine != "fast" and not sweep.disturbed:
                     little = summary(plan).messages * (total - finished) <= FEW_MESSAGES
                     engine = "simpy" if little else "fast"
-                result = play(sweep, plan, topology, engine=engine)
+                result = play(sweep, plan, topology, engine=engine, protocols=len(candidate.protocols))
                 if engine == "simpy":
                     result = replace(result, path=f"only {result.messages} messages")
                 elif result.path == ASKED:

@@ -13,8 +13,11 @@ from simcoll.core.plan import Plan
 from simcoll.core.protocol import Protocol
 from simcoll.core.reduction import parse_dtype
 from simcoll.core.schedule import Schedule
-from simcoll.emulator import Result, emulate
+from simcoll.emulator import Result
+from simcoll.emulator.events import timeline_of
 from simcoll.emulator.reference.ledger import Observer
+from simcoll.emulator.request import Request
+from simcoll.emulator.run import run_checked
 from simcoll.errors import ConfigError
 from simcoll.planning.sweeps.disturbance import CALM, RunDisturbance
 from simcoll.topology import Topology
@@ -213,13 +216,19 @@ def costs_of(sweep: Sweep, name: str, topology: Topology, schedule: Schedule) ->
 
 
 def play(
-    sweep: Sweep, plan: Plan, topology: Topology, observer: Observer | None = None, engine: str = "auto"
+    sweep: Sweep,
+    plan: Plan,
+    topology: Topology,
+    observer: Observer | None = None,
+    engine: str = "auto",
+    protocols: int = 0,
 ) -> Result:
-    """Emulate one plan, with real data up to the sweep's check size."""
+    """Emulate one plan, with real data up to the sweep's check size; ``protocols``: under which each of its sizes is going to run."""
     data = "exact" if 0 < plan.total_bytes <= sweep.check_up_to else "none"
     events = sweep.disturbed.events(topology)
-    policy = sweep.disturbed.policy
-    return emulate(plan, topology, data=data, observer=observer, engine=engine, events=events, policy=policy)
+    timeline = timeline_of(events, sweep.disturbed.policy, topology, plan.nranks)
+    request = Request(plan, topology, observer=observer, timeline=timeline, engine=engine, protocols=protocols)
+    return run_checked(request, data=data)
 
 
 def best_rows(rows: Sequence[SweepRow]) -> list[SweepRow]:

@@ -15,9 +15,10 @@ from simcoll.errors import ConfigError
 from simcoll.formats.tuners.tuner_rules import NO_LIMIT, Rule
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.environment import DEFAULT, Environment
-from simcoll.libraries.formula import stated
+from simcoll.libraries.formula import stated_costs
 from simcoll.libraries.plans import bind_size
-from simcoll.libraries.prediction import calibrated, chosen, predict
+from simcoll.libraries.prediction import choose, predict
+from simcoll.libraries.question import Question, calibrate
 from simcoll.planning.measured.accuracy import METHODS, band_of, errors_of, medians
 from simcoll.planning.measured.library_table import library_for
 from simcoll.planning.measured.measurements import published_tables
@@ -99,13 +100,14 @@ def nccl_choices(
     than to what NCCL's own estimates prefer, which is told beside it.
     """
     model, machine = library_for(library, topology), machine_of(topology)
-    overlaid = calibrated(model, machine, calibration)
+    overlaid = calibrate(model, machine, calibration)
     for collective in collectives:
         bytes_ = np.array(sizes, float)
-        offered, _ = chosen(machine, collective, bytes_, overlaid)
+        offered, _ = choose(Question(collective, machine, overlaid), bytes_)
         every = {(cost.algorithm, cost.protocol): cost.time_us(bytes_) for cost in offered}
         estimates = {
-            (cost.algorithm, cost.protocol): cost.time_us(bytes_) for cost in stated(machine, collective, bytes_, model)
+            (cost.algorithm, cost.protocol): cost.time_us(bytes_)
+            for cost in stated_costs(machine, collective, bytes_, model)
         }
         for place, size in enumerate(sizes):
             default = predict(collective, size, topology, library=model, calibration=calibration)

@@ -67,16 +67,16 @@ def parse_astra_network(content: Content, file: str | None = None) -> Topology:
         if len(values) != len(blocks):
             refuse(f"{len(values)} values, for {len(blocks)} dimensions", f"$.{key}")
         for number, value in enumerate(values):
-            whole = key == "npus_count"
-            if value is None or (key != "latency" and not value) or (whole and (value < 2 or value.denominator != 1)):
-                wanted = (
+            counts = key == "npus_count"
+            if value is None or (key != "latency" and not value) or (counts and (value < 2 or value.denominator != 1)):
+                expected = (
                     "a whole number of at least 2"
-                    if whole
+                    if counts
                     else "a number above 0"
                     if key == "bandwidth"
                     else "a number"
                 )
-                refuse(f"expected {wanted}, got {shown(lists[key][number])}", f"$.{key}[{number}]")
+                refuse(f"expected {expected}, got {shown(lists[key][number])}", f"$.{key}[{number}]")
     sizes = [int(value) for value in numbers["npus_count"] if value is not None]
     npus = prod(sizes)
     links = sum(
@@ -98,7 +98,7 @@ def _lists(content: bytes, refuse: Callable[..., NoReturn]) -> dict[str, list[st
         lines = content.decode().splitlines()
     except UnicodeDecodeError:
         refuse("not a text")
-    found: dict[str, list[str]] = {}
+    lists: dict[str, list[str]] = {}
     for number, line in enumerate(lines, 1):
         text = line.strip()
         if not text or text.startswith("#") or text == "---":
@@ -108,10 +108,10 @@ def _lists(content: bytes, refuse: Callable[..., NoReturn]) -> dict[str, list[st
             refuse(f"expected a line such as 'bandwidth: [ 50.0 ]', got {shown(text[:60])}", f"line {number}")
         if match[1] not in KEYS:
             refuse(f"unknown key {match[1]!r}; {nearest(match[1], KEYS)}", f"line {number}")
-        if match[1] in found:
+        if match[1] in lists:
             refuse(f"{match[1]} is a duplicate", f"line {number}")
-        found[match[1]] = [part.strip() for part in match[2].split(",")] if match[2].strip() else []
-    return found
+        lists[match[1]] = [part.strip() for part in match[2].split(",")] if match[2].strip() else []
+    return lists
 
 
 def _graph(blocks: list[str], sizes: list[int], rates: list[tuple[int, int]]) -> nx.Graph:
@@ -123,14 +123,14 @@ def _graph(blocks: list[str], sizes: list[int], rates: list[tuple[int, int]]) ->
     for dimension, (block, size, (capacity, latency)) in enumerate(zip(blocks, sizes, rates, strict=True)):
         costs = {"capacity_uBps": capacity, "latency_fs": latency}
         firsts = np.arange(npus)[np.arange(npus) // stride % size == 0].tolist()
-        for number, first in enumerate(firsts):
-            line = [f"npu{first + place * stride}" for place in range(size)]
+        for number, origin in enumerate(firsts):
+            line = [f"npu{origin + place * stride}" for place in range(size)]
             if block == "Switch":
                 pairs = [(npu, f"switch{dimension}.{number}") for npu in line]
             elif block == "Ring":
                 pairs = list(zip(line, line[1:] + (line[:1] if size > 2 else []), strict=False))
             else:
-                pairs = [(one, other) for at, one in enumerate(line) for other in line[at + 1 :]]
+                pairs = [(npu, neighbour) for position, npu in enumerate(line) for neighbour in line[position + 1 :]]
             graph.add_edges_from((*pair, costs) for pair in pairs)
         stride *= size
     return graph

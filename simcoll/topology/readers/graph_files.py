@@ -95,21 +95,21 @@ def parse_graphml(content: Content, file: str = "graph") -> Topology:
 
     if _local(root) != "graphml":
         refuse(f"expected <graphml>, found <{_local(root)[:40]}>")
-    keys = {each.get("id", ""): each.get("attr.name", "") for each in root if _local(each) == "key"}
-    graphs = [each for each in root if _local(each) == "graph"]
+    keys = {key.get("id", ""): key.get("attr.name", "") for key in root if _local(key) == "key"}
+    graphs = [child for child in root if _local(child) == "graph"]
     if len(graphs) != 1:
         refuse(f"{len(graphs)} graphs; expected one")
     directed = graphs[0].get("edgedefault") == "directed"
     graph: Any = nx.MultiDiGraph() if directed else nx.MultiGraph()
 
     def data(element: Element) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for each in element:
-            if _local(each) == "data":
-                name, text = keys.get(each.get("key", ""), ""), (each.text or "").strip()
+        attributes: dict[str, Any] = {}
+        for child in element:
+            if _local(child) == "data":
+                name, text = keys.get(child.get("key", ""), ""), (child.text or "").strip()
                 number = re.fullmatch(r"-?[0-9]{1,19}", text)
-                found[name] = int(text) if number and name in {"rank", "capacity_uBps", "latency_fs"} else text
-        return found
+                attributes[name] = int(text) if number and name in {"rank", "capacity_uBps", "latency_fs"} else text
+        return attributes
 
     for element in graphs[0]:
         if _local(element) == "node":
@@ -130,8 +130,8 @@ def parse_graphml(content: Content, file: str = "graph") -> Topology:
 
 def _decimal(value: int, unit: int) -> str:
     """A multiple of 1/unit as an exact decimal."""
-    whole, rest = divmod(value, unit)
-    return f"{whole}.{rest:0{len(str(unit)) - 1}d}".rstrip("0").rstrip(".")
+    units, fraction = divmod(value, unit)
+    return f"{units}.{fraction:0{len(str(unit)) - 1}d}".rstrip("0").rstrip(".")
 
 
 def simgrid_text(topology: Topology) -> bytes:
@@ -156,7 +156,7 @@ def simgrid_text(topology: Topology) -> bytes:
         f'  <zone id={quoteattr(topology.name)} routing="Full">',
         *(f'    <host id="rank-{rank}" speed="1Gf"/>' for rank in range(n)),
     ]
-    for link in sorted({int(each) for each in routes[routes >= 0]}):
+    for link in sorted({int(number) for number in routes[routes >= 0]}):
         rate = _decimal(int(topology.link_capacity_uBps[link]), 10**6)
         delay = _decimal(int(topology.link_latency_fs[link]), 10**15)
         lines.append(f'    <link id={quoteattr(topology.link_name(link))} bandwidth="{rate}Bps" latency="{delay}s"/>')
@@ -174,11 +174,11 @@ _TIMES = {
 
 def _quantity(text: str, kind: str, file: str) -> int:
     """A rate in micro-bytes per second, or a time in femtoseconds."""
-    found = re.fullmatch(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)(?:[eE](-?[0-9]{1,2}))?\s*([A-Za-z]*)\s*", text)
-    if found is not None:
-        power = int(found[2] or 0)
-        number = Fraction(found[1]) * Fraction(10 ** max(power, 0), 10 ** max(-power, 0))
-        unit = found[3]
+    match = re.fullmatch(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)(?:[eE](-?[0-9]{1,2}))?\s*([A-Za-z]*)\s*", text)
+    if match is not None:
+        power = int(match[2] or 0)
+        number = Fraction(match[1]) * Fraction(10 ** max(power, 0), 10 ** max(-power, 0))
+        unit = match[3]
         if kind == "latency" and unit in _TIMES:
             return int(number * _TIMES[unit] * 10**15)
         bits = re.fullmatch(r"(k|M|G|T|Ki|Mi|Gi|Ti|)(Bps|bps)", unit) if unit else None
@@ -215,21 +215,21 @@ def parse_simgrid(content: Content, file: str = "platform") -> Topology:
     if len(root) != 1 or root[0].tag != "zone" or root[0].get("routing") not in {"Full", "full"}:
         refuse('expected one <zone routing="Full">, or one <cluster>')
     zone = root[0]
-    strange = [str(each.tag)[:40] for each in zone if each.tag not in {"host", "link", "route", "prop"}]
+    strange = [str(child.tag)[:40] for child in zone if child.tag not in {"host", "link", "route", "prop"}]
     if strange:
         refuse(f"<{strange[0]}> in the zone; expected host, link and route")
-    hosts = [each.get("id", "") for each in zone if each.tag == "host"]
+    hosts = [child.get("id", "") for child in zone if child.tag == "host"]
     if not 1 <= len(hosts) <= MOST_ROUTED:
         refuse(f"{len(hosts)} hosts; expected 1 to {MOST_ROUTED}")
-    return _routed(zone, hosts, file)
+    return _routed_topology(zone, hosts, file)
 
 
-def _routed(zone: Element, hosts: list[str], file: str) -> Topology:
+def _routed_topology(zone: Element, hosts: list[str], file: str) -> Topology:
     """The topology of a zone with all routes; its vertices are the ends in the names of its links."""
     import networkx as nx
 
     graph = nx.DiGraph()
-    for link in (each for each in zone if each.tag == "link"):
+    for link in (child for child in zone if child.tag == "link"):
         tail, arrow, head = link.get("id", "").partition(" -> ")
         if not arrow or graph.has_edge(tail, head):
             raise ConfigError(
@@ -241,8 +241,8 @@ def _routed(zone: Element, hosts: list[str], file: str) -> Topology:
     number = {host: rank for rank, host in enumerate(hosts)}
     ends: dict[int, str] = {}
     routes: dict[tuple[int, int], list[str]] = {}
-    for route in (each for each in zone if each.tag == "route"):
-        names = [each.get("id", "") for each in route if each.tag == "link_ctn"]
+    for route in (child for child in zone if child.tag == "route"):
+        names = [child.get("id", "") for child in route if child.tag == "link_ctn"]
         pair = [route.get(key, "") for key in ("src", "dst")]
         if pair[0] not in number or pair[1] not in number or not names:
             raise ConfigError(f"route {pair[0][:40]!r} -> {pair[1][:40]!r}: expected two hosts and links", file=file)
@@ -263,24 +263,26 @@ def _routed(zone: Element, hosts: list[str], file: str) -> Topology:
     for vertex in graph:
         graph.nodes[vertex].setdefault("kind", "switch")
     with blamed_on(file):
-        found = from_networkx(graph, name=zone.get("id") or "platform", gpus_forward=True)
-    number_of = {found.link_name(link): link for link in range(found.nlinks)}
+        topology = from_networkx(graph, name=zone.get("id") or "platform", gpus_forward=True)
+    number_of = {topology.link_name(link): link for link in range(topology.nlinks)}
     table = np.full((len(hosts), len(hosts), max(map(len, routes.values()), default=1)), -1, np.int32)
     for (a, b), names in routes.items():
-        missing = [each for each in names if each not in number_of]
+        missing = [name for name in names if name not in number_of]
         if missing:
             raise ConfigError(
                 f"the route of hosts {a} and {b} has a link {missing[0][:60]!r}, which does not exist", file=file
             )
-        for one, two in pairwise(names):
-            if one.rpartition(" -> ")[2] != two.partition(" -> ")[0]:
-                raise ConfigError(f"the route of hosts {a} and {b} jumps from {one[:60]!r} to {two[:60]!r}", file=file)
-        table[a, b, : len(names)] = [number_of[each] for each in names]
-    return replace(found, router=_Listed(table), rank_endpoints=np.arange(len(hosts)))
+        for link_before, link_after in pairwise(names):
+            if link_before.rpartition(" -> ")[2] != link_after.partition(" -> ")[0]:
+                raise ConfigError(
+                    f"the route of hosts {a} and {b} jumps from {link_before[:60]!r} to {link_after[:60]!r}", file=file
+                )
+        table[a, b, : len(names)] = [number_of[name] for name in names]
+    return replace(topology, router=_RouteTable(table), rank_endpoints=np.arange(len(hosts)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Listed:
+class _RouteTable:
     """Routes as listed in a platform: links ``[source, destination, hop]``, padded with -1."""
 
     table: Shorts
@@ -308,14 +310,16 @@ def _cluster(cluster: Element, file: str) -> Topology:
     rate, delay = (
         _quantity(cluster.get(key, ""), kind, file) for key, kind in (("bw", "bandwidth"), ("lat", "latency"))
     )
-    made = crossbar(hosts, f"{_decimal(rate, 10**6)} B/s", 0, name=cluster.get("id") or "cluster")
-    latency: Ints = np.full(made.nlinks, delay, np.int64)
-    return replace(made, link_latency_fs=latency, link_kind=np.full(made.nlinks, LINK_KINDS.index("net"), np.int8))
+    topology = crossbar(hosts, f"{_decimal(rate, 10**6)} B/s", 0, name=cluster.get("id") or "cluster")
+    latency: Ints = np.full(topology.nlinks, delay, np.int64)
+    return replace(
+        topology, link_latency_fs=latency, link_kind=np.full(topology.nlinks, LINK_KINDS.index("net"), np.int8)
+    )
 
 
 def _radical(text: str, file: str) -> Iterator[int]:
     for part in text.split(","):
-        found = re.fullmatch(r"\s*([0-9]{1,6})(?:-([0-9]{1,6}))?\s*", part)
-        if found is None:
+        match = re.fullmatch(r"\s*([0-9]{1,6})(?:-([0-9]{1,6}))?\s*", part)
+        if match is None:
             raise ConfigError(f"radical {text[:40]!r}: expected ranges such as 0-15", file=file)
-        yield from range(int(found[1]), int(found[2] or found[1]) + 1)
+        yield from range(int(match[1]), int(match[2] or match[1]) + 1)

@@ -24,7 +24,8 @@ from simcoll.topology.readers.missing_rates import Rate, required_rates
 
 __all__ = ["FabricRouter", "parse_ib_fabric"]
 
-NVLINK_FS, PCIE_FS, CABLE_FS, HOP_FS = 350_000_000, 400_000_000, 500_000_000, 250_000_000
+NVLINK_FS, PCIE_FS = 350_000_000, 400_000_000
+CABLE_FS, HOP_FS = 500_000_000, 250_000_000
 """One-way latencies: GPU to the switch of its node, GPU to adapter, adapter to switch, switch to switch."""
 UBPS_PER_MBPS = 125_000 * 10**6
 MAX_ADAPTERS = 1 << 14
@@ -46,7 +47,7 @@ class FabricRouter:
     ----------
     host
         Node of every rank.
-    inside
+    local_links
         Links from every rank to the switch of its node and back, -1 for none: ``[n, 2]``.
     ends
         Links from every rank to its adapter and back: ``[n, 2]``.
@@ -59,7 +60,7 @@ class FabricRouter:
     """
 
     host: Ints
-    inside: Shorts
+    local_links: Shorts
     ends: Shorts
     adapter: Ints
     number: Ints
@@ -74,33 +75,36 @@ class FabricRouter:
 
     def links(self, src: Ints, dst: Ints) -> Shorts:
         """See :class:`simcoll.topology.routing.Router`."""
-        most = int(self.away[dst, self.adapter[src]].max(initial=0))
-        found = np.full((src.size, most + 2), -1, np.int32)
+        longest = int(self.away[dst, self.adapter[src]].max(initial=0))
+        routes = np.full((src.size, longest + 2), -1, np.int32)
         for begin in range(0, src.size, BLOCK):
             part = slice(begin, begin + BLOCK)
-            self._fill(found[part], src[part], dst[part])
-        return found
+            self._fill(routes[part], src[part], dst[part])
+        return routes
 
-    def _fill(self, found: Shorts, src: Ints, dst: Ints) -> None:
-        near = self.host[src] == self.host[dst]
-        local = np.flatnonzero(near & (src != dst))
-        found[local, 0], found[local, 1] = self.inside[src[local], 0], self.inside[dst[local], 1]
-        pairs = np.flatnonzero(~near)
-        found[pairs, 0] = self.ends[src[pairs], 0]
-        at, digit, column = self.adapter[src[pairs]], self.number[dst[pairs]], 1
+    def _fill(self, routes: Shorts, src: Ints, dst: Ints) -> None:
+        together = self.host[src] == self.host[dst]
+        local = np.flatnonzero(together & (src != dst))
+        routes[local, 0], routes[local, 1] = self.local_links[src[local], 0], self.local_links[dst[local], 1]
+        pairs = np.flatnonzero(~together)
+        routes[pairs, 0] = self.ends[src[pairs], 0]
+        vertex, digit, column = self.adapter[src[pairs]], self.number[dst[pairs]], 1
         goal = self.adapter[dst[pairs]]
         while pairs.size:
-            here = np.flatnonzero(at == goal)
-            found[pairs[here], column] = self.ends[dst[pairs[here]], 1]
-            going = at != goal
-            pairs, at, goal, digit = pairs[going], at[going], goal[going], digit[going]
+            arrived = np.flatnonzero(vertex == goal)
+            routes[pairs[arrived], column] = self.ends[dst[pairs[arrived]], 1]
+            going = vertex != goal
+            pairs, digit = pairs[going], digit[going]
+            vertex, goal = vertex[going], goal[going]
             to = dst[pairs]
-            nearer = (self.out[at] >= 0) & (self.away[to[:, None], self.head[at]] == self.away[to, at][:, None] - 1)
+            nearer = (self.out[vertex] >= 0) & (
+                self.away[to[:, None], self.head[vertex]] == self.away[to, vertex][:, None] - 1
+            )
             count = nearer.sum(axis=1)
             digit, choice = np.divmod(digit, np.maximum(count, 1))
             port = (np.cumsum(nearer, axis=1) > choice[:, None]).argmax(axis=1)
-            found[pairs, column] = self.out[at, port]
-            at = self.head[at, port]
+            routes[pairs, column] = self.out[vertex, port]
+            vertex = self.head[vertex, port]
             column += 1
 
 
@@ -138,11 +142,11 @@ def parse_ib_fabric(
     if nodes is not None and not 1 <= nodes <= len(hosts):
         raise ConfigError(f"nodes: {nodes}; the listing has {len(hosts)}", file=file)
     hosts = dict(list(hosts.items())[:nodes])
-    adapters = [adapter for each in hosts.values() for adapter in each]
+    adapters = [adapter for members in hosts.values() for adapter in members]
     if len(adapters) > MAX_ADAPTERS:
         raise ConfigError(f"{len(adapters):,} adapters; at most {MAX_ADAPTERS:,}, so take fewer nodes", file=file)
     check_room(len(adapters) * len(listing.names) * 10, "the routes of the fabric", "fewer nodes need less")
-    several = any(len(each) > 1 for each in hosts.values())
+    several = any(len(members) > 1 for members in hosts.values())
     inner = [
         Rate("pcie.bandwidth", "links from GPUs to adapters", "64 GB/s", pcie_bandwidth),
         Rate("nvlink.bandwidth", "links between GPUs of a node", "450 GB/s", nvlink_bandwidth),
@@ -150,8 +154,8 @@ def parse_ib_fabric(
     pcie, nvlink = (
         required_rates("the listing", file, inner) if several else (*required_rates("the listing", file, inner[:1]), 0)
     )
-    n, first = len(adapters), len(adapters)
-    names = [f"{host}.gpu{place}" for host, each in hosts.items() for place in range(len(each))]
+    n, offset = len(adapters), len(adapters)
+    names = [f"{host}.gpu{place}" for host, members in hosts.items() for place in range(len(members))]
     names += _distinct(listing.names)
     kinds = ["gpu"] * n + ["switch" if kind == "router" else kind for kind in listing.kinds]
     links = LinkTable([])
@@ -161,28 +165,29 @@ def parse_ib_fabric(
         rates[pair] = rates.get(pair, 0) + cable.Mbps
     for (a, b), rate in sorted(rates.items()):
         latency = CABLE_FS if "nic" in {listing.kinds[a], listing.kinds[b]} else HOP_FS
-        links.add_pair(first + a, first + b, rate * UBPS_PER_MBPS, (latency, latency), "net")
-    cables = links.columns()[:2] - first
+        links.add_pair(offset + a, offset + b, rate * UBPS_PER_MBPS, (latency, latency), "net")
+    cables = links.columns()[:2] - offset
     ends = [
-        links.add_pair(rank, first + adapter, pcie, (PCIE_FS, PCIE_FS), "pcie") for rank, adapter in enumerate(adapters)
+        links.add_pair(rank, offset + adapter, pcie, (PCIE_FS, PCIE_FS), "pcie")
+        for rank, adapter in enumerate(adapters)
     ]
-    inside, host, rank = np.full((n, 2), -1, np.int32), np.zeros(n, np.int64), 0
-    for number, (name, each) in enumerate(hosts.items()):
-        if len(each) > 1:
+    local, host, rank = np.full((n, 2), -1, np.int32), np.zeros(n, np.int64), 0
+    for number, (name, members) in enumerate(hosts.items()):
+        if len(members) > 1:
             names.append(f"{name}.nvswitch")
             kinds.append("switch")
-        for _ in each:
-            if len(each) > 1:
-                inside[rank] = links.add_pair(rank, len(names) - 1, nvlink, (NVLINK_FS, NVLINK_FS), "nvlink")
+        for _ in members:
+            if len(members) > 1:
+                local[rank] = links.add_pair(rank, len(names) - 1, nvlink, (NVLINK_FS, NVLINK_FS), "nvlink")
             host[rank], rank = number, rank + 1
     router = _router(
-        np.array(adapters), len(listing.names), cables, host, inside, np.array(ends, np.int32), listing, file
+        np.array(adapters), len(listing.names), cables, host, local, np.array(ends, np.int32), listing, file
     )
-    made = assemble(
+    topology = assemble(
         _title(file), names, kinds, np.arange(n), links.columns(), router, {"box": host} if len(hosts) > 1 else {}
-    )  # fmt: skip
+    )
     return replace(
-        made,
+        topology,
         description=f"InfiniBand fabric: {len(hosts)} nodes, {n} adapters, {listing.kinds.count('switch')} switches",
         sources={
             "$": "ibnetdiscover or iblinkinfo: switches, cables and their rates; inside of nodes as given; latencies unverified"
@@ -202,11 +207,11 @@ def _hosts(listing: Listing) -> dict[str, list[int]]:
         for number, kind in enumerate(listing.kinds)
         if kind == "nic" and number in wired and _INSIDE_SWITCHES not in listing.names[number]
     ]
-    found: dict[str, list[int]] = {}
-    for number in sorted(adapters, key=lambda each: (_natural(listing.names[each]), each)):
+    hosts: dict[str, list[int]] = {}
+    for number in sorted(adapters, key=lambda adapter: (_natural(listing.names[adapter]), adapter)):
         host = listing.names[number].rpartition(" ")[0] or listing.names[number]
-        found.setdefault(host, []).append(number)
-    return dict(sorted(found.items(), key=lambda each: _natural(each[0])))
+        hosts.setdefault(host, []).append(number)
+    return dict(sorted(hosts.items(), key=lambda entry: _natural(entry[0])))
 
 
 def _natural(name: str) -> tuple[tuple[bool, int, str], ...]:
@@ -226,7 +231,7 @@ def _router(
     vertices: int,
     cables: Ints,
     host: Ints,
-    inside: Shorts,
+    local: Shorts,
     ends: Shorts,
     listing: Listing,
     file: str,
@@ -238,18 +243,18 @@ def _router(
     # Adapters do not forward: paths into an adapter end there.
     through = np.array([kind != "nic" for kind in listing.kinds])
     graph = csr_array((np.ones(len(tail)), (tail, head)), shape=(vertices, vertices))
-    back = graph.T.tocsr()
-    kept = through[np.repeat(np.arange(vertices), np.diff(back.indptr))]
+    reverse = graph.T.tocsr()
+    switch_links = through[np.repeat(np.arange(vertices), np.diff(reverse.indptr))]
     away = np.empty((len(adapters), vertices))
     for number, adapter in enumerate(adapters.tolist()):  # backwards from each adapter, over switches only
-        own = kept.copy()
-        own[back.indptr[adapter] : back.indptr[adapter + 1]] = True
-        ways = csr_array((own.astype(float), back.indices.copy(), back.indptr.copy()), shape=back.shape)
+        usable = switch_links.copy()
+        usable[reverse.indptr[adapter] : reverse.indptr[adapter + 1]] = True
+        ways = csr_array((usable.astype(float), reverse.indices.copy(), reverse.indptr.copy()), shape=reverse.shape)
         ways.eliminate_zeros()  # they would be paths of length zero
         away[number] = shortest_path(ways, unweighted=True, indices=adapter)
     lost = np.argwhere(~np.isfinite(away[:, adapters]))
     if len(lost):
-        a, b = (listing.names[adapters[each]] for each in lost[0])
+        a, b = (listing.names[adapters[place]] for place in lost[0])
         raise ConfigError(f"no way from {b!r} to {a!r}", file=file)
     away[~np.isfinite(away)] = 2**14
     degree = np.bincount(tail, minlength=vertices)
@@ -259,7 +264,7 @@ def _router(
     place = np.arange(len(order)) - np.repeat(np.cumsum(degree) - degree, degree)
     out[tail[order], place], heads[tail[order], place] = order, head[order]
     chosen_by = _numbers(heads[adapters, 0])
-    return FabricRouter(host, inside, ends, adapters, chosen_by, away.astype(np.int16), out, heads)
+    return FabricRouter(host, local, ends, adapters, chosen_by, away.astype(np.int16), out, heads)
 
 
 def _numbers(leaf: Ints) -> Ints:
@@ -268,9 +273,9 @@ def _numbers(leaf: Ints) -> Ints:
     >>> _numbers(np.array([9, 8, 9, 8, 9])).tolist()
     [0, 4, 1, 5, 2]
     """
-    _, which = np.unique(leaf, return_inverse=True)
-    first: dict[int, int] = {}
-    switch = np.array([first.setdefault(each, len(first)) for each in which.tolist()])
-    place = np.array([int((which[:rank] == each).sum()) for rank, each in enumerate(which)])
-    found: Ints = place + switch * (1 << int(place.max()).bit_length())
-    return found
+    _, leaf_number = np.unique(leaf, return_inverse=True)
+    switches: dict[int, int] = {}
+    switch = np.array([switches.setdefault(number, len(switches)) for number in leaf_number.tolist()])
+    place = np.array([int((leaf_number[:rank] == number).sum()) for rank, number in enumerate(leaf_number)])
+    numbers: Ints = place + switch * (1 << int(place.max()).bit_length())
+    return numbers

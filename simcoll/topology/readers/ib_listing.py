@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from simcoll.errors import ConfigError
 from simcoll.files.reader_arguments import Content, content_of
@@ -16,11 +16,26 @@ MAX_PORTS = 1 << 18
 
 # Data rate of a lane in Mbit/s: by name, and by the signalling rate in Gbit/s. SDR to QDR encode 8 bits in 10, later ones 64 in 66.
 _LANES = {
-    "SDR": 2000, "DDR": 4000, "QDR": 8000, "FDR10": 10000, "FDR": 13636, "EDR": 25000, "HDR": 50000, "NDR": 100000, "XDR": 200000,
-}  # fmt: skip
+    "SDR": 2000,
+    "DDR": 4000,
+    "QDR": 8000,
+    "FDR10": 10000,
+    "FDR": 13636,
+    "EDR": 25000,
+    "HDR": 50000,
+    "NDR": 100000,
+    "XDR": 200000,
+}
 _SIGNALLED = {
-    "2.5": "SDR", "5.0": "DDR", "10.0": "QDR", "14.0625": "FDR", "25.78125": "EDR", "53.125": "HDR", "106.25": "NDR", "212.5": "XDR",
-}  # fmt: skip
+    "2.5": "SDR",
+    "5.0": "DDR",
+    "10.0": "QDR",
+    "14.0625": "FDR",
+    "25.78125": "EDR",
+    "53.125": "HDR",
+    "106.25": "NDR",
+    "212.5": "XDR",
+}
 
 _NODE = re.compile(r'(Switch|Ca|Rt)\s+\d{1,4}\s+"([SHR]-[0-9a-fA-F]{1,16})"\s*#\s*"([^"]{0,200})"')
 _PORT = re.compile(
@@ -71,7 +86,7 @@ def parse_listing(content: Content, file: str | None = None) -> Listing:
         raise ConfigError(f"larger than {MAX_BYTES >> 20} MiB", file=file)
     lines = content.decode("utf-8", "replace").split("\n")
     listing = Listing()
-    ports = (_discovered if any(map(_NODE.match, lines)) else _linked)(lines, listing, file)
+    ports = (_ibnetdiscover_ports if any(map(_NODE.match, lines)) else _iblinkinfo_ports)(lines, listing, file)
     if not ports:
         raise ConfigError("has no cables; expected what ibnetdiscover or iblinkinfo prints", file=file)
     _join(ports, listing, file)
@@ -82,72 +97,88 @@ _Ports = dict[tuple[int, int], tuple[tuple[int, int], int, int]]
 """``(vertex, port)`` to the other end, the rate in Mbit/s, and the line number."""
 
 
-def _discovered(lines: list[str], listing: Listing, file: str | None) -> _Ports:
+def _ibnetdiscover_ports(lines: list[str], listing: Listing, file: str | None) -> _Ports:
     """Ports in the output of ibnetdiscover: vertices by GUID."""
     numbers: dict[str, int] = {}
     for line in lines:
-        if found := _NODE.match(line):
-            numbers[found[2]] = _vertex(listing, found[1], found[3])
+        if match := _NODE.match(line):
+            numbers[match[2]] = _vertex(listing, match[1], match[3])
     ports: dict[tuple[int, int], tuple[tuple[int, int], int, int]] = {}
-    at = -1
+    vertex = -1
     for number, line in enumerate(lines, 1):
-        if found := _NODE.match(line):
-            at = numbers[found[2]]
-        elif (found := _PORT.match(line)) and at >= 0:
-            if found[2] not in numbers:
-                _refuse(f"port {found[1]} leads to {found[2]}, which is not listed", file, number)
+        if match := _NODE.match(line):
+            vertex = numbers[match[2]]
+        elif (match := _PORT.match(line)) and vertex >= 0:
+            if match[2] not in numbers:
+                _refuse(f"port {match[1]} leads to {match[2]}, which is not listed", file, number)
             widths = _COMPAT.findall(line)
             if not widths:
                 _refuse("no width and speed at the end, such as 4xHDR", file, number)
             lanes, speed = widths[-1]
-            ports[at, int(found[1])] = ((numbers[found[2]], int(found[3])), _rate(lanes, speed, file, number), number)
+            ports[vertex, int(match[1])] = (
+                (numbers[match[2]], int(match[3])),
+                _rate(lanes, speed, file, number),
+                number,
+            )
             if len(ports) > MAX_PORTS:
                 _refuse(f"more than {MAX_PORTS:,} ports", file, number)
     return ports
 
 
-def _linked(lines: list[str], listing: Listing, file: str | None) -> _Ports:
+class _PrintedPort(NamedTuple):
+    """A port of iblinkinfo's output: its vertex and number, the LID and port that it leads to, its rate and line."""
+
+    end: tuple[int, int]
+    peer_lid: int
+    peer_port: int
+    rate: int
+    line: int
+
+
+def _iblinkinfo_ports(lines: list[str], listing: Listing, file: str | None) -> _Ports:
     """Ports in the output of iblinkinfo, with or without ``--line``: the other end is identified by its LID."""
     of_lid: dict[int, int] = {}
-    found_ports: list[tuple[int, int, int, int, int, int]] = []
-    at, lined = -1, _lined(lines, listing)
+    printed: list[_PrintedPort] = []
+    owner, lined = -1, _line_vertices(lines, listing)
     for number, line in enumerate(lines, 1):
         text = line.strip()
         if head := _HEAD.fullmatch(text):
-            at = _vertex(listing, head[1], head[2])
+            owner = _vertex(listing, head[1], head[2])
             continue
-        if found := _LINED.match(text):
-            at, text = lined[found[1]], found[3]
-        if (found := _LINK.match(text)) and at >= 0:
-            lid, port, other, other_port = int(found[1]), int(found[2]), int(found[6]), int(found[7])
-            if of_lid.setdefault(lid, at) != at:
-                _refuse(f"LID {lid} is that of {listing.names[of_lid[lid]]} and of {listing.names[at]}", file, number)
-            name = found[5] or _SIGNALLED.get(found[4], found[4])
-            found_ports.append((at, port, other, other_port, _rate(found[3], name, file, number), number))
-            if len(found_ports) > MAX_PORTS:
+        if match := _LINED.match(text):
+            owner, text = lined[match[1]], match[3]
+        if (match := _LINK.match(text)) and owner >= 0:
+            lid = int(match[1])
+            if of_lid.setdefault(lid, owner) != owner:
+                _refuse(
+                    f"LID {lid} is that of {listing.names[of_lid[lid]]} and of {listing.names[owner]}", file, number
+                )
+            rate = _rate(match[3], match[5] or _SIGNALLED.get(match[4], match[4]), file, number)
+            printed.append(_PrintedPort((owner, int(match[2])), int(match[6]), int(match[7]), rate, number))
+            if len(printed) > MAX_PORTS:
                 _refuse(f"more than {MAX_PORTS:,} ports", file, number)
     ports = {}
-    for vertex, port, other, other_port, rate, number in found_ports:
-        if other not in of_lid:
-            _refuse(f"port {port} leads to LID {other}, which is not listed", file, number)
-        ports[vertex, port] = ((of_lid[other], other_port), rate, number)
+    for port in printed:
+        if port.peer_lid not in of_lid:
+            _refuse(f"port {port.end[1]} leads to LID {port.peer_lid}, which is not listed", file, port.line)
+        ports[port.end] = ((of_lid[port.peer_lid], port.peer_port), port.rate, port.line)
     return ports
 
 
-def _lined(lines: list[str], listing: Listing) -> dict[str, int]:
+def _line_vertices(lines: list[str], listing: Listing) -> dict[str, int]:
     """Vertices of ``iblinkinfo --line`` by GUID.
 
     Their kinds are inferred: a switch has all its ports under one GUID, an adapter each port under a separate one.
     """
-    named: dict[str, str] = {}
+    names: dict[str, str] = {}
     ports: dict[str, set[int]] = {}
     for line in lines:
-        if found := _LINED.match(line.strip()):
-            named[found[1]] = found[2]
-            ports.setdefault(found[1], set()).add(int(found[4]))
+        if match := _LINED.match(line.strip()):
+            names[match[1]] = match[2]
+            ports.setdefault(match[1], set()).add(int(match[4]))
     return {
         guid: _vertex(listing, "Switch" if len(ports[guid]) > 1 or max(ports[guid]) > 2 else "CA", name)
-        for guid, name in named.items()
+        for guid, name in names.items()
     }
 
 
@@ -159,24 +190,28 @@ def _vertex(listing: Listing, word: str, name: str) -> int:
 
 def _rate(lanes: str, speed: str, file: str | None, line: int) -> int:
     if speed not in _LANES or not 1 <= int(lanes) <= 12:
-        known = ", ".join(_LANES)
-        _refuse(f"{lanes} lanes of {speed[:20]}: expected 1 to 12 of {known} (or their Gbps)", file, line)
+        speeds = ", ".join(_LANES)
+        _refuse(f"{lanes} lanes of {speed[:20]}: expected 1 to 12 of {speeds} (or their Gbps)", file, line)
     return int(lanes) * _LANES[speed]
 
 
 def _join(ports: _Ports, listing: Listing, file: str | None) -> None:
     """Join the two ends of every cable."""
-    for end, (other, rate, line) in ports.items():
-        back = ports.get(other)
-        if back is None or back[0] != end:
-            _refuse(f"{_shown(listing, end)} leads to {_shown(listing, other)}, which does not lead back", file, line)
-        if back[1] != rate:
-            _refuse(f"the cable has {rate} Mbit/s at this end, and {back[1]} at {_shown(listing, other)}", file, line)
-        if end < other:
-            listing.cables.append(Cable(end[0], other[0], rate))
+    for end, (peer, rate, line) in ports.items():
+        returned = ports.get(peer)
+        if returned is None or returned[0] != end:
+            _refuse(
+                f"{_describe(listing, end)} leads to {_describe(listing, peer)}, which does not lead back", file, line
+            )
+        if returned[1] != rate:
+            _refuse(
+                f"the cable has {rate} Mbit/s at this end, and {returned[1]} at {_describe(listing, peer)}", file, line
+            )
+        if end < peer:
+            listing.cables.append(Cable(end[0], peer[0], rate))
 
 
-def _shown(listing: Listing, end: tuple[int, int]) -> str:
+def _describe(listing: Listing, end: tuple[int, int]) -> str:
     return f"port {end[1]} of {listing.names[end[0]]!r}"
 
 

@@ -59,6 +59,10 @@ def rate_between_sockets(vendor: str, model: int) -> int:
     >>> rate_between_sockets("intel", 143), rate_between_sockets("amd", 1)
     (22, 16)
     """
-    if vendor == "intel":
-        return 40 if model >= 0xCF else 22 if model >= 0x8F else 10 if model >= 0x55 else 6
-    return {"amd": 16, "ppc64": 32}.get(vendor, 6)
+    if vendor != "intel":
+        return {"amd": 16, "ppc64": 32}.get(vendor, 6)
+    if model >= 0xCF:
+        return 40
+    if model >= 0x8F:
+        return 22
+    return 10 if model >= 0x55 else 6

@@ -20,16 +20,16 @@ class Rate:
 
     Attributes
     ----------
-    name, what, example
+    name, subject, example
         The key that sets it, such as ``nvlink.bandwidth``; a description of the links; and an example value.
-    given
+    stated
         Text, micro-bytes per second, or None.
     """
 
     name: str
-    what: str
+    subject: str
     example: str
-    given: Any
+    stated: Any
 
 
 def required_rates(source: str, file: str, rates: Sequence[Rate]) -> list[int]:
@@ -43,20 +43,20 @@ def required_rates(source: str, file: str, rates: Sequence[Rate]) -> list[int]:
     ConfigError
         When some are missing.
     """
-    missing = [rate for rate in rates if rate.given is None]
+    missing = [rate for rate in rates if rate.stated is None]
     if missing:
-        values = "".join(f":{rate.name}={_shown(rate)}" for rate in rates)
-        *others, last = (rate.what for rate in missing)
-        what = f"{', '.join(others)} and {last}" if others else last
+        values = "".join(f":{rate.name}={_example(rate)}" for rate in rates)
+        *earlier, last = (rate.subject for rate in missing)
+        subjects = f"{', '.join(earlier)} and {last}" if earlier else last
         name = printable(file)
         raise ConfigError(
-            f"{source} does not state the speed of {what}; set {'them' if others else 'it'}: -t '{name}{values}', or in a file that "
+            f"{source} does not state the speed of {subjects}; set {'them' if earlier else 'it'}: -t '{name}{values}', or in a file that "
             "extends it",
             file=file,
             path=f"$.{missing[0].name}",
         )
-    return [rate.given if isinstance(rate.given, int) else parse_capacity(rate.given, rate.name) for rate in rates]
+    return [rate.stated if isinstance(rate.stated, int) else parse_capacity(rate.stated, rate.name) for rate in rates]
 
 
-def _shown(rate: Rate) -> str:
-    return format_rate(rate.given) if isinstance(rate.given, int) else str(rate.given or rate.example)
+def _example(rate: Rate) -> str:
+    return format_rate(rate.stated) if isinstance(rate.stated, int) else str(rate.stated or rate.example)

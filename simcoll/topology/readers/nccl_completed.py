@@ -49,21 +49,23 @@ def complete(root: Element, facts: Facts) -> None:
         For a missing fact, and links of GPUs that do not exist.
     """
     devices = [
-        each for each in root.iter("pci") if each.find("gpu") is None and each.find("nic") is None and not len(each)
+        device
+        for device in root.iter("pci")
+        if device.find("gpu") is None and device.find("nic") is None and not len(device)
     ]
-    gpus = [each for each in root.iter("pci") if each.find("gpu") is not None]
+    gpus = [device for device in root.iter("pci") if device.find("gpu") is not None]
     if not gpus:
-        found = sorted(_of_class(devices, "0x03"), key=lambda each: each.get("busid", "").lower())
-        if facts.sm is None or not found:
-            raise ConfigError(_missing(found))
+        displays = sorted(_of_class(devices, "0x03"), key=lambda device: device.get("busid", "").lower())
+        if facts.sm is None or not displays:
+            raise ConfigError(_missing(displays))
         if facts.nvlinks is None and facts.links is None:
             raise ConfigError(
                 "missing: how many NVLinks each GPU has to NVSwitches, 0 for none; or gpu.links, such as [[0, 1, 12]]",
                 path="$.nvlink.count",
             )
-        for number, device in enumerate(found):
+        for number, device in enumerate(displays):
             SubElement(device, "gpu", {"dev": str(number), "sm": str(facts.sm), "rank": str(number)})
-        gpus = found
+        gpus = displays
         _add_ports(_of_class(devices, "0x02"), facts)
     elif facts.sm is not None or facts.nic_uBps is not None:
         key = "gpu.sm" if facts.sm is not None else "nic.bandwidth"
@@ -73,7 +75,7 @@ def complete(root: Element, facts: Facts) -> None:
 
 
 def _of_class(devices: Sequence[Element], prefix: str) -> list[Element]:
-    return [each for each in devices if each.get("class", "").lower().startswith(prefix)]
+    return [device for device in devices if device.get("class", "").lower().startswith(prefix)]
 
 
 def _add_ports(devices: Sequence[Element], facts: Facts) -> None:
@@ -95,7 +97,7 @@ def _replace_links(gpus: Sequence[Element], facts: Facts) -> None:
         for place, (gpu, device) in enumerate(zip(elements, gpus, strict=True))
     }
     for gpu in elements:
-        for link in [each for each in gpu if each.tag in {"nvlink", "xgmi"}]:
+        for link in [child for child in gpu if child.tag in {"nvlink", "xgmi"}]:
             gpu.remove(link)
         if facts.nvlinks:
             SubElement(gpu, "nvlink", {**_SWITCHES, "count": str(facts.nvlinks)})
@@ -105,23 +107,26 @@ def _replace_links(gpus: Sequence[Element], facts: Facts) -> None:
                 f"[{a}, {b}, {count}]: expected two GPUs of 0 to {len(elements) - 1}, and how many NVLinks join them",
                 path="$.gpu.links",
             )
-        for one, other in ((a, b), (b, a)):
-            target = by_rank[str(other)][1].get("busid", "")
-            SubElement(by_rank[str(one)][0], "nvlink", {"target": target, "count": str(count), "tclass": "0x030200"})
+        for gpu_rank, peer_rank in ((a, b), (b, a)):
+            target = by_rank[str(peer_rank)][1].get("busid", "")
+            SubElement(
+                by_rank[str(gpu_rank)][0], "nvlink", {"target": target, "count": str(count), "tclass": "0x030200"}
+            )
 
 
-def _missing(found: Sequence[Element]) -> str:
-    seen = (
-        f"{len(found)} GPU devices (class 0x03) but no <gpu> elements"
-        if found
+def _missing(displays: Sequence[Element]) -> str:
+    content = (
+        f"{len(displays)} GPU devices (class 0x03) but no <gpu> elements"
+        if displays
         else "no <gpu> elements, nor devices of class 0x03"
     )
-    told = (
+    advice = (
         "say what it leaves out: gpu.sm, such as 80, nvlink.count (of each GPU to NVSwitches), nic.bandwidth; or "
-        if found
+        if displays
         else ""
     )
     return (
-        f"{seen}: GPUs, NVLinks and network ports are missing. Such files are input for NCCL_TOPO_FILE, which NCCL completes at run time; "
-        f"{told}run any NCCL program on the machine with NCCL_TOPO_DUMP_FILE=dump.xml, and give that"
+        f"{content}: GPUs, NVLinks and network ports are missing. "
+        "Such files are input for NCCL_TOPO_FILE, which NCCL completes at run time; "
+        f"{advice}run any NCCL program on the machine with NCCL_TOPO_DUMP_FILE=dump.xml, and give that"
     )

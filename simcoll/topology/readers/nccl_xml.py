@@ -37,7 +37,7 @@ NET_FS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Gpu:
+class _XmlGpu:
     vertex: int
     rank: int
     sm: int
@@ -58,19 +58,19 @@ class _Dump:
     """The contents of the file, in order."""
 
     names: list[str] = field(default_factory=list)
-    taken: set[str] = field(default_factory=set)
+    used_names: set[str] = field(default_factory=set)
     kinds: list[str] = field(default_factory=list)
     links: LinkTable = field(default_factory=lambda: LinkTable([]))
     up: dict[int, int] = field(default_factory=dict)  # PCIe parent of a vertex
-    gpus: list[_Gpu] = field(default_factory=list)
+    gpus: list[_XmlGpu] = field(default_factory=list)
     cards: list[_Card] = field(default_factory=list)
     cpus: list[tuple[int, str, int]] = field(default_factory=list)  # vertex, vendor, capacity between sockets
     hosts: list[str] = field(default_factory=list)
 
     def vertex(self, name: str, kind: str) -> int:
-        if name in self.taken:
+        if name in self.used_names:
             raise ConfigError(f"{name!r} occurs twice")
-        self.taken.add(name)
+        self.used_names.add(name)
         self.names.append(name)
         self.kinds.append(kind)
         return len(self.names) - 1
@@ -136,11 +136,11 @@ def _topology(content: bytes, title: str, nodes: int, facts: Facts) -> Topology:
     )
 
 
-def _box(dump: _Dump, gpus: list[_Gpu]) -> Box:
+def _box(dump: _Dump, gpus: list[_XmlGpu]) -> Box:
     """The node, with its sockets joined and a vertex for each rail of NICs."""
     for i, (a, _, capacity) in enumerate(dump.cpus):
-        for b, _, other in dump.cpus[i + 1 :]:
-            dump.links.add_pair(a, b, min(capacity, other), (CPU_FS, CPU_FS), "cpu")
+        for b, _, second_capacity in dump.cpus[i + 1 :]:
+            dump.links.add_pair(a, b, min(capacity, second_capacity), (CPU_FS, CPU_FS), "cpu")
     rails, rail_of_gpu = _rails(dump, gpus)
     for number, gpu in enumerate(gpus):
         dump.names[gpu.vertex] = f"gpu{number}"
@@ -167,9 +167,9 @@ def _parse(content: bytes) -> Element:
         raise ConfigError(f"larger than {MAX_BYTES >> 20} MiB; is this a topology dump?")
     root = parse_xml(content, LIMITS)
     if root.tag != "system":
-        found = f"<{root.tag[:40]}>"
-        hint = "; this is a graph file (NCCL_GRAPH_DUMP_FILE), not a topology" if found == "<graphs>" else ""
-        raise ConfigError(f"expected <system> as the outermost element, found {found}{hint}")
+        element = f"<{root.tag[:40]}>"
+        hint = "; this is a graph file (NCCL_GRAPH_DUMP_FILE), not a topology" if element == "<graphs>" else ""
+        raise ConfigError(f"expected <system> as the outermost element, found {element}{hint}")
     return root
 
 
@@ -233,7 +233,7 @@ def _read_gpu(dump: _Dump, element: Element, vertex: int, busid: str) -> None:
         )
         raise ConfigError(f"<gpu> of <pci busid={busid!r}>: {wrong}")
     dump.gpus.append(
-        _Gpu(
+        _XmlGpu(
             vertex=vertex,
             rank=rank,
             sm=_compute_capability(element, busid),
@@ -274,12 +274,12 @@ def _read_nic(dump: _Dump, element: Element, parent: int | None, pcie: int | Non
         dump.cards.append(_Card(home, pcie, usable))
 
 
-def _scale_up(dump: _Dump, gpus: list[_Gpu]) -> tuple[Fraction, Fraction, str]:
+def _scale_up(dump: _Dump, gpus: list[_XmlGpu]) -> tuple[Fraction, Fraction, str]:
     """Add NVLink or xGMI links; return line rate and expected rate of one, and the generation."""
     sm, gcn = gpus[0].sm, gpus[0].gcn
     for gpu in gpus:
         if (gpu.sm, gpu.gcn) != (sm, gcn):
-            kinds = ", ".join(f"{each.busid} has {_kind(each)}" for each in (gpus[0], gpu))
+            kinds = ", ".join(f"{member.busid} has {_kind(member)}" for member in (gpus[0], gpu))
             raise ConfigError(f"GPUs of two kinds: {kinds}; expected one kind, since link speeds follow from it")
     if gcn and gcn not in XGMI and any(gpu.links for gpu in gpus):
         valid = ", ".join(XGMI)
@@ -299,16 +299,16 @@ def _scale_up(dump: _Dump, gpus: list[_Gpu]) -> tuple[Fraction, Fraction, str]:
             # A GPU of the node that the dumped job did not use is absent from the file; links to it carry nothing.
             if not tclass.startswith("0x068000") and target in by_busid:
                 direct[by_busid[target]] = direct.get(by_busid[target], 0) + number
-        for other, number in direct.items():
-            dump.links.add(gpu.vertex, other, int(number * raw * GBps), NVLINK_FS, "nvlink")
+        for peer, number in direct.items():
+            dump.links.add(gpu.vertex, peer, int(number * raw * GBps), NVLINK_FS, "nvlink")
     return raw, expected, generation
 
 
-def _kind(gpu: _Gpu) -> str:
+def _kind(gpu: _XmlGpu) -> str:
     return f"gcn={gpu.gcn!r}" if gpu.gcn else f"sm='{gpu.sm}'"
 
 
-def _rails(dump: _Dump, gpus: list[_Gpu]) -> tuple[list[list[_Card]], list[int]]:
+def _rails(dump: _Dump, gpus: list[_XmlGpu]) -> tuple[list[list[_Card]], list[int]]:
     """NICs of each rail and rail of each GPU: the nearest by PCIe, shared evenly among GPUs at equal distance."""
     if not dump.cards:
         return [], []
@@ -347,9 +347,9 @@ def _reach(dump: _Dump) -> dict[int, tuple[int, list[int]]]:
         for away, vertex in enumerate(chain):
             # From one socket to another there is one link, not two.
             down = away - (vertex == _JOINED)
-            least, cards = reach.get(vertex, (down, []))
-            if down <= least:
-                reach[vertex] = (down, [*(cards if down == least else []), number])
+            distance, cards = reach.get(vertex, (down, []))
+            if down <= distance:
+                reach[vertex] = (down, [*(cards if down == distance else []), number])
     return reach
 
 
@@ -359,8 +359,8 @@ def _nearest_cards(dump: _Dump, reach: dict[int, tuple[int, list[int]]], gpu: in
     A card reached through too high an ancestor only seems farther than it is, so it is never mistaken for a nearest one.
     """
     ways = [(up + reach[vertex][0], reach[vertex][1]) for up, vertex in enumerate(_above(dump, gpu)) if vertex in reach]
-    least = min(away for away, _ in ways)
-    return tuple(sorted({card for away, cards in ways if away == least for card in cards}))
+    shortest = min(away for away, _ in ways)
+    return tuple(sorted({card for away, cards in ways if away == shortest for card in cards}))
 
 
 def _integer(element: Element, attribute: str, default: int) -> int:

@@ -45,11 +45,11 @@ def nccl_topology_xml(topology: Topology) -> bytes:
     """
     if len(np.unique(topology.groups.get("box", np.zeros(topology.nranks, np.int64)))) > 1:
         raise ConfigError(f"{topology.name!r} has several nodes; a file describes one, so load it with nodes=1")
-    first = np.zeros(topology.nranks - 1, np.int64)  # ranks of one node reach each other without the network
-    used = topology.route(first, np.arange(1, topology.nranks)).links
+    first_rank = np.zeros(topology.nranks - 1, np.int64)  # ranks of one node reach each other without the network
+    used = topology.route(first_rank, np.arange(1, topology.nranks)).links
     if (topology.link_kind[used[used >= 0]] == LINK_KINDS.index("net")).any():
         raise ConfigError(f"{topology.name!r} joins its GPUs by a network; a file describes one node")
-    writer = _Writer(topology)
+    writer = _SystemXmlWriter(topology)
     lines = ['<system version="1">', *writer.lines(), "</system>", ""]
     if sum(line.lstrip().startswith("<") and not line.lstrip().startswith("</") for line in lines) > MOST_ELEMENTS:
         writer.refuse(f"it needs more than the {MOST_ELEMENTS} elements that NCCL's parser takes")
@@ -63,15 +63,15 @@ def nccl_topology_xml(topology: Topology) -> bytes:
 def _rates(topology: Topology) -> dict[tuple[str, str], int]:
     """Capacity of NVLinks and xGMI links, by the ranks that they join; all switches count as one."""
     rank_of = {int(vertex): f"gpu{rank}" for rank, vertex in enumerate(topology.rank_nodes)}
-    found: dict[tuple[str, str], int] = {}
+    rates: dict[tuple[str, str], int] = {}
     for link in np.flatnonzero(topology.link_kind == LINK_KINDS.index("nvlink")).tolist():
         ends = (rank_of.get(int(end[link]), "switch") for end in (topology.link_src, topology.link_dst))
         key = (next(ends), next(ends))
-        found[key] = found.get(key, 0) + int(topology.link_capacity_uBps[link])
-    return found
+        rates[key] = rates.get(key, 0) + int(topology.link_capacity_uBps[link])
+    return rates
 
 
-class _Writer:
+class _SystemXmlWriter:
     """The node being written."""
 
     def __init__(self, topology: Topology) -> None:
@@ -84,17 +84,17 @@ class _Writer:
             capability = _CAPABILITY[generation]
             self.chip, self.one = f'sm="{capability}"', nvlink(capability)[0]
         else:
-            known = ", ".join([*_CAPABILITY, *amd])
+            generations = ", ".join([*_CAPABILITY, *amd])
             self.refuse(
-                f"its GPUs are of generation {generation!r}, and links cannot be counted without; known: {known}"
+                f"its GPUs are of generation {generation!r}, and links cannot be counted without; known: {generations}"
             )
         self.amd = generation in amd
         self.rank_of = {int(vertex): rank for rank, vertex in enumerate(topology.rank_nodes)}
         self.rates = _rates(topology)
         self.buses = 0
 
-    def refuse(self, what: str) -> NoReturn:
-        raise ConfigError(f"an NCCL topology file cannot hold {self.topology.name!r}: {what}")
+    def refuse(self, reason: str) -> NoReturn:
+        raise ConfigError(f"an NCCL topology file cannot hold {self.topology.name!r}: {reason}")
 
     def lines(self) -> Iterator[str]:
         """The CPUs and the devices below them."""
@@ -102,43 +102,43 @@ class _Writer:
         cpus = [vertex for vertex, kind in enumerate(topology.node_kinds) if kind == "cpu"]
         below = self._below()
         attributes = _CPUS.get(vendor, _CPUS["intel"])
-        placed: set[int] = set()
+        visited: set[int] = set()
         for number, cpu in enumerate(cpus or [-1]):
             yield f'  <cpu numaid="{number}" {attributes}>'
-            inside = list(self._inside(cpu, below, placed, 2)) if cpus else []
-            yield from inside
+            devices = list(self._inside(cpu, below, visited, 2)) if cpus else []
+            yield from devices
             if not cpus:
                 for vertex in self.rank_of:
-                    placed.add(vertex)
+                    visited.add(vertex)
                     yield from self._gpu(vertex, ("32.0 GT/s PCIe", 16), 2)
             yield "  </cpu>"
-        missing = set(self.rank_of) - placed
+        missing = set(self.rank_of) - visited
         if missing:
             self.refuse(f"{topology.node_names[min(missing)]} is attached to no CPU by PCIe")
 
     def _below(self) -> dict[int, list[tuple[int, int]]]:
         """For each vertex, its PCIe neighbours and the capacity of the links."""
-        found: dict[int, list[tuple[int, int]]] = {}
+        neighbours: dict[int, list[tuple[int, int]]] = {}
         for link in np.flatnonzero(self.topology.link_kind == LINK_KINDS.index("pcie")).tolist():
             ends = int(self.topology.link_src[link]), int(self.topology.link_dst[link])
-            found.setdefault(ends[0], []).append((ends[1], int(self.topology.link_capacity_uBps[link])))
-        return found
+            neighbours.setdefault(ends[0], []).append((ends[1], int(self.topology.link_capacity_uBps[link])))
+        return neighbours
 
     def _inside(
-        self, vertex: int, below: dict[int, list[tuple[int, int]]], placed: set[int], depth: int
+        self, vertex: int, below: dict[int, list[tuple[int, int]]], visited: set[int], depth: int
     ) -> Iterator[str]:
-        placed.add(vertex)
-        for other, capacity in below.get(vertex, ()):
-            kind = self.topology.node_kinds[other]
-            if other in placed or kind in {"cpu", "nic"}:  # NCCL detects NICs itself
+        visited.add(vertex)
+        for neighbour, capacity in below.get(vertex, ()):
+            kind = self.topology.node_kinds[neighbour]
+            if neighbour in visited or kind in {"cpu", "nic"}:  # NCCL detects NICs itself
                 continue
-            placed.add(other)
-            speed = self._speed(vertex, other, capacity)
+            visited.add(neighbour)
+            speed = self._speed(vertex, neighbour, capacity)
             if kind == "gpu":
-                yield from self._gpu(other, speed, depth)
+                yield from self._gpu(neighbour, speed, depth)
             else:
                 yield f'{"  " * depth}<pci busid="{self._bus()}" class="0x060400" link_speed="{speed[0]}" link_width="{speed[1]}">'
-                yield from self._inside(other, below, placed, depth + 1)
+                yield from self._inside(neighbour, below, visited, depth + 1)
                 yield f"{'  ' * depth}</pci>"
 
     def _speed(self, a: int, b: int, capacity: int) -> tuple[str, int]:
@@ -149,7 +149,7 @@ class _Writer:
                 line = Fraction(transfers * width, 8)
                 if rate == pcie_rate(width, name) or abs(rate / line - 1) < Fraction(3, 100):
                     return name, width
-        names = " and ".join(self.topology.node_names[each] for each in (a, b))
+        names = " and ".join(self.topology.node_names[vertex] for vertex in (a, b))
         return self.refuse(f"{float(rate):g} GB/s between {names} matches no generation and width of PCIe")
 
     def _bus(self, rank: int | None = None) -> str:

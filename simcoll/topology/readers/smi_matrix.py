@@ -25,7 +25,8 @@ MAX_DEVICES = 128
 NVLINKS = 18
 """Most NVLinks of a GPU: a larger total over its peers indicates switches."""
 NEARNESS = ("PIX", "PXB", "PHB", "NODE", "SYS")
-NVLINK_FS, PCIE_FS, CPU_FS, NET_FS = 700_000_000, 400_000_000, 500_000_000, 1_000_000_000
+NVLINK_FS, PCIE_FS = 700_000_000, 400_000_000
+CPU_FS, NET_FS = 500_000_000, 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +69,15 @@ def parse_smi_matrix(
 
     n, total, sockets = matrix.gpus, len(matrix.words), _sockets(matrix)
     counts = [[int(word[2:]) if word.startswith("NV") else 0 for word in row[:n]] for row in matrix.words[:n]]
-    known = [
-        (any(map(any, counts)), Rate("nvlink.bandwidth", "NVLinks", "25 GB/s", nvlink_bandwidth)),
-        (n > 1 or total > n, Rate("pcie.bandwidth", "PCIe slots", "32 GB/s", pcie_bandwidth)),
-        (total > n, Rate("nic.bandwidth", "NICs", "50 GB/s", nic_bandwidth)),
-        (len(set(sockets)) > 1, Rate("cpu.bandwidth", "links between sockets", "20 GB/s", cpu_bandwidth)),
-    ]  # fmt: skip
-    rates = iter(required_rates("the matrix", file, [rate for needed, rate in known if needed]))
-    nvlink, pcie, port, between = (next(rates) if needed else 0 for needed, _ in known)
+    needs = {
+        "nvlink": (any(map(any, counts)), Rate("nvlink.bandwidth", "NVLinks", "25 GB/s", nvlink_bandwidth)),
+        "pcie": (n > 1 or total > n, Rate("pcie.bandwidth", "PCIe slots", "32 GB/s", pcie_bandwidth)),
+        "nic": (total > n, Rate("nic.bandwidth", "NICs", "50 GB/s", nic_bandwidth)),
+        "cpu": (len(set(sockets)) > 1, Rate("cpu.bandwidth", "links between sockets", "20 GB/s", cpu_bandwidth)),
+    }
+    needed = {part: rate for part, (is_needed, rate) in needs.items() if is_needed}
+    rates = dict(zip(needed, required_rates("the matrix", file, list(needed.values())), strict=True))
+    nvlink, pcie = rates.get("nvlink", 0), rates.get("pcie", 0)
     names, kinds = [f"gpu{gpu}" for gpu in range(n)], ["gpu"] * n
     links = LinkTable([])
     _nvlinks(counts, names, kinds, links, nvlink)
@@ -88,8 +90,8 @@ def parse_smi_matrix(
     parents: list[int] = []
     switch_of: dict[int, int] = {}
     for device in range(total):
-        alike = [other for other in range(total) if switches[other] == switches[device]]
-        if len(alike) > 1 and switches[device] not in switch_of:
+        siblings = [peer for peer in range(total) if switches[peer] == switches[device]]
+        if len(siblings) > 1 and switches[device] not in switch_of:
             switch_of[switches[device]] = len(names)
             links.add_pair(len(names), cpu_of[sockets[device]], pcie, (PCIE_FS, PCIE_FS), "pcie")
             names.append(f"pcie{len(switch_of) - 1}")
@@ -101,7 +103,7 @@ def parse_smi_matrix(
         ends = sorted(cpu_of.values())
         for a in ends:
             for b in ends[: ends.index(a)]:
-                links.add_pair(a, b, between, (CPU_FS, CPU_FS), "cpu")
+                links.add_pair(a, b, rates["cpu"], (CPU_FS, CPU_FS), "cpu")
     nics = []
     for device in range(n, total):
         nics.append(len(names))
@@ -110,13 +112,18 @@ def parse_smi_matrix(
         kinds.append("nic")
     nearest = [_nearest(matrix, gpu) for gpu in range(n)] if nics else [0] * n
     box = Box(
-        names=tuple(names), kinds=tuple(kinds), links=links, gpus=tuple(range(n)), nics=tuple(nics),
-        nic_capacity=(port,) * len(nics), nic_of_gpu=tuple(nearest if nics else ()),
-    )  # fmt: skip
+        names=tuple(names),
+        kinds=tuple(kinds),
+        links=links,
+        gpus=tuple(range(n)),
+        nics=tuple(nics),
+        nic_capacity=(rates.get("nic", 0),) * len(nics),
+        nic_of_gpu=tuple(nearest if nics else ()),
+    )
     title = file.replace("\\", "/").rpartition("/")[2].rpartition(".")[0] or "matrix"
-    made = cluster(title, box, nodes, (Tier("leaf", rail_only=True, latency=NET_FS), Tier("spine")))
+    topology = cluster(title, box, nodes, (Tier("leaf", rail_only=True, latency=NET_FS), Tier("spine")))
     return replace(
-        made,
+        topology,
         description=f"nvidia-smi topo -m: {n} GPUs, {len(nics)} NICs",
         sources={"$": "nvidia-smi topo -m: what joins what; rates as given; latencies unverified"},
     )
@@ -144,7 +151,7 @@ def _parse(content: bytes, file: str) -> _Matrix:
             start + 1,
         )
     words: dict[str, list[str]] = {}
-    rest: dict[str, list[str]] = {}
+    remainders: dict[str, list[str]] = {}
     for number, line in enumerate(lines[start + 1 :], start + 2):
         cells = line.split()
         if not cells or cells[0] not in devices:
@@ -158,7 +165,7 @@ def _parse(content: bytes, file: str) -> _Matrix:
                 )
         if cells[0] in words:
             refuse(f"two rows of {cells[0]}", number)
-        words[cells[0]], rest[cells[0]] = cells[1 : len(devices) + 1], cells[len(devices) + 1 :]
+        words[cells[0]], remainders[cells[0]] = cells[1 : len(devices) + 1], cells[len(devices) + 1 :]
     missing = [device for device in devices if device not in words]
     if missing:
         refuse(f"no row of {missing[0]}")
@@ -169,7 +176,7 @@ def _parse(content: bytes, file: str) -> _Matrix:
                 refuse(
                     f"{devices[a]} to {devices[b]} is {rows[a][b]}, and back {rows[b][a]}; expected the same, X for a device itself"
                 )
-    numa = [rest[f"GPU{gpu}"][1] if len(rest[f"GPU{gpu}"]) > 1 else "" for gpu in range(gpus)]
+    numa = [remainders[f"GPU{gpu}"][1] if len(remainders[f"GPU{gpu}"]) > 1 else "" for gpu in range(gpus)]
     return _Matrix(gpus, rows, numa)
 
 
@@ -178,27 +185,27 @@ def _groups(count: int, pairs: list[tuple[int, int]]) -> list[int]:
     group = list(range(count))
     for a, b in pairs:
         low, high = sorted((group[a], group[b]))
-        group = [low if each == high else each for each in group]
+        group = [low if member == high else member for member in group]
     return group
 
 
 def _sockets(matrix: _Matrix) -> list[int]:
     """Socket of each device: devices not separated by the word SYS, and GPUs with one NUMA node, share a socket."""
     total, n = len(matrix.words), matrix.gpus
-    near = [(a, b) for a in range(total) for b in range(a) if matrix.words[a][b] in NEARNESS[:-1]]
-    near += [(a, b) for a in range(n) for b in range(a) if matrix.numa[a] and matrix.numa[a] == matrix.numa[b]]
-    group = _groups(total, near)
-    apart = (
+    pairs = [(a, b) for a in range(total) for b in range(a) if matrix.words[a][b] in NEARNESS[:-1]]
+    pairs += [(a, b) for a in range(n) for b in range(a) if matrix.numa[a] and matrix.numa[a] == matrix.numa[b]]
+    group = _groups(total, pairs)
+    separate = (
         any(word == "SYS" for row in matrix.words for word in row) or len({numa for numa in matrix.numa if numa}) > 1
     )
-    if not apart:
+    if not separate:
         group = [0] * total
     order = sorted(set(group))
-    return [order.index(each) for each in group]
+    return [order.index(label) for label in group]
 
 
-def _nvlinks(count: list[list[int]], names: list[str], kinds: list[str], links: LinkTable, one: int) -> None:
-    """Add NVLinks between GPUs, or to a switch if a GPU's links to all peers exceed its own; ``one`` is the rate of one."""
+def _nvlinks(count: list[list[int]], names: list[str], kinds: list[str], links: LinkTable, link_rate: int) -> None:
+    """Add NVLinks between GPUs, or to a switch if a GPU's links to all peers exceed its own; ``link_rate`` is the rate of one."""
     n = len(count)
     if not any(map(any, count)):
         return
@@ -206,24 +213,24 @@ def _nvlinks(count: list[list[int]], names: list[str], kinds: list[str], links: 
         for a in range(n):
             for b in range(a):
                 if count[a][b]:
-                    links.add_pair(a, b, one * count[a][b], (NVLINK_FS, NVLINK_FS), "nvlink")
+                    links.add_pair(a, b, link_rate * count[a][b], (NVLINK_FS, NVLINK_FS), "nvlink")
         return
     switch = len(names)
     names.append("nvswitch")
     kinds.append("switch")
     for gpu in range(n):
         if any(count[gpu]):
-            links.add_pair(gpu, switch, one * max(count[gpu]), halves_fs(NVLINK_FS), "nvlink")
+            links.add_pair(gpu, switch, link_rate * max(count[gpu]), halves_fs(NVLINK_FS), "nvlink")
 
 
 def _nearest(matrix: _Matrix, gpu: int) -> int:
     """The NIC that a GPU uses: the nearest NICs are divided among the GPUs that share them."""
     n, total = matrix.gpus, len(matrix.words)
 
-    def near(each: int) -> tuple[int, ...]:
-        distance = [NEARNESS.index(matrix.words[each][nic]) for nic in range(n, total)]
+    def near(device: int) -> tuple[int, ...]:
+        distance = [NEARNESS.index(matrix.words[device][nic]) for nic in range(n, total)]
         return tuple(nic for nic, far in enumerate(distance) if far == min(distance))
 
     mine = near(gpu)
-    sharing = [other for other in range(n) if near(other) == mine]
+    sharing = [peer for peer in range(n) if near(peer) == mine]
     return mine[sharing.index(gpu) * len(mine) // len(sharing) % len(mine)]

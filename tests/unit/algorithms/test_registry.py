@@ -21,7 +21,7 @@ def test_a_file_in_the_folder_is_an_algorithm(tmp_path, monkeypatch):
     (tmp_path / "zz_added.py").write_text(TEXT)
     monkeypatch.setattr(simcoll.algorithms, "__path__", [*simcoll.algorithms.__path__, str(tmp_path)])
     try:
-        found = [(a.collective, a.name) for a in registry._registered(registry._families())]
+        found = [(a.collective, a.name) for a in registry._algorithms_of(registry._families())]
     finally:
         sys.modules.pop("simcoll.algorithms.zz_added", None)
         vars(simcoll.algorithms).pop("zz_added", None)
@@ -35,7 +35,7 @@ def test_listings_do_not_depend_on_the_order_of_the_files(monkeypatch):
     reverse = lambda path: reversed(list(iter_modules(path)))  # noqa: E731
     iter_modules = registry.iter_modules
     monkeypatch.setattr(registry, "iter_modules", reverse)
-    assert tuple(registry._registered(registry._families())) == ALGORITHMS
+    assert tuple(registry._algorithms_of(registry._families())) == ALGORITHMS
 
 
 def test_places_are_given_once():

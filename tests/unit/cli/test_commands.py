@@ -140,8 +140,14 @@ def test_same_input_same_bytes(small, elsewhere):
 
 
 @pytest.mark.slow
-def test_what_played_the_runs_is_told_on_the_terminal_and_in_the_files(small):
-    lines = [line for line in small.out.splitlines() if line.startswith("# engine ")]
+def test_what_played_the_runs_is_on_the_terminal_if_asked_and_in_the_files(small, folder, capsys):
+    assert not any(word in small.out for word in ("# engine ", "trace hash"))
+    (folder / "small.toml").write_text(SCENARIO)
+    assert main(["run", "small.toml", "--verbose"]) == 0
+    out = capsys.readouterr().out
+    assert out.count(": proved (full") == 2
+    assert f"trace hash {json.loads((small.files / 'results.json').read_text())['trace_hash']}\n" in out
+    lines = [line for line in out.splitlines() if line.startswith("# engine ")]
     told = [
         re.fullmatch(r"# engine (\w+): (\d+) runs?, ([\d,]+) messages, \d+\.\d\d s \((.*)\)", line) for line in lines
     ]
@@ -165,7 +171,7 @@ def test_what_played_the_runs_is_told_on_the_terminal_and_in_the_files(small):
 def test_why_there_was_no_quotient_is_told(capsys):
     pytest.importorskip("numba")
     machine = ["-t", "dgx-h100", "--nodes", "16"]
-    command = ["perf", "all_reduce", *machine, "-b", "1G", "-e", "1G", "-p", "ideal", "-a", "ring"]
+    command = ["perf", "all_reduce", *machine, "-b", "1G", "-e", "1G", "-p", "ideal", "-a", "ring", "-v"]
     assert main(command) == 0
     folded = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("# engine"))
     # 128 ranks, 8 channels, 254 steps and the local copy.
@@ -269,15 +275,22 @@ def test_perf_every_collective(collective, capsys):
 
 @pytest.mark.slow
 def test_perf_leaves_out_what_does_not_fit(folder, capsys):
-    assert main(["perf", "all_gather", "-t", "dgx-h100", "--nodes", "1", "-b", "1K", "-e", "1K", "-p", "ideal"]) == 0
+    command = ["perf", "all_gather", "--nodes", "1", "-b", "1K", "-e", "1K", "-p", "ideal"]
+    assert main([*command, "-t", "dgx-h100"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("left out") == 1
+    assert "# left out, as the machine does not suit them: nvlink_ring, bfb (-v: why)\n" in out
+    assert re.search(r"^# \d+ algorithms, all proved \(-v: each proof\)$", out, re.MULTILINE)
+    assert "# ring(" not in out
+    assert main([*command, "-t", "dgx-h100", "-v"]) == 0
     out = capsys.readouterr().out
     assert out.count("left out") == 2
     assert "# left out bfb: bfb needs direct links between the ranks" in out
     assert "# left out nvlink_ring: nvlink_ring needs rings of direct links" in out
-    assert main(["perf", "all_gather", "-t", "dgx-1v", "--nodes", "1", "-b", "1K", "-e", "1K", "-p", "ideal"]) == 0
+    assert main([*command, "-t", "dgx-1v", "-v"]) == 0
     assert "# left out switch: switch needs switches that reduce; those of dgx-1v do not" in capsys.readouterr().out
     (folder / "three.toml").write_text(PAIR.replace("nranks = 2", "nranks = 3"))
-    assert main(["perf", "all_gather", "-t", "three.toml", "-b", "1K", "-e", "1K", "-p", "ideal"]) == 0
+    assert main(["perf", "all_gather", "-t", "three.toml", "-b", "1K", "-e", "1K", "-p", "ideal", "-v"]) == 0
     out = capsys.readouterr().out
     assert "# left out neighbor_exchange" in out
     assert "# ring(" in out
@@ -399,8 +412,8 @@ def test_a_factor_is_a_whole_number(capsys):
 def test_a_folded_run_without_a_trace_hash_says_so(capsys):
     pytest.importorskip("numba")
     machine = ["-t", "superpod-h100", "-a", "ring", "-p", "ideal"]
-    assert main(["perf", "all_reduce", *machine, "-b", "1M", "-e", "1M"]) == 0
-    assert "0 wrong. no trace hash" in capsys.readouterr().out
+    assert main(["perf", "all_reduce", *machine, "-b", "1M", "-e", "1M", "-v"]) == 0
+    assert "0 wrong, no trace hash" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,8 @@ def test_a_library_alone_shows_its_lines_and_proves_nothing(capsys):
     assert "ring LL x1" in lines[0]
     assert "nvls Simple" in lines[2]
     assert "proved" not in out
+    assert "# not in the model: " not in out
+    assert "# not in the model: " in run(capsys, "all_reduce", "-b", "1K", "-e", "1K", "--library", "nccl", "-v")[1]
 
 
 def test_the_environment_and_a_calibration_count(capsys, tmp_path):

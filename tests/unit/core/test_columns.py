@@ -10,7 +10,7 @@ import simcoll
 from simcoll.core.folds import in_fold_order
 from simcoll.core.rank_program import Instruction, Lane, RankProgram
 from simcoll.core.schedule import REDUCE, Layout, Repeat, Schedule
-from simcoll.core.step import COLUMNS, Step, expanded, joined, transfers
+from simcoll.core.step import COLUMNS, Step, by_chunk, joined, transfers
 from simcoll.errors import ConfigError, ScheduleError
 from simcoll.topology import crossbar
 
@@ -165,7 +165,7 @@ def derived_steps():
     plain = transfers(ring, layout.input(), (ring + 1) % 4, layout.output(ring))
     folded = transfers([1, 0, 2], 0, 3, 5, op=[REDUCE, 0, REDUCE])
     yield from (plain, folded, in_fold_order(folded, 9), joined([plain, folded]), layout.one_address(plain))
-    yield from (expanded(transfers([0, 1], 0, [1, 0], 4, count=2)), plain.rows(np.array([2, 0])), plain.rows(slice(2)))
+    yield from (by_chunk(transfers([0, 1], 0, [1, 0], 4, count=2)), plain.rows(np.array([2, 0])), plain.rows(slice(2)))
     yield from Repeat((plain,), 3, 1, 1, 4).unrolled()
     yield from replace(Repeat((plain,), 2, 1, 0, 5, np.array([4, 3, 2, 1, 0]))).unrolled()
     for kind, algorithm, params in (

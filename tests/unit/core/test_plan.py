@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import simcoll
 from simcoll.binding import bind
 from simcoll.core.collective import KINDS, Collective
-from simcoll.core.hazards import derive_waits, overwritten
+from simcoll.core.hazards import derive_waits, overwritten_sources
 from simcoll.core.plan import INPUT, OUTPUT, SCRATCH
 from simcoll.core.schedule import COPY, REDUCE, SYNC, Layout, Schedule, lowered, transfers
 from simcoll.errors import ConfigError
@@ -149,7 +149,7 @@ def test_staged_is_what_the_same_step_overwrites(data):
     live = {(d, b + i) for (_, _, d, b, c, op) in rows if op != SYNC for i in range(c)}
     expected = [op != SYNC and any((s, a + i) in live for i in range(c)) for s, a, _, _, c, op in rows]
     src, a, dst, b, count, op = zip(*rows, strict=True)
-    assert overwritten(layout, transfers(src, a, dst, b, count=count, op=op)).tolist() == expected
+    assert overwritten_sources(layout, transfers(src, a, dst, b, count=count, op=op)).tolist() == expected
 
 
 def test_staged_reaches_the_plan():

@@ -161,7 +161,7 @@ def test_a_topology_arrives_with_its_routes(name):
     plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=4), 100)
     for one in (topology, topology.take(4), lost):
         other = sent(one)
-        assert (str(other), dict(other.traits), other.known.bounds) == (str(one), dict(one.traits), {})
+        assert (str(other), dict(other.traits), other.derived.bounds) == (str(one), dict(one.traits), {})
         pairs = [ranks.reshape(-1) for ranks in np.indices((one.nranks, one.nranks))]
         assert np.array_equal(other.route(*pairs).links, one.route(*pairs).links)
         assert simcoll.emulate(plan, other).trace_hash == simcoll.emulate(plan, one).trace_hash

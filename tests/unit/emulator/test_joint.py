@@ -5,9 +5,9 @@ import pytest
 
 import simcoll
 from simcoll.core.protocol import Protocol
-from simcoll.emulator import emulate, rehearsals
+from simcoll.emulator import emulate
 from simcoll.emulator.fast.compiled import COMPILED
-from simcoll.emulator.folding import partition as quotient_partition
+from simcoll.emulator.folding import certification, remembered
 from simcoll.emulator.steps import joint
 from simcoll.emulator.steps.joint import joint_costs, joint_links, partners
 from simcoll.errors import ConfigError
@@ -46,8 +46,8 @@ def test_links_of_leaders_alone_are_those_of_all_rows(marked, monkeypatch):
 @pytest.mark.skipif(not COMPILED, reason="needs numba")
 @pytest.mark.parametrize("wide", [1, 64, 1 << 20])
 def test_many_switch_operations_are_played_by_classes_at_once(wide, monkeypatch):
-    monkeypatch.setattr(quotient_partition, "WIDE", wide)
-    monkeypatch.setattr(rehearsals, "MANY_UNEVEN", 1 << 10)
+    monkeypatch.setattr(certification, "WIDE", wide)
+    monkeypatch.setattr(remembered, "MANY_UNEVEN", 1 << 10)
     topology = load_topology("dgx-h100", nodes=6)
     plan = simcoll.bind(simcoll.schedule("all_reduce", "switch", nranks=48), 48 * 1000)
     folded, every = (emulate(plan, topology, data="none", engine=engine) for engine in ("fast", "simpy"))

@@ -9,10 +9,11 @@ import simcoll
 from simcoll.core.collective import Collective
 from simcoll.core.protocol import Protocol
 from simcoll.core.schedule import Layout, Repeat, Schedule, transfers
-from simcoll.emulator import emulate, lockstep
-from simcoll.emulator.engine_choice import play_fast
+from simcoll.emulator import emulate, engine_choice, lockstep, quotient_way
 from simcoll.emulator.fast.compiled import COMPILED
-from simcoll.emulator.steps.step_columns import Spinning, spinning, summary
+from simcoll.emulator.fast_way import play_every, plays_in_lockstep
+from simcoll.emulator.request import Request
+from simcoll.emulator.steps.step_columns import Spinning, spinning
 from simcoll.errors import ConfigError
 from simcoll.topology import boxes, crossbar, fat_tree
 
@@ -41,8 +42,9 @@ def outcome(result):
 def test_a_ring_is_played_in_lock_step(net, count, protocol):
     plan = ring(12, count, protocol)
     result = emulate(plan, net, **QUIET)
-    assert result.path == "lock-step: no two of 276 messages meet on a link"
-    assert outcome(result) == outcome(play_fast(plan, net, summary(plan), "", keep=True))
+    request = Request(plan, net, keep=True)
+    assert plays_in_lockstep(request)
+    assert outcome(result) == outcome(play_every(request))
     assert outcome(result) == outcome(emulate(plan, net, **QUIET | {"engine": "simpy"}))
 
 
@@ -68,7 +70,7 @@ def test_an_uneven_ring_by_hand():
     ids=["channels", "fan-in", "uplink"],
 )
 def test_flows_that_may_meet_are_left_to_the_loops(plan, net):
-    assert emulate(plan, net, **QUIET).path == "asked for"
+    assert not plays_in_lockstep(Request(plan, net))
 
 
 def test_a_fifo_lets_senders_run_ahead_into_one_receiver():
@@ -79,11 +81,11 @@ def test_a_fifo_lets_senders_run_ahead_into_one_receiver():
         simcoll.transfers(1, layout.input(2), 2, layout.output(1)),
     ]
     schedule = simcoll.Schedule("two senders", layout, lambda: steps)
-    net, paths = crossbar(3, "1 GB/s"), []
+    net, together = crossbar(3, "1 GB/s"), []
     for depth in (0, 1):
         plan = simcoll.bind(schedule, 9000, "uint8", protocol=Protocol("p", fifo_depth=depth), unproved=True)
-        paths.append(emulate(plan, net, **QUIET).path[:9])
-    assert paths == ["lock-step", "asked for"]
+        together.append(plays_in_lockstep(Request(plan, net)))
+    assert together == [True, False]
 
 
 def test_times_beyond_the_clock_are_refused_as_by_the_loops():
@@ -97,13 +99,16 @@ def test_times_beyond_the_clock_are_refused_as_by_the_loops():
 
 
 def test_slow_refinement_is_given_up_for_lock_step(monkeypatch):
-    monkeypatch.setattr("simcoll.emulator.engine_choice.MANY_MESSAGES", 100)
-    monkeypatch.setattr("simcoll.emulator.engine_choice.MOST_HASHED", 200)
-    monkeypatch.setattr("simcoll.emulator.engine_choice.PATIENCE", 1000)
+    monkeypatch.setattr(engine_choice, "MANY_MESSAGES", 100)
+    monkeypatch.setattr(engine_choice, "LITTLE", 100)
+    monkeypatch.setattr(quotient_way, "FEWEST_FOLDED", 100)
+    monkeypatch.setattr(quotient_way, "MOST_HASHED", 200)
+    monkeypatch.setattr(quotient_way, "PATIENCE", 1000)
     plan, net = ring(12, 12), crossbar(12, "1 GB/s")
     quiet = {"data": "none", "bound": False}
-    assert emulate(plan, net, **quiet).path.startswith("lock-step")
-    monkeypatch.setattr("simcoll.emulator.engine_choice.PATIENCE", 1)
+    result = emulate(plan, net, **quiet)
+    assert (result.path, result.classes, len(result.trace_hash)) == ("276 messages", None, 32)
+    monkeypatch.setattr(quotient_way, "PATIENCE", 1)
     assert emulate(ring(12, 12), net, **quiet).path.startswith("quotient")
 
 

@@ -185,7 +185,7 @@ def test_the_file_of_a_writer_that_lives_is_left_alone(tmp_path):
     living = output._New.beside(tmp_path / "mine")
     write_file(tmp_path / "mine", b"first")
     living.write(b"second")
-    living.put()
+    living.publish()
     living.discard()
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("mine", b"second")]
 

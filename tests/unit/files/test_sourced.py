@@ -3,7 +3,7 @@
 import pytest
 
 from simcoll.errors import ConfigError
-from simcoll.files.sourced import FactSchema, Rows, text
+from simcoll.files.sourced import FactRows, FactSchema, text
 from simcoll.files.text import parse_toml
 
 
@@ -19,17 +19,17 @@ FACTS = FactSchema(
         "fabric.*.latency": number,
         "fabric.*.*_start": number,
         "peak.bf16": number,
-        "network.tiers": Rows(
+        "network.tiers": FactRows(
             {"name": text, "latency": number},
             required=("name",),
-            what=("a tier", "tables [[network.tiers]]"),
+            labels=("a tier", "tables [[network.tiers]]"),
             make=dict,
         ),
     },
-    others=("title",),
+    ignored=("title",),
     nouns={"peak": "data type"},
 )
-BARE = FactSchema(FACTS.kinds, FACTS.others, FACTS.nouns, bare=True)
+BARE = FactSchema(FACTS.kinds, FACTS.ignored, FACTS.nouns, bare=True)
 FILE = """
 title = "not a fact"
 rate = { value = 1, source = "a" }

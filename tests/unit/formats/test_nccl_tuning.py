@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from simcoll.errors import ConfigError
 from simcoll.formats.logs.log_lines import Skipped
 from simcoll.formats.logs.nccl_tests import load_log
-from simcoll.formats.logs.nccl_tuning import COLLECTIVES, Chosen, Tuned, TuningReader
+from simcoll.formats.logs.nccl_tuning import COLLECTIVES, Chosen, TunedCost, TuningReader
 from tests.support.nccl_logs import blocks, one_line, table
 
 FUNCTIONS = ("Broadcast", "Reduce", "AllGather", "ReduceScatter", "AllReduce")
@@ -30,7 +30,7 @@ def read(lines):
 
 def expected(numbers):
     return {
-        Tuned(COLLECTIVES[f.lower()], OURS[a], p, round(latency * 10) * 10**8, round(rate * 10) * 10**14)
+        TunedCost(COLLECTIVES[f.lower()], OURS[a], p, round(latency * 10) * 10**8, round(rate * 10) * 10**14)
         for (f, a, p), (latency, rate) in numbers.items()
         if rate
     }

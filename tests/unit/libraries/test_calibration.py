@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simcoll.errors import ConfigError
-from simcoll.formats.logs.nccl_tuning import Tuned, TuningTable
+from simcoll.formats.logs.nccl_tuning import TunedCost, TuningTable
 from simcoll.libraries.calibration import (
     Calibration,
     Correction,
@@ -24,7 +24,7 @@ FACTORS = st.integers(10**4, 10**8).map(lambda value: Fraction(value, 10**6))
 TIMES = st.integers(-(10**15), 10**15)
 NAMES = st.text(max_size=20)
 TUNED = st.builds(
-    Tuned, NAMES, NAMES, NAMES, st.integers(0, 10**15), st.integers(1, 92_233).map(lambda tenths: tenths * 10**14)
+    TunedCost, NAMES, NAMES, NAMES, st.integers(0, 10**15), st.integers(1, 92_233).map(lambda tenths: tenths * 10**14)
 )
 CORRECTIONS = st.builds(
     Correction,
@@ -123,11 +123,11 @@ def test_a_correction_is_a_line_in_logarithms():
 
 
 def test_tuning_is_that_of_the_ranks():
-    row = Tuned("all_reduce", "ring", "LL", 10**9, 10**15)
+    row = TunedCost("all_reduce", "ring", "LL", 10**9, 10**15)
     other = replace(row, latency_fs=2 * 10**9)
     calibration = Calibration(tuning=(TuningTable(16, 2, (row,)), TuningTable(32, 4, (other,))))
-    assert calibration.tuned("all_reduce", 32, 4) == (other,)
-    assert calibration.tuned("all_reduce", 64, 8) == calibration.tuned("broadcast", 16, 2) == ()
+    assert calibration.tuning_rows("all_reduce", 32, 4) == (other,)
+    assert calibration.tuning_rows("all_reduce", 64, 8) == calibration.tuning_rows("broadcast", 16, 2) == ()
 
 
 @pytest.mark.parametrize("change", [{"rate": Fraction(0)}, {"growth": Fraction(101)}, {"launch_fs": 2**63}])

@@ -159,10 +159,12 @@ def test_rows_left_out_are_predicted_by_the_others():
     rows = measured(truth, MANY)
     found = left_out([Series.of("all_reduce", 8, rows, predictor)])
     assert [each.size_bytes for each in found] == list(MANY)
-    assert max(abs(each.after) for each in found) < 0.03 < max(abs(each.before) for each in found)
+    assert (
+        max(abs(each.calibrated_error) for each in found) < 0.03 < max(abs(each.uncalibrated_error) for each in found)
+    )
     # A row that is off in itself is predicted from the others: the fit that is judged has not seen it.
     wild = [*rows[:15], Row(rows[15].size_bytes, rows[15].time_fs * 2), *rows[16:]]
-    assert -0.52 < left_out([Series.of("all_reduce", 8, wild, predictor)])[15].after < -0.45
+    assert -0.52 < left_out([Series.of("all_reduce", 8, wild, predictor)])[15].calibrated_error < -0.45
     assert left_out([Series.of("all_reduce", 8, rows[:2], predictor)]) == ()
 
 

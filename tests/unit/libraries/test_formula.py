@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from simcoll.errors import ConfigError
-from simcoll.libraries.formula import stated, tree_correction
+from simcoll.libraries.formula import stated_costs, tree_correction
 from simcoll.libraries.library import load_library
 from simcoll.topology import load_topology
 from simcoll.topology.machine import machine
@@ -30,7 +30,7 @@ def test_the_formula_gives_what_nccl_computed(nodes):
     for gpus in (1, 2, 4, 8):
         found = {}
         for collective in ("all_reduce", "all_gather", "reduce_scatter"):
-            for cost in stated(h100(nodes, gpus), collective, ONE, load_library("nccl-2.27"), by_size=False):
+            for cost in stated_costs(h100(nodes, gpus), collective, ONE, load_library("nccl-2.27"), by_size=False):
                 found[collective, cost.algorithm, cost.protocol] = cost
         for row in ROWS:
             if (int(row["nodes"]), int(row["gpus_per_node"])) != (nodes, gpus):
@@ -60,11 +60,11 @@ def test_trees_are_corrected_by_powers_of_two_from_64_bytes():
 def test_rings_of_simple_over_nodes_pay_the_plateau_from_64_bytes_a_channel_and_rank():
     library, site = load_library(), h100(2, 8)
     plateau = 8 * 16 * 64  # channels x ranks x bytes
-    costs = stated(site, "all_reduce", np.array([plateau - 1.0, plateau]), library)
+    costs = stated_costs(site, "all_reduce", np.array([plateau - 1.0, plateau]), library)
     below, above = next(c.latency_us for c in costs if (c.algorithm, c.protocol) == ("ring", "Simple"))
     assert above == pytest.approx(1.4 * below)
 
 
 def test_a_generation_without_constants_is_named():
     with pytest.raises(ConfigError, match=r"nccl 2\.27 has no constants for GPUs of generation 'mi300'"):
-        stated(machine(load_topology("mi300x")), "all_reduce", ONE, load_library("nccl"))
+        stated_costs(machine(load_topology("mi300x")), "all_reduce", ONE, load_library("nccl"))

@@ -5,9 +5,11 @@ from itertools import islice
 import pytest
 
 import simcoll
+from simcoll.core.collective import KINDS
 from simcoll.libraries import proved_choice as playing
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.environment import parse_environment
+from simcoll.libraries.plans import library_play
 from simcoll.libraries.prediction import formula_time, predict
 
 SIZES = (8, 2**13, 2**17, 2**21, 2**25, 2**30)
@@ -181,3 +183,10 @@ def test_few_bytes_are_cut_into_equal_chunks_where_that_takes_no_time():
     # 187 and 184 bytes a rank in 8 rails.
     times = {predict("reduce_scatter", size, topology, environment=ring).time_fs for size in (187 * 16, 184 * 16)}
     assert len(times) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_machine_without_numbers_runs_a_plain_algorithm_of_every_collective(kind):
+    schedule, protocol = library_play(kind, 1024, simcoll.topology.crossbar(4, "1 GB/s"))
+    assert (schedule.collective.kind, protocol.name) == (kind, "ideal")
+    simcoll.verify(schedule)  # raises where it is wrong

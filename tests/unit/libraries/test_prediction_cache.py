@@ -17,9 +17,9 @@ MACHINE = simcoll.load_topology("dgx-a100")
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv(prediction_cache.VARIABLE, str(tmp_path))
-    prediction._predicted.cache_clear()
+    prediction._predict.cache_clear()
     yield tmp_path / "predictions"
-    prediction._predicted.cache_clear()
+    prediction._predict.cache_clear()
 
 
 def files(folder):
@@ -28,14 +28,14 @@ def files(folder):
 
 def again(*args, **kwargs):
     """As another process would."""
-    prediction._predicted.cache_clear()
+    prediction._predict.cache_clear()
     return predict(*args, **kwargs)
 
 
 def test_a_prediction_is_found_again_without_being_made(folder, monkeypatch):
     first = predict("all_gather", 2**20, MACHINE)
     assert len(files(folder)) == 1
-    monkeypatch.setattr(prediction, "_timed", None)
+    monkeypatch.setattr(prediction, "_with_emulation", None)
     assert again("all_gather", 2**20, MACHINE) == first
     with pytest.raises(TypeError):
         again("all_gather", 2**20 + 64, MACHINE)

@@ -9,7 +9,7 @@ from simcoll import load_topology
 from simcoll.errors import ConfigError
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.fitting import formula, left_out
-from simcoll.libraries.formula import stated
+from simcoll.libraries.formula import stated_costs
 from simcoll.libraries.library import load_library
 from simcoll.libraries.prediction import formula_time
 from simcoll.planning.measured.calibrating import fit_calibration, gather
@@ -23,7 +23,7 @@ SIZE = "node-1:11:22 [0] NCCL INFO comm 0x1 rank 0 nRanks 16 nNodes 2 localRanks
 
 def nccl_table(topology, change=None):
     """What NCCL would log: the formula's numbers without size, as the library file has them."""
-    costs = stated(machine(topology), "all_reduce", np.array([1.0]), load_library(), by_size=False)
+    costs = stated_costs(machine(topology), "all_reduce", np.array([1.0]), load_library(), by_size=False)
     numbers = {
         ("AllReduce", OURS[each.algorithm], each.protocol): (each.latency_us[0], each.rate_GBps[0]) for each in costs
     }
@@ -43,7 +43,7 @@ def test_nccl_s_own_numbers_lead_to_nccl_s_own_choice(tmp_path):
     topology = load_topology("dgx-h100", nodes=2)
     found = fit_calibration(read(tmp_path, [SIZE, *blocks(nccl_table(topology))]), None, "dgx-h100")
     for size in SIZES:
-        costs = stated(machine(topology), "all_reduce", np.array([float(size)]), load_library())
+        costs = stated_costs(machine(topology), "all_reduce", np.array([float(size)]), load_library())
         # NCCL prints one decimal, so two that cost almost the same may swap.
         times = {(each.algorithm, each.protocol): each.time_us(np.array([float(size)]))[0] for each in costs}
         chosen = formula_time("all_reduce", size, topology, calibration=found)

@@ -12,13 +12,13 @@ import pytest
 
 import simcoll.planning.measured.hypotheses as hypotheses_module
 from simcoll.errors import ConfigError
-from simcoll.formats.logs.measured import Log, Measured, Table
+from simcoll.formats.logs.measured import Log, MeasuredRow, MeasuredTable
 from simcoll.formats.logs.nccl_tests import load_log
 from simcoll.libraries.calibration import Calibration
-from simcoll.libraries.corrected import fabric_of
 from simcoll.libraries.environment import DEFAULT, parse_environment
 from simcoll.libraries.fitting import formula
 from simcoll.libraries.library import load_library
+from simcoll.libraries.question import fabric_of
 from simcoll.planning.measured.comparison import (
     Compared,
     band_errors,
@@ -44,8 +44,10 @@ def made(
     found = load_topology(topology, nodes=nodes)
     predictor = formula(collective, found, library or "nccl", environment)
     times = predictor(sizes, calibration or Calibration())
-    rows = tuple(Measured(size, size // 4, "float", "sum", -1, time) for size, time in zip(sizes, times, strict=True))
-    return Log((Table(collective, found.nranks, nodes, (), "nccl", "2.27.5", (), rows),), (), (), ())
+    rows = tuple(
+        MeasuredRow(size, size // 4, "float", "sum", -1, time) for size, time in zip(sizes, times, strict=True)
+    )
+    return Log((MeasuredTable(collective, found.nranks, nodes, (), "nccl", "2.27.5", (), rows),), (), (), ())
 
 
 def told(log, topology, **how):

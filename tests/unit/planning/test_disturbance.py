@@ -166,7 +166,7 @@ def test_faults_happen_in_every_run(folder, capsys):
     out = capsys.readouterr().out
     assert " one_shot ideal " in out
     assert "# ring ideal, 1 MiB: stuck at" in out
-    assert "# 2 runs, 2 stuck, data checked in 2 schedules: 0 wrong." in out
+    assert "# 2 runs, 2 stuck, data checked in 2 schedules: 0 wrong" in out
 
 
 def test_a_table_of_runs_that_are_stuck_says_so_and_calls_nothing_right(folder, capsys):
@@ -174,7 +174,7 @@ def test_a_table_of_runs_that_are_stuck_says_so_and_calls_nothing_right(folder, 
     assert main(["perf", "all_reduce", *asked, "--fault", "t=1us rank 2 stops"]) == 0
     out = capsys.readouterr().out
     assert " stuck    0.00    0.00      -  ring ideal " in out
-    assert "# 1 run, 1 stuck, data checked in 1 schedule: 0 wrong." in out
+    assert "# 1 run, 1 stuck, data checked in 1 schedule: 0 wrong" in out
     (row,) = csv.DictReader((folder / "a.csv").read_text().splitlines())
     assert (row["wrong"], row["cut"][:5]) == ("", "stuck")
 

@@ -32,7 +32,7 @@ from simcoll.topology import load_topology
 from simcoll.training.design import design_from
 from simcoll.training.memory import memory_by_stage
 from simcoll.workload.class_clock import Clock, Span
-from simcoll.workload.workload import Compute, Workload
+from simcoll.workload.workload import ComputeOperation, Workload
 
 PLAN = """
 title = "small"
@@ -195,7 +195,9 @@ def test_the_first_of_equals_is_on_the_front(tmp_path):
 def test_a_timeline_has_its_stages_in_order():
     stages = [f"stage{stage}" for stage in range(12)]
     work = tuple(
-        Compute(id=f"{stage} {turn}", on=stage, time_fs=5, name="forward") for turn in range(2) for stage in stages
+        ComputeOperation(id=f"{stage} {turn}", on=stage, time_fs=5, name="forward")
+        for turn in range(2)
+        for stage in stages
     )
     workload = Workload(12, {stage: np.array([rank]) for rank, stage in enumerate(stages)}, {}, work)
     spans = [Span(at, each.on, each.stream, at, at + 5) for at, each in enumerate(work)]

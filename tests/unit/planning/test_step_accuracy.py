@@ -19,7 +19,7 @@ from simcoll.errors import ConfigError
 from simcoll.planning.measured.step_fitting import fit_steps, predict_seconds
 from simcoll.planning.measured.step_rows import published_steps, read_steps
 from simcoll.topology import crossbar
-from simcoll.training.step_calibration import UNCALIBRATED, Calibration, load_calibration, shipped_calibration
+from simcoll.training.step_calibration import UNCALIBRATED, StepCalibration, load_calibration, shipped_calibration
 from simcoll.tuning import schedule
 
 ROOT = Path(__file__).parents[3]
@@ -66,7 +66,7 @@ def test_steps_of_models_and_machines_that_were_not_fitted():
 def test_mlperf_on_more_gpus_follows_from_512():
     """The constant cost of a step is most of what changes: data parallelism and the optimizer, 0.44 s of measured steps."""
     rows = published_steps("mlperf-405b-h100").rows
-    fit = fit_steps(rows[:1], ("rate",), start=Calibration(overlap=0.4))
+    fit = fit_steps(rows[:1], ("rate",), start=StepCalibration(overlap=0.4))
     times = predict_seconds(rows, fit.calibration)
     measured = np.array([row.seconds for row in rows])
     off = np.abs(times / measured - 1)
@@ -158,7 +158,7 @@ def test_constants_are_found_again(tmp_path):
     batches = (8, 16, 32, 64, 128, 256)
     text = "time_ms,model.global_batch,parallel.tp\n" + "".join(f"1,{b},{t}\n" for b in batches for t in (1, 2))
     table = read_steps(*small(tmp_path, text))
-    truth = Calibration(rate=0.9, hbm=0.6, step_ms=20)
+    truth = StepCalibration(rate=0.9, hbm=0.6, step_ms=20)
     rows = [
         replace(row, seconds=seconds)
         for row, seconds in zip(table.rows, predict_seconds(table.rows, truth), strict=True)
@@ -176,7 +176,7 @@ def test_the_slow_down_beside_collectives_is_found_again(tmp_path):
     text = "time_ms,model.sequence,model.global_batch,topology.nodes,parallel.shard,parallel.overlap_dp\n"
     text += "".join(f"1,8192,{b},{n},optimizer,{o}\n" for b in (64, 128) for n in (2, 4) for o in ("true", "false"))
     table = read_steps(*small(tmp_path, text))
-    truth = Calibration(rate=0.9, overlap=0.35)
+    truth = StepCalibration(rate=0.9, overlap=0.35)
     rows = [
         replace(row, seconds=seconds)
         for row, seconds in zip(table.rows, predict_seconds(table.rows, truth), strict=True)

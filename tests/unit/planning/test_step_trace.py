@@ -12,17 +12,17 @@ import pytest
 from simcoll.planning.designs.step_trace import step_trace
 from simcoll.topology import crossbar
 from simcoll.workload.playing import alone_on, run_workload
-from simcoll.workload.workload import Call, Compute, Send, Workload
+from simcoll.workload.workload import CallOperation, ComputeOperation, SendOperation, Workload
 
 US = 10**9
 CLASSES = {"first": np.array([0, 1]), "second": np.array([2, 3])}
 GROUPS = {"dp": np.array([[0, 1], [2, 3]])}
 OPERATIONS = (
-    Compute(id="f", on="first", time_fs=2 * US, name="forward"),
-    Compute(id="load", on="second", time_fs=1 * US, stream="host"),
-    Send(id="s", source="first", target="second", size_bytes=1000, after=("f",)),
-    Compute(id="g", on="second", time_fs=3 * US, after=("s",)),
-    Call(id="sum", kind="all_reduce", group="dp", on=("first",), size_bytes=2000, after=("f",)),
+    ComputeOperation(id="f", on="first", time_fs=2 * US, name="forward"),
+    ComputeOperation(id="load", on="second", time_fs=1 * US, stream="host"),
+    SendOperation(id="s", source="first", target="second", size_bytes=1000, after=("f",)),
+    ComputeOperation(id="g", on="second", time_fs=3 * US, after=("s",)),
+    CallOperation(id="sum", kind="all_reduce", group="dp", on=("first",), size_bytes=2000, after=("f",)),
 )
 
 
@@ -34,7 +34,7 @@ def test_a_step_has_arrows_counters_and_a_critical_path(tier, time_us, arrives_u
     run = run_workload(workload, machine, tier=tier)
     # The all_reduce of two ranks alone has two steps of 5 us and 1 us, after 2 us of work.
     assert run.time_fs == time_us * US
-    content = step_trace(workload, run.clock, "t", alone_on(machine, alike=False, rules=workload.rules).plans)
+    content = step_trace(workload, run.clock, "t", alone_on(machine, uniform=False, rules=workload.rules).plans)
     document = json.loads(gzip.decompress(content))
     assert document["otherData"]["critical_path"] == {"operations": 2, "share": 1.0}
     events = document["traceEvents"]
@@ -55,7 +55,7 @@ def test_a_step_has_arrows_counters_and_a_critical_path(tier, time_us, arrives_u
     assert area == pytest.approx(expected, rel=1e-5)
     shorter = Workload(4, CLASSES, GROUPS, OPERATIONS[:4])
     clock = run_workload(shorter, machine, tier=tier).clock
-    document = json.loads(gzip.decompress(step_trace(shorter, clock, "t", alone_on(machine, alike=False).plans)))
+    document = json.loads(gzip.decompress(step_trace(shorter, clock, "t", alone_on(machine, uniform=False).plans)))
     red = [(event["args"]["operation"], event["pid"]) for event in document["traceEvents"] if event.get("cname")]
     assert red == [("f", 0), ("s", 1), ("g", 1)]
     assert document["otherData"]["critical_path"] == {"operations": 3, "share": 1.0}

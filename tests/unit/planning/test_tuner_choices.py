@@ -8,7 +8,7 @@ import pytest
 from simcoll.algorithms import ALGORITHMS
 from simcoll.cli import main
 from simcoll.files.paths import data_folder
-from simcoll.formats.logs.nccl_tuning import Tuned, TuningTable
+from simcoll.formats.logs.nccl_tuning import TunedCost, TuningTable
 from simcoll.formats.tuners.tuner_files import Rule, tuner_format
 from simcoll.libraries.calibration import Calibration, write_calibration
 from simcoll.planning.tuners.fastest_choices import Picked, nccl_choices, played_choices, rules_of
@@ -68,8 +68,8 @@ def test_what_estimates_of_nccl_prefer_stands_beside_the_default():
 def test_the_default_of_a_calibration_with_nccls_table_is_its_choice(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     rows = (
-        Tuned("all_reduce", "tree", "LL128", 48_500_000_000, 1248 * 10**14),
-        Tuned("all_reduce", "nvls_tree", "Simple", 53_000_000_000, 2667 * 10**14),
+        TunedCost("all_reduce", "tree", "LL128", 48_500_000_000, 1248 * 10**14),
+        TunedCost("all_reduce", "nvls_tree", "Simple", 53_000_000_000, 2667 * 10**14),
     )
     made = Calibration(launch_fs=5 * 10**9, tuning=(TuningTable(16, 2, rows),))
     write_calibration("mine.toml", made)

@@ -9,7 +9,7 @@ import simcoll
 from simcoll.algorithms import ALGORITHMS
 from simcoll.core.collective import KINDS, Collective
 from simcoll.core.schedule import COPY, REDUCE, SYNC, Layout, Schedule, transfers
-from simcoll.core.step import expanded
+from simcoll.core.step import by_chunk
 from simcoll.errors import ConfigError, ScheduleError
 from simcoll.proving import LEVELS, verify
 from simcoll.testing.examples import needed_params
@@ -139,7 +139,7 @@ def test_the_order_may_differ_between_chunks():
 
 
 def test_expanded_transfers():
-    step = expanded(transfers([0, 1], [5, 7], [1, 0], [2, 3], count=[2, 1], op=[COPY, REDUCE]))
+    step = by_chunk(transfers([0, 1], [5, 7], [1, 0], [2, 3], count=[2, 1], op=[COPY, REDUCE]))
     assert [c.tolist() for c in (step.src_rank, step.src_chunk, step.dst_rank, step.dst_chunk, step.op)] == [
         [0, 0, 1], [5, 6, 7], [1, 1, 0], [2, 3, 3], [COPY, COPY, REDUCE],
     ]  # fmt: skip

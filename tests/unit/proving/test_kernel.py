@@ -80,7 +80,7 @@ def test_leaves_saturate():
         contents = contents.plus(contents)
     assert contents.leaves.tolist() == [MOST_LEAVES]
     copies = Contents(algebra, np.full(5, MOST_LEAVES, np.uint32), np.zeros(5, np.uint64), np.zeros(5, np.uint64))
-    assert copies.switched(np.zeros(5, np.int64))[1].leaves.tolist() == [MOST_LEAVES]
+    assert copies.reduce_by_switch(np.zeros(5, np.int64))[1].leaves.tolist() == [MOST_LEAVES]
 
 
 def test_a_proof_draws_a_salt_and_can_be_repeated_with_it():
@@ -143,7 +143,7 @@ def test_expressions_have_equal_values_exactly_if_they_are_equal(expressions, ex
     def value(tree):
         if isinstance(tree, int):
             return algebra.inputs(np.array([tree]), np.array([0]))
-        return algebra.reduced(*map(value, tree))
+        return algebra.reduce(*map(value, tree))
 
     values = [int(value(tree)[1][0]) for tree in expressions]
     for one, first in zip(expressions, values, strict=True):
@@ -157,13 +157,13 @@ def test_a_switch_takes_operands_in_any_order_and_differs_from_a_chain(exact):
     contents = Contents.nothing(algebra, 9)
     ranks = np.array([0, 1, 2, 3, 3, 2, 1, 0, 4])
     contents.put_inputs(np.arange(9), ranks, np.zeros(9, np.int64))
-    targets, results = contents.switched(np.array([7, 7, 7, 7, 5, 5, 5, 5, 9]))
+    targets, results = contents.reduce_by_switch(np.array([7, 7, 7, 7, 5, 5, 5, 5, 9]))
     assert targets.tolist() == [5, 7, 9]
     assert results.leaves.tolist() == [4, 4, 1]
     assert results.trees[0] == results.trees[1] != results.trees[2]
     assert np.array_equal(results.sums[0], results.sums[1])
     one = contents.read(np.array([0])).plus(contents.read(np.array([1])))
-    pair = contents.read(np.array([0, 1])).switched(np.array([0, 0]))[1]
+    pair = contents.read(np.array([0, 1])).reduce_by_switch(np.array([0, 0]))[1]
     assert np.array_equal(one.sums, pair.sums)
     assert one.trees != pair.trees
 

@@ -32,7 +32,7 @@ def test_the_proof_is_that_of_the_whole(given, monkeypatch):
     monkeypatch.setattr(parts, "CELLS", 16)
     assert len(parts.parts(split)[0]) > 1
     assert replace(verify(split), of=None) == replace(expected, of=None)
-    assert split.known.folds == whole.known.folds
+    assert split.known.folds == whole.known.folds == expected.folds
 
 
 @pytest.mark.parametrize("given", SCHEDULES, ids=lambda given: f"{given[0]}-{given[1]}")

@@ -12,7 +12,7 @@ from simcoll.core.collective import Collective
 from simcoll.core.schedule import REDUCE, SWITCH_REDUCE, Layout, Schedule, transfers
 from simcoll.core.wiring import wire
 from simcoll.proving import check_lowering, lower
-from simcoll.proving.program_proof import check_ordered
+from simcoll.proving.program_proof import check_order
 from tests.support.turns_read_back import program_of
 
 
@@ -137,11 +137,11 @@ def exchange():
 @pytest.mark.parametrize("make", [relay, exchange], ids=["relay", "exchange"])
 def test_turns_read_back_are_ordered_and_do_not_block(make, hosts, apart):
     plan = make()
-    check_lowering(plan) if make is relay else check_ordered(wire(lower(plan)))
+    check_lowering(plan) if make is relay else check_order(wire(lower(plan)))
     hosts = hosts[: plan.nranks]
     hosts = [sorted(set(hosts)).index(host) for host in hosts]
     parts = [part(plan, hosts, process, apart=apart) for process in range(max(hosts) + 1)]
-    proof, _ = check_ordered(wire(program_of(plan, parts)))
+    proof, _ = check_order(wire(program_of(plan, parts)))
     assert proof.least_depth == 0
 
 
@@ -151,9 +151,9 @@ def test_turns_without_their_waits_race():
     bare = [
         replace(made, lanes=tuple(tuple(replace(t, waits=()) for t in lane) for lane in made.lanes)) for made in parts
     ]
-    check_ordered(wire(program_of(plan, parts)))
+    check_order(wire(program_of(plan, parts)))
     with pytest.raises(simcoll.ScheduleError, match="race"):
-        check_ordered(wire(program_of(plan, bare)))
+        check_order(wire(program_of(plan, bare)))
 
 
 @pytest.mark.slow
@@ -163,7 +163,7 @@ def test_turns_of_any_placement_are_ordered(name, apart):
     plan = simcoll.bind(simcoll.schedule("all_reduce", name, nranks=6), 11, "int16")
     for hosts in ([0] * 6, [0, 1, 2, 3, 4, 5], [0, 0, 1, 1, 2, 2], [2, 1, 0, 0, 1, 2]):
         parts = [part(plan, hosts, process, apart=apart) for process in range(max(hosts) + 1)]
-        proof, _ = check_ordered(wire(program_of(plan, parts)))
+        proof, _ = check_order(wire(program_of(plan, parts)))
         assert proof.least_depth == 0
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from simcoll.errors import ConfigError
 from simcoll.topology import clos, dragonfly, fat_tree, hybrid_cube_mesh, hypercube, hyperx, load_topology, torus
-from simcoll.topology.ecmp import hashed
+from simcoll.topology.ecmp import hash_of
 
 SMALL = {
     "hypercube-1": lambda: hypercube(1, "25 GB/s", "1 us"),
@@ -137,9 +137,9 @@ def test_ecmp_is_a_function_of_the_seed_and_spreads():
 
 
 def test_the_hash_is_the_same_for_ever():
-    word = hashed(0, 1, np.array([0, 1, 2**31]), np.array([0, 0, 5]))
+    word = hash_of(0, 1, np.array([0, 1, 2**31]), np.array([0, 0, 5]))
     assert word.tolist() == GOLDEN
-    assert hashed(0, 2, np.array([0]), np.array([0]))[0] != GOLDEN[0]
+    assert hash_of(0, 2, np.array([0]), np.array([0]))[0] != GOLDEN[0]
 
 
 GOLDEN = [1627154515576818219, 654179442029834812, 3287275625542387941]

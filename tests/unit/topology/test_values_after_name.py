@@ -29,7 +29,7 @@ def cloud(tmp_path, monkeypatch):
 
 
 def capacity(topology, link):
-    return topology.link_capacity_uBps[topology.links_named(link)[0]] / 10**15
+    return topology.link_capacity_uBps[topology.find_links(link)[0]] / 10**15
 
 
 def test_values_replace_those_of_a_file():

@@ -18,7 +18,7 @@ from simcoll.traces.chakra import load_chakra, parse_chakra
 from simcoll.traces.chakra_writer import dump_chakra, traces_of_program, traces_of_workload
 from simcoll.training.gpu import load_gpu
 from simcoll.workload import workload as ours
-from simcoll.workload.lower import Plans, lower
+from simcoll.workload.lower import WorkloadPlans, lower
 from simcoll.workload.playing import run_workload
 
 # Metadata, and a node with an attribute of each type, serialised by Google's protobuf 7.36 from MLCommons' et_def.proto.
@@ -119,11 +119,13 @@ def workloads(draw):
         common = {"id": str(number), "stream": stream, "after": after}
         what = draw(st.sampled_from(["compute", "row", "column", "send", "meeting"]))
         if what == "compute" or (what == "send" and not other):
-            made.append(ours.Compute(on=one, time_fs=draw(TIMES), **common))
+            made.append(ours.ComputeOperation(on=one, time_fs=draw(TIMES), **common))
         elif what == "send":
-            made.append(ours.Send(source=one, target=other, size_bytes=draw(st.sampled_from([0, size])), **common))
+            made.append(
+                ours.SendOperation(source=one, target=other, size_bytes=draw(st.sampled_from([0, size])), **common)
+            )
         elif what == "meeting":
-            made.append(ours.Call(kind="meeting", group="column", size_bytes=0, **common))
+            made.append(ours.CallOperation(kind="meeting", group="column", size_bytes=0, **common))
         else:
             kind = draw(
                 st.sampled_from(["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "barrier"])
@@ -132,7 +134,7 @@ def workloads(draw):
             more |= {"root": 1} if kind == "broadcast" and len(groups[what][0]) > 1 else {}
             size = 0 if kind == "barrier" else size
             on = (one,) if what == "row" and draw(st.booleans()) else ()
-            made.append(ours.Call(kind=kind, group=what, size_bytes=size, on=on, **common, **more))
+            made.append(ours.CallOperation(kind=kind, group=what, size_bytes=size, on=on, **common, **more))
     protocol = draw(st.sampled_from(["ideal", "LL", "Simple"]))
     return ours.Workload(rows * columns, classes, groups, tuple(made), rules=ours.Rules(protocol=protocol))
 
@@ -145,12 +147,12 @@ def test_there_and_back_takes_the_same_time(workload):
     topology = DGX
 
     def time_fs(each):
-        return emulate_program(lower(each, Plans(topology, rules=each.rules))[0], topology, data="none").time_fs
+        return emulate_program(lower(each, WorkloadPlans(topology, rules=each.rules))[0], topology, data="none").time_fs
 
     traces = traces_of_workload(workload)
     back = parse_chakra([(content, None) for content in dump_chakra(traces, workload.rules)])
     assert time_fs(back) == time_fs(workload)
-    program = lower(workload, Plans(topology, rules=workload.rules))[0]
+    program = lower(workload, WorkloadPlans(topology, rules=workload.rules))[0]
     again = parse_chakra([(content, None) for content in dump_chakra(traces_of_program(program), workload.rules)])
     assert time_fs(again) == time_fs(workload)
 

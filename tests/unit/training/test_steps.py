@@ -21,14 +21,14 @@ from simcoll.training.layers import layer_of
 from simcoll.training.memory import memory_by_stage, offloaded_bytes
 from simcoll.training.operators import Roofline
 from simcoll.training.pipeline import stage_order
-from simcoll.training.script_clock import _stretched
-from simcoll.training.step_calibration import UNCALIBRATED, Calibration, shipped_calibration
-from simcoll.training.step_workload import Parts
-from simcoll.training.steps import Step, step
+from simcoll.training.script_clock import _stretch
+from simcoll.training.step_calibration import UNCALIBRATED, StepCalibration, shipped_calibration
+from simcoll.training.step_workload import StepParts
+from simcoll.training.steps import TrainingStep, step
 from simcoll.workload.class_clock import play_classes
 from simcoll.workload.lower import lower
 from simcoll.workload.playing import alone_on, play_workload
-from simcoll.workload.workload import Call, Compute, Inside, Send, Workload
+from simcoll.workload.workload import CallOperation, ComputeOperation, Inside, SendOperation, Workload
 
 MS = 10**12
 SMALL = {"layers": 8, "hidden": 2048, "heads": 16, "vocabulary": 32000, "sequence": 2048, "global_batch": 32}
@@ -110,27 +110,27 @@ def test_matrix_products_are_quantised_in_waves():
     assert full == pytest.approx(2 * 132 * 256 * 128 * 8192 / (0.8 * 794.5e12))  # a share of 0.8 is sustained
     assert h100.gemm(12 * 256 + 1, 11 * 128, 8192) > 1.2 * full
     assert h100.gemm(12 * 256, 11 * 128, 1) > 2 * 132 * 256 * 128 / 3.35e12  # memory counts
-    slower = Roofline(load_gpu("h100"), Calibration(rate=0.5), "bf16")
+    slower = Roofline(load_gpu("h100"), StepCalibration(rate=0.5), "bf16")
     assert slower.gemm(12 * 256, 11 * 128, 8192) == pytest.approx(2 * full)
 
 
 def test_operations_of_a_step_are_counted_by_hand():
     # 6 operations a token and parameter of a matrix, and causal attention: 6 L h s^2 / 2 x 2 products a sequence.
-    made = Parts(design(tp=2, pp=2, shard="optimizer")).workload()
+    made = StepParts(design(tp=2, pp=2, shard="optimizer")).workload()
     h, layers, s, batch, v = 2048, 8, 2048, 32, 32000
     matrices = layers * 16 * h * h + v * h  # attention 4, gated MLP of 4 h: 12
     assert made.model_flops == pytest.approx(batch * s * (6 * matrices + 6 * layers * h * s))
     assert made.hardware_flops == pytest.approx(batch * s * (6 * matrices + 7 * layers * h * s))  # scores again
-    half = Parts(design(tp=2, pp=2, recompute="operators")).workload()  # every second product
+    half = StepParts(design(tp=2, pp=2, recompute="operators")).workload()  # every second product
     assert half.hardware_flops == pytest.approx(batch * s * (6 * matrices + layers * 16 * h * h + 7 * layers * h * s))
-    full = Parts(design(tp=2, pp=2, recompute="full")).workload()
+    full = StepParts(design(tp=2, pp=2, recompute="full")).workload()
     assert full.hardware_flops == pytest.approx(
         batch * s * (6 * matrices + 2 * layers * 16 * h * h + 9 * layers * h * s)
     )
     # Two of sixteen experts of 3 h x 1024, and the router; how tokens are spread over the experts changes no count.
     matrices = layers * (4 * h * h + 2 * 3 * h * 1024 + 16 * h) + v * h
     for imbalance in (1.0, 1.3):
-        experts = Parts(
+        experts = StepParts(
             design(ep=8, imbalance=imbalance, model={"experts": 16, "top_k": 2, "expert_ffn": 1024})
         ).workload()
         assert experts.model_flops == pytest.approx(batch * s * (6 * matrices + 6 * layers * h * s))
@@ -158,7 +158,7 @@ CASES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_tiers_agree_where_links_are_disjoint(name):
-    asked = Step(design(**CASES[name]))
+    asked = TrainingStep(design(**CASES[name]))
     one, two = (asked.clock(tier=tier) for tier in (1, 2))
     assert asked.time_fs(tier=1) == one.clock.time_fs == two.clock.time_fs
     assert sorted(map(astuple, one.clock.spans)) == sorted(map(astuple, two.clock.spans))
@@ -210,7 +210,7 @@ def test_every_parallelism_is_played(name):
 
 @pytest.mark.slow
 def test_engines_agree_on_a_step():
-    asked = Step(
+    asked = TrainingStep(
         design(nodes=2, tp=4, pp=2, shard="optimizer", overlap_dp=True, model={"layers": 2, "global_batch": 8})
     )
     program, _ = lower(asked.workload, asked.alone.plans)
@@ -228,11 +228,11 @@ def test_axes_that_share_a_nic_slow_each_other_down():
     group = np.array([[0, 1]])
     size = 10**8
     operations = (
-        Call(id="a", kind="all_to_all", group="ep", size_bytes=size, stream="a"),
-        Call(id="b", kind="all_to_all", group="dp", size_bytes=size, stream="b"),
+        CallOperation(id="a", kind="all_to_all", group="ep", size_bytes=size, stream="a"),
+        CallOperation(id="b", kind="all_to_all", group="dp", size_bytes=size, stream="b"),
     )
     workload = Workload(2, both, {"ep": group, "dp": group}, operations)
-    alone = alone_on(topology, alike=False)
+    alone = alone_on(topology, uniform=False)
     one, two = (play_workload(workload, alone, tier=tier).clock.time_fs for tier in (1, 2))
     assert one == size // 2 * 10**5  # half of it leaves each rank: 5 ms
     assert two == 2 * one
@@ -246,15 +246,15 @@ def test_what_runs_beside_computation_is_hidden():
         (0, 0, 15), (3, 0, 12), (5, 0, 10), (9, 0, 10), (9, 0.25, 11.25), (4, 0.25, 11.25), (3, 0.25, 12), (0, 0.25, 15),
     ):  # fmt: skip
         inner = Inside("all_to_all", "ep", size, 1, 1.0, hidden * MS, share)
-        work = Compute(id="c", on="all", time_fs=10 * MS, inside=(inner,))
-        beside = Call(
+        work = ComputeOperation(id="c", on="all", time_fs=10 * MS, inside=(inner,))
+        beside = CallOperation(
             id="other", kind="all_to_all", group="dp", size_bytes=2, stream="x"
         )  # shares the link: nothing is memoised
         workload = Workload(
             2, {"all": np.arange(2)}, {"ep": np.array([[0, 1]]), "dp": np.array([[0, 1]])}, (beside, work)
         )
         for tier in (1, 2):
-            found = play_workload(workload, alone_on(topology, alike=False), tier=tier).clock.time_fs
+            found = play_workload(workload, alone_on(topology, uniform=False), tier=tier).clock.time_fs
             assert found == pytest.approx(expected * MS, rel=1e-4)
 
 
@@ -274,8 +274,8 @@ def test_whole_chunks_are_reduced_at_once(buckets):
     }
     moved = []
     for each, count in (("layer", 24 + 2), (buckets, 3 * 4)):
-        made = Step(design(**asked, buckets=each))
-        calls = [o for o in made.workload.operations if isinstance(o, Call) and o.kind == "reduce_scatter"]
+        made = TrainingStep(design(**asked, buckets=each))
+        calls = [o for o in made.workload.operations if isinstance(o, CallOperation) and o.kind == "reduce_scatter"]
         assert len(calls) == count
         moved.append([sum(o.size_bytes for o in calls if o.on == (f"stage{stage}",)) for stage in range(3)])
     assert moved[0] == moved[1]
@@ -289,7 +289,7 @@ def test_whole_chunks_are_reduced_at_once(buckets):
             if slots[n][1].micro == made.design.micro_batches - 1
         }
         late = {
-            slot.chunk: turns.index(row.after[0]) - final[slot.chunk]
+            slot.chunk: turns.index(row.needs[0]) - final[slot.chunk]
             for slot, row in slots
             if (slot.does, slot.stage) == ("reduce_scatter", stage)
         }
@@ -307,13 +307,13 @@ def test_interleaved_sends_overlap_while_passes_alternate():
     never = {("F", 0): 16, ("F", 1): 8, ("B", 0): 8, ("B", 1): 15}
     times = []
     for overlap, expected in (({"overlap_pp": True}, {}), ({}, alternating), ({"overlap_pp": False}, never)):
-        made = Step(design(**asked, **overlap))
+        made = TrainingStep(design(**asked, **overlap))
         slots = [(made.parts.script.slots[row.slot], row) for row in made.parts.script.rows]
         waited = Counter(
             (slots[at][0].work, slot.stage)
             for slot, row in slots
             if slot.does == "turn"
-            for at in row.after
+            for at in row.needs
             if (slots[at][0].does, slots[at][0].stage) == ("send", slot.stage)
         )
         assert waited == expected
@@ -390,7 +390,7 @@ def test_a_design_that_does_not_fit_is_said_not_to():
 
 def test_host_time_is_a_floor():
     base = design()
-    launches = replace(base, calibration=Calibration(host_layer_us=10_000))
+    launches = replace(base, calibration=StepCalibration(host_layer_us=10_000))
     # 32 / 8 micro-batches of 8 layers: 10 ms forward, 20 ms backward.
     found = step(launches, tier=1, exposed=False).time_fs - step(base, tier=1, exposed=False).time_fs
     assert 4 * 8 * 25 * MS < found < 4 * 8 * 30 * MS
@@ -398,43 +398,43 @@ def test_host_time_is_a_floor():
 
 def test_the_host_launches_what_no_graph_does():
     model = {"experts": 16, "top_k": 2, "global_batch": 16}
-    host = Calibration(host_layer_us=10_000, host_expert_us=5_000)
+    host = StepCalibration(host_layer_us=10_000, host_expert_us=5_000)
     for graphs, floor in (("none", 10 + 8 * 5), ("layer", 8 * 5), ("step", 0)):
         base = design(ep=2, graphs=graphs, model=model)
-        found = Parts(replace(base, calibration=host)).costs.turn("F", 0, 0).least_fs
+        found = StepParts(replace(base, calibration=host)).costs.turn("F", 0, 0).least_fs
         assert found == floor * base.model.layers * MS, graphs
-    dense = Parts(replace(design(), calibration=host)).costs.turn("F", 0, 0)
+    dense = StepParts(replace(design(), calibration=host)).costs.turn("F", 0, 0)
     assert dense.least_fs == 10 * design().model.layers * MS
 
 
 def test_overlapped_exchanges_take_multiprocessors_from_the_computation():
     model = {"experts": 8, "top_k": 2, "global_batch": 16}
     units = {units: design(ep=8, overlap_ep=True, exchange_units=units, model=model) for units in (0, 33)}
-    inner = {name: Parts(each).costs.turn("F", 0, 0).inside for name, each in units.items()}
+    inner = {name: StepParts(each).costs.turn("F", 0, 0).inside for name, each in units.items()}
     assert [each.share for each in inner[33]] == [0.25]
     assert [each.share for each in inner[0]] == [0]
-    assert Step(units[33]).time_fs(tier=1) > Step(units[0]).time_fs(tier=1)
+    assert TrainingStep(units[33]).time_fs(tier=1) > TrainingStep(units[0]).time_fs(tier=1)
 
 
 def test_work_is_slower_while_a_collective_is_under_way():
     # Half as fast: ten units of work from 0 on, beside a collective from 4 to 8, do 4, then 2 of the next 4, then the last 4.
-    assert _stretched(0, 10, [(4, 8)], Fraction(1)) == 12
-    assert _stretched(0, 10, [(4, 8), (9, 30)], Fraction(1)) == 15
-    assert _stretched(5, 10, [(0, 5), (20, 25)], Fraction(1)) == 10
-    assert _stretched(0, 10, [(0, 100)], Fraction("0.35")) == 13
+    assert _stretch(0, 10, [(4, 8)], Fraction(1)) == 12
+    assert _stretch(0, 10, [(4, 8), (9, 30)], Fraction(1)) == 15
+    assert _stretch(5, 10, [(0, 5), (20, 25)], Fraction(1)) == 10
+    assert _stretch(0, 10, [(0, 100)], Fraction("0.35")) == 13
 
 
 @pytest.mark.slow
 def test_collectives_beside_computation_slow_it_in_both_tiers():
     base = design(nodes=2, tp=8, shard="optimizer", overlap_dp=True)
-    usual = Step(base).time_fs(tier=1)
-    slowed = Step(replace(base, calibration=Calibration(overlap=0.5)))
+    usual = TrainingStep(base).time_fs(tier=1)
+    slowed = TrainingStep(replace(base, calibration=StepCalibration(overlap=0.5)))
     found = slowed.time_fs(tier=1)
     assert found == slowed.time_fs(tier=2) == slowed.clock(tier=1).clock.time_fs
     hidden = step(base, tier=1).axes["dp"]
     # Of what is hidden, a third is lost: at half the speed more, 1.5 units of time do the work of one.
     assert 0 < found - usual <= (hidden.total_fs - hidden.exposed_fs) // 3
-    assert slowed.time_fs(tier=1, without=("dp",)) == Step(base).time_fs(tier=1, without=("dp",))
+    assert slowed.time_fs(tier=1, without=("dp",)) == TrainingStep(base).time_fs(tier=1, without=("dp",))
 
 
 @pytest.mark.parametrize("moved", ["activations", "weights", "optimizer"])
@@ -442,7 +442,7 @@ def test_what_is_offloaded_takes_its_time(moved):
     def timed(rate, *offload):
         made = design(nodes=2, tp=8, pp=2, offload=offload)
         gpu = replace(made.gpu, values={**made.gpu.values, "host.bandwidth": rate})
-        return Step(replace(made, gpu=gpu))
+        return TrainingStep(replace(made, gpu=gpu))
 
     usual = timed(1.0).time_fs(tier=1)
     assert timed(1e18, moved).time_fs(tier=1) == pytest.approx(
@@ -462,11 +462,11 @@ def test_what_is_offloaded_takes_its_time(moved):
 
 def test_play_classes_keeps_streams_in_order():
     operations = (
-        Compute(id="a", on="x", time_fs=5),
-        Compute(id="b", on="y", time_fs=7),
-        Send(id="s", source="x", target="y", size_bytes=0, after=("a", "b")),
-        Compute(id="c", on="x", time_fs=1, stream="other"),
-        Compute(id="d", on="x", time_fs=1, after=("s", "c")),
+        ComputeOperation(id="a", on="x", time_fs=5),
+        ComputeOperation(id="b", on="y", time_fs=7),
+        SendOperation(id="s", source="x", target="y", size_bytes=0, after=("a", "b")),
+        ComputeOperation(id="c", on="x", time_fs=1, stream="other"),
+        ComputeOperation(id="d", on="x", time_fs=1, after=("s", "c")),
     )
     workload = Workload(2, {"x": np.array([0]), "y": np.array([1])}, {}, operations)
     clock = play_classes(workload, Free())
@@ -474,7 +474,7 @@ def test_play_classes_keeps_streams_in_order():
         (0, 0, 5), (1, 0, 7), (2, 7, 7), (2, 7, 7), (3, 0, 1), (4, 7, 8),
     ]  # fmt: skip
     with pytest.raises(ConfigError, match="tier 3"):
-        play_workload(workload, alone_on(crossbar(2, "1 GB/s"), alike=False), tier=3)
+        play_workload(workload, alone_on(crossbar(2, "1 GB/s"), uniform=False), tier=3)
 
 
 @pytest.mark.slow
@@ -487,7 +487,8 @@ def test_the_command(tmp_path, capsys):
     folder = tmp_path / "out"
     assert main(["step", str(path), "-o", str(folder), "--tier", "1"]) == 0
     text = capsys.readouterr().out
-    assert all(f"\n{name}" in text for name in ("step ", "MFU, HFU", "tp ", "dp ", "bound", "memory", "# played"))
+    assert all(f"\n{name}" in text for name in ("step ", "MFU, HFU", "tp ", "dp ", "bound", "memory"))
+    assert not any(word in text for word in ("# played", "# model FLOPs", "trace "))
     found = json.loads((folder / "step.json").read_text())
     assert found["time_fs"] > found["compute_fs"] > 0
     events = json.loads(gzip.decompress((folder / "trace.json.gz").read_bytes()))["traceEvents"]
@@ -496,7 +497,11 @@ def test_the_command(tmp_path, capsys):
     assert max(ends) == pytest.approx(found["time_fs"] / 1e9)
     assert (folder / "step.svg").read_bytes().startswith(b"<?xml")
     first = {file.name: file.read_bytes() for file in folder.iterdir()}
-    assert main(["step", str(path), "-o", str(folder), "--tier", "1"]) == 0
+    capsys.readouterr()
+    assert main(["step", str(path), "-o", str(folder), "--tier", "1", "-v"]) == 0
+    text = capsys.readouterr().out
+    assert f"\n# design {found['design_hash']}, played: {found['path']}, trace {found['trace_hash'] or '-'}\n" in text
+    assert "\n# model FLOPs: " in text
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == first
     path.write_text(path.read_text() + "pp = 3\n")
     assert main(["step", str(path)]) == 2
@@ -530,7 +535,7 @@ def test_casts_to_8_bits_are_counted_by_hand():
 
 
 def test_tensor_parallelism_beside_products_in_both_tiers():
-    apart, beside = (Step(design(tp=8, sequence_parallel=True, overlap_tp=each)) for each in (False, True))
+    apart, beside = (TrainingStep(design(tp=8, sequence_parallel=True, overlap_tp=each)) for each in (False, True))
     layer = layer_of(beside.design, moe=False)
     # Seven eighths of a fourth of the products hide each of four collectives: the part that a rank has is there at once.
     roof = Roofline(load_gpu("h100"), UNCALIBRATED, "bf16")
@@ -561,11 +566,11 @@ def test_eager_kernels_and_older_attention_are_constants():
     fused = layer_of(design(), moe=False).forward.seconds
     roof = Roofline(load_gpu("h100"), UNCALIBRATED, "bf16")
     flops = 16 * 2048**2 * 2 * 128
-    slow = layer_of(replace(design(), calibration=Calibration(attention=0.5)), moe=False).forward.seconds
+    slow = layer_of(replace(design(), calibration=StepCalibration(attention=0.5)), moe=False).forward.seconds
     assert slow - fused == pytest.approx(roof.attention(flops))
     # Norms 2 x 4, residuals 2 x 6 and heads 12 bytes a row and width, and 3 x 2 of the gated MLP, which is four times as wide.
     moved = 2048 * 2048 * (8 + 12 + 12 + 4 * 6)
-    eager = layer_of(replace(design(), calibration=Calibration(unfused=2.0)), moe=False).forward.seconds
+    eager = layer_of(replace(design(), calibration=StepCalibration(unfused=2.0)), moe=False).forward.seconds
     assert eager - fused == pytest.approx(moved / (0.8 * 3.35e12))
 
 

@@ -155,8 +155,8 @@ def test_layers_with_experts_between_layers_without(tmp_path):
 def test_windows_leave_a_share_of_attention():
     model = Model(layers=4, hidden=64, heads=4, vocabulary=100, window=1024, windowed=2)
     pairs, seen = (sum(min(token + 1, most) for token in range(8192)) for most in (8192, 1024))
-    assert model.attended(8192) == pytest.approx((pairs + seen) / (2 * pairs), rel=1e-3)
-    assert model.attended(1024) == 1.0
+    assert model.attention_share(8192) == pytest.approx((pairs + seen) / (2 * pairs), rel=1e-3)
+    assert model.attention_share(1024) == 1.0
     with pytest.raises(ConfigError, match="windowed 2: expected a window"):
         Model(layers=4, hidden=64, heads=4, vocabulary=100, windowed=2)
 

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from simcoll.errors import ConfigError
 from simcoll.workload.mesh import Mesh, mesh_of
-from simcoll.workload.workload import Call, Compute, Inside, Send, Workload, read_workload, write_workload
+from simcoll.workload.workload import (
+    CallOperation,
+    ComputeOperation,
+    Inside,
+    SendOperation,
+    Workload,
+    read_workload,
+    write_workload,
+)
 
 
 def test_groups_of_a_mesh():
@@ -53,7 +61,7 @@ def workloads(draw):
                 st.lists(st.builds(Inside, st.just("all_reduce"), st.just("tp"), st.integers(0, 99)), max_size=2)
             )
             made.append(
-                Compute(
+                ComputeOperation(
                     **common,
                     on="a",
                     time_fs=draw(st.integers(0, 10**15)),
@@ -63,7 +71,7 @@ def workloads(draw):
             )
         elif kind == "call":
             made.append(
-                Call(
+                CallOperation(
                     **common,
                     kind="all_to_all",
                     group=draw(st.sampled_from(["tp", "all"])),
@@ -72,7 +80,7 @@ def workloads(draw):
                 )
             )
         else:
-            made.append(Send(**common, source="a", target="b", size_bytes=size))
+            made.append(SendOperation(**common, source="a", target="b", size_bytes=size))
         known.append(f"op{number}")
     classes = {"a": np.arange(half), "b": np.arange(half, n)}
     return Workload(
@@ -129,7 +137,7 @@ def test_workload_files_that_make_no_sense(changes, said):
 def test_a_group_may_not_leave_the_classes_of_a_call():
     workload = read_workload(file_of(classes={"a": [0], "b": [1]}))
     with pytest.raises(ConfigError, match="only partly in a"):
-        workload.groups_of(Call(id="y", kind="all_reduce", group="dp", size_bytes=8, on=("a",)))
+        workload.groups_of(CallOperation(id="y", kind="all_reduce", group="dp", size_bytes=8, on=("a",)))
     half, call = {"first": np.array([0, 1]), "second": np.array([2, 3])}, {"kind": "all_reduce", "size_bytes": 8}
     with pytest.raises(ConfigError, match="operation 'a': a group of 'tp' is only partly in second, or none is"):
-        Workload(4, half, {"tp": np.array([[0, 1]])}, (Call(id="a", group="tp", on=("second",), **call),))
+        Workload(4, half, {"tp": np.array([[0, 1]])}, (CallOperation(id="a", group="tp", on=("second",), **call),))

@@ -6,8 +6,10 @@ import pytest
 
 import simcoll
 from simcoll.emulator.fast.compiled import COMPILED
-from simcoll.emulator.folding.remembered import Folding
-from simcoll.emulator.rehearsals import Rehearsal, forget_sizes
+from simcoll.emulator.folding.remembered import forget_sizes, runs_of
+from simcoll.emulator.folding.unpriced import Folding
+from simcoll.emulator.request import Request
+from simcoll.emulator.run import run_checked
 from simcoll.errors import ConfigError
 from simcoll.topology import crossbar, load_topology
 
@@ -27,7 +29,12 @@ PROTOCOLS = ("LL", "LL128", "Simple", "ideal")
 
 
 def kept(schedule):
-    return [found for found in schedule.known.rehearsals.values() if isinstance(found, Rehearsal)]
+    return [run for entry in runs_of(schedule).by_key.values() for run in entry.loaded.values()]
+
+
+def in_table(plan, machine, protocols):
+    """A run as a table makes it, of as many protocols."""
+    return run_checked(Request(plan, machine, engine="fast", protocols=protocols), data="none")
 
 
 @pytest.mark.slow
@@ -35,12 +42,11 @@ def kept(schedule):
 def test_every_size_and_protocol_as_on_their_own(kind, algorithm, params):
     machine = load_topology("dgx-h100", nodes=2)
     made, plain = (simcoll.schedule(kind, algorithm, nranks=16, **params) for _ in range(2))
-    made.known.expected_protocols = len(PROTOCOLS)
     chunks = made.layout.chunks
     for count in (4 * chunks, 3, 4096 * chunks, 5 * chunks + 1, chunks):
         for protocol in PROTOCOLS:
             first, second = (simcoll.bind(each, count, "float16", protocol=protocol) for each in (made, plain))
-            found = simcoll.emulate(first, machine, data="none", engine="fast")
+            found = in_table(first, machine, len(PROTOCOLS))
             alone = simcoll.emulate(second, machine, data="none", engine="fast", quotient=False)
             assert (found.time_fs, found.trace_hash, found.messages) == (
                 alone.time_fs,
@@ -53,24 +59,22 @@ def test_every_size_and_protocol_as_on_their_own(kind, algorithm, params):
 def test_folded_runs_share_classes_between_protocols_with_caps_and_without():
     machine = load_topology("dgx-h100", nodes=16)
     made, plain = (simcoll.schedule("all_reduce", "recursive_doubling", nranks=128, channels=8) for _ in range(2))
-    made.known.expected_protocols = 3
     for count in (1 << 14, 1 << 20):
         for protocol in PROTOCOLS[:3]:
             first, second = (simcoll.bind(each, count, protocol=protocol) for each in (made, plain))
-            found = simcoll.emulate(first, machine, data="none", engine="fast")
+            found = in_table(first, machine, 3)
             alone = simcoll.emulate(second, machine, data="none", engine="fast", quotient=False)
             assert (found.time_fs, found.trace_hash) == (alone.time_fs, alone.trace_hash)
             assert found.path.startswith("quotient: 8 classes stand for 8192 messages")
-    assert sum(isinstance(found, Folding) for found in made.known.foldings.values()) == 1
+    assert sum(isinstance(entry.folding, Folding) for entry in runs_of(made).by_key.values()) == 1
     assert len(kept(made)) == 2
 
 
 def test_what_holds_for_one_size_is_forgotten():
     machine = crossbar(16, "50 GB/s", "1 us")
     made = simcoll.schedule("all_reduce", "ring", nranks=16)
-    made.known.expected_protocols = 3
     for count in (16, 17, 18):
-        simcoll.emulate(simcoll.bind(made, count), machine, data="none", engine="fast")
+        in_table(simcoll.bind(made, count), machine, 3)
     assert len(kept(made)) == 2
     forget_sizes(made)
     assert len(kept(made)) == 1
@@ -79,22 +83,20 @@ def test_what_holds_for_one_size_is_forgotten():
 def test_a_run_beyond_the_clock_leaves_nothing_behind():
     machine = crossbar(4, "1 MB/s", "1 us")
     made = simcoll.schedule("all_reduce", "ring", nranks=4)
-    made.known.expected_protocols = 3
-    small = simcoll.emulate(simcoll.bind(made, 1 << 10), machine, data="none", engine="fast")
+    small = in_table(simcoll.bind(made, 1 << 10), machine, 3)
     with pytest.raises(ConfigError, match="clock"):
-        simcoll.emulate(simcoll.bind(made, 1 << 36), machine, data="none", engine="fast")
-    again = simcoll.emulate(simcoll.bind(made, 1 << 10), machine, data="none", engine="fast")
+        in_table(simcoll.bind(made, 1 << 36), machine, 3)
+    again = in_table(simcoll.bind(made, 1 << 10), machine, 3)
     assert (again.time_fs, again.trace_hash) == (small.time_fs, small.trace_hash)
 
 
 def test_threads_that_play_one_schedule_at_once_do_not_meet():
     machine = load_topology("dgx-h100", nodes=4)
     made, plain = (simcoll.schedule("all_to_all", "pairwise", nranks=32) for _ in range(2))
-    made.known.expected_protocols = len(PROTOCOLS)
 
     def times(schedule):
         plans = [simcoll.bind(schedule, count, protocol=name) for count in (32, 4096) * 4 for name in PROTOCOLS]
-        return [simcoll.emulate(plan, machine, data="none", engine="fast").trace_hash for plan in plans]
+        return [in_table(plan, machine, len(PROTOCOLS)).trace_hash for plan in plans]
 
     expected = times(plain)
     with ThreadPoolExecutor(4) as threads:

@@ -3,74 +3,70 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from simcoll.libraries.corrected import P2P, class_of, fabric_of
 from simcoll.libraries.formula import Cost
+from simcoll.libraries.question import Question
 
-if TYPE_CHECKING:
-    from simcoll.libraries.library import Library
-    from simcoll.topology.machine import Machine
-
-__all__ = ["assumed"]
+__all__ = ["assumptions"]
 
 _GUESSES = ("assumed", "unverified")
 """Words by which a source marks a number that is neither measured nor published."""
 
 
-def assumed(cost: Cost, collective: str, machine: Machine, library: Library) -> str:
+def assumptions(cost: Cost, question: Question) -> str:
     """The substitutes for missing numbers in the time of one way to run a collective, in words; empty if there are none.
 
     A number is missing if its source says so, if the library borrows it from another, or if the library has none at all, as for networks
     that reduce and for PAT.
     """
-    lent: dict[str, list[str]] = {}
-    found = []
-    for place in _places(cost, collective, machine, library):
+    collective, machine, library = question.collective, question.machine, question.library
+    borrowed: dict[str, list[str]] = {}
+    sentences = []
+    for place in _places(cost, question):
         lender = library.borrowed.get(place)
         if lender:
-            lent.setdefault(lender, []).append(place)
+            borrowed.setdefault(lender, []).append(place)
         elif place not in library.values:
-            found.append(f"{place} is taken as 0, because the number is unknown")
+            sentences.append(f"{place} is taken as 0, because the number is unknown")
         elif any(word in library.sources[place] for word in _GUESSES):
-            found.append(f"{place} is {library.sources[place].replace(';', ',')}")
-    found += [
+            sentences.append(f"{place} is {library.sources[place].replace(';', ',')}")
+    sentences += [
         f"{', '.join(places)} {'are those' if len(places) > 1 else 'is that'} of {lender}"
-        for lender, places in lent.items()
+        for lender, places in borrowed.items()
     ]
     # RCCL's is off by default.
     if collective in {"all_gather", "reduce_scatter"} and max(machine.domain_ranks) == 1 and library.name == "nccl":
-        found.append(
+        sentences.append(
             f"PAT, which NCCL may choose for one GPU per node, is left out, because there are no numbers in {library}"
         )
     if machine.network_reduces and machine.domains > 1 and collective == "all_reduce":
-        found.append(f"reduction in the network (CollNet) is left out, because there are no numbers in {library}")
-    return "; ".join(found)
+        sentences.append(f"reduction in the network (CollNet) is left out, because there are no numbers in {library}")
+    return "; ".join(sentences)
 
 
-def _places(cost: Cost, collective: str, machine: Machine, library: Library) -> Iterator[str]:
+def _places(cost: Cost, question: Question) -> Iterator[str]:
     """The numbers that decide the time, by their names in the file."""
-    kind, fabric = class_of(machine, library), fabric_of(machine, library)
-    if collective in P2P:
-        yield f"{kind}.p2p_share"
+    machine, gpu_class, fabric = question.machine, question.gpu_class, question.fabric
+    if question.is_p2p:
+        yield f"{gpu_class}.p2p_share"
         yield "correction.p2p_start"
-        yield f"{fabric}.p2p_share" if fabric else f"{kind}.p2p_channel_rate"
+        yield f"{fabric}.p2p_share" if fabric else f"{gpu_class}.p2p_channel_rate"
         return
     if cost.algorithm.startswith("nvls"):
-        yield from (f"{kind}.nvls_share", f"{kind}.nvls_start")
+        yield from (f"{gpu_class}.nvls_share", f"{gpu_class}.nvls_start")
     else:
-        yield from (f"{kind}.ring_share", f"base.{cost.algorithm}")
+        yield from (f"{gpu_class}.ring_share", f"base.{cost.algorithm}")
         yield f"hop.{'pcie' if machine.inside in {'pcie', 'host'} else 'nvlink'}.{cost.algorithm}"
     if fabric:
         yield from (f"{fabric}.share", f"{fabric}.latency", f"hop.net.{cost.algorithm}")
     elif not cost.algorithm.startswith("nvls"):
-        yield from _inside(cost, f"generation.{machine.generation}", kind)
+        yield from _protocol_places(cost, f"generation.{machine.generation}", gpu_class)
 
 
-def _inside(cost: Cost, generation: str, kind: str) -> Iterator[str]:
+def _protocol_places(cost: Cost, generation: str, gpu_class: str) -> Iterator[str]:
     """The specific numbers of a protocol's rate and start within a domain."""
     if cost.protocol == "Simple":
-        yield f"{kind}.simple_start"
+        yield f"{gpu_class}.simple_start"
     else:
         yield f"{generation}.ll_rate" if cost.protocol == "LL" else f"{generation}.{cost.algorithm}_ll128_rate"
     if cost.algorithm == "tree":

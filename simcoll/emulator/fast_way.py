@@ -1,0 +1,148 @@
+"""The way of the compiled loops: every message, in lock-step where no two flows meet, or as an earlier run of the schedule left it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.arrays import Ints
+from simcoll.core.facts import FactStore
+from simcoll.emulator.engine_choice import PACED, WATCHED, deep_fifo, few, is_little
+from simcoll.emulator.fast.compiled import COMPILED, UNCOMPILED
+from simcoll.emulator.folding.remembered import memory_of, run_of_all
+from simcoll.emulator.interrupted import changes_of, cut_of_machine
+from simcoll.emulator.request import Request
+from simcoll.emulator.result import Result, compiled_result
+from simcoll.emulator.steps.plan_placement import placement_of
+from simcoll.emulator.steps.run_links import all_links, check_switches
+from simcoll.emulator.steps.timed import StepTimer, Timed, timed_steps
+from simcoll.errors import InternalError
+
+if TYPE_CHECKING:
+    from simcoll.emulator.lockstep import LockStep
+
+__all__ = ["FastWay", "beyond_loops", "play_every", "plays_in_lockstep"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _LockStepTry:
+    """The attempt to play a run in lock-step; ``timer`` has made its steps."""
+
+    run: LockStep | None
+    timer: StepTimer
+
+
+def _try_lockstep(request: Request) -> _LockStepTry:
+    from simcoll.emulator.lockstep import lockstep  # imports numba
+
+    plan, topology, seen = request.plan, request.topology, request.summary
+    timer = StepTimer(plan.protocol, topology, placement_of(plan, topology.nlinks), joint=True)
+    if seen.switched or request.timeline is not None:
+        return _LockStepTry(None, timer)
+    capacity, placement, _ = all_links(plan, topology)
+    run = lockstep(plan, topology, capacity, placement, seen.groups, keep=request.keep, timer=timer)
+    return _LockStepTry(run, timer)
+
+
+_lockstep_of: FactStore[Request, _LockStepTry] = FactStore(_try_lockstep)
+
+
+def plays_in_lockstep(request: Request) -> bool:
+    """Whether a run is one for lock-step: no two flows can meet on a link."""
+    known = memory_of(request).in_lockstep
+    protocol = request.plan.protocol
+    if protocol not in known:
+        known[protocol] = _lockstep_of(request).run is not None
+    return known[protocol]
+
+
+def beyond_loops(request: Request) -> str:
+    """What the compiled loops cannot do for a run; empty if they can play it."""
+    if request.observer is not None:
+        return WATCHED
+    if deep := deep_fifo(request.plan.protocol.fifo_depth):
+        return deep
+    paced = request.timeline is not None and request.timeline.pace is not None
+    return PACED if paced and request.summary.switched else ""
+
+
+class FastWay:
+    """The compiled loops."""
+
+    name = "fast"
+
+    def refuses(self, request: Request) -> str | None:
+        """What the loops cannot do, a run too small for them, and a machine without a compiler."""
+        if beyond := beyond_loops(request):
+            return beyond
+        messages = request.summary.messages
+        if request.engine != self.name and not request.quotient and is_little(messages):
+            return few(messages)
+        return None if COMPILED else UNCOMPILED
+
+    def play(self, request: Request) -> Result:
+        """Play every message; data is moved afterwards, step by step."""
+        with run_of_all(request) as run:
+            if run is not None:
+                outcome = run.play(request)
+                result = compiled_result(
+                    request.plan, request.topology.name, request.summary, outcome.time_fs, outcome.trace_hash
+                )
+            else:
+                result = _together(request) or play_every(request, _lockstep_of(request).timer)
+        if request.storage is not None:
+            request.storage.play()
+        return result
+
+
+def _together(request: Request) -> Result | None:
+    """Play every message in lock-step; ``None`` if flows may meet on a link."""
+    run, seen = _lockstep_of(request).run, request.summary
+    outcome = None if run is None else run.play()
+    if outcome is None:
+        return None
+    if outcome.messages != seen.messages:
+        raise InternalError(f"{outcome.messages} messages are done; the plan has {seen.messages}")
+    return compiled_result(
+        request.plan, request.topology.name, seen, outcome.time_fs, outcome.trace_hash, outcome.done_fs
+    )
+
+
+def play_every(request: Request, timer: StepTimer | None = None) -> Result:
+    """Play every message in the loops with a calendar; ``timer`` may have made the steps already."""
+    from simcoll.emulator.fast.driver import StepMachine  # imports numba
+
+    plan, topology, seen, timeline = request.plan, request.topology, request.summary, request.timeline
+    if seen.switched:
+        check_switches(plan, topology)
+    capacity, placement, name = all_links(plan, topology)
+    done = np.full(seen.messages, -1, np.int64) if request.keep else None
+
+    def over(first: int, _timed: Timed, _start: Ints, _end: Ints, done_fs: Ints) -> None:
+        if done is not None:
+            done[first : first + len(done_fs)] = done_fs
+
+    machine = StepMachine(
+        capacity,
+        seen.lane_steps,
+        timed_steps(plan, topology, placement, seen.groups, timer),
+        launch_fs=plan.protocol.launch_fs,
+        fifo=plan.protocol.fifo_depth > 0,
+        waits=plan.wait_pairs,
+        on_step=over if request.keep else None,
+        changes=None if timeline is None else changes_of(timeline, capacity, plan.ranks, plan.nchannels),
+    )
+    machine.play(name)
+    if timeline is not None and not machine.through:
+        left, cut = cut_of_machine(timeline, machine, name, plan.nchannels, sum(seen.bytes_by_op))
+        if done is not None:
+            done[left.numbers] = left.done_fs
+        result = compiled_result(plan, topology.name, seen, cut.time_fs, left.trace_hash, done)
+        return replace(result, messages=left.messages, bytes_moved=cut.delivered_bytes, cut=cut)
+    if machine.messages != seen.messages or tuple(machine.bytes_by_op) != seen.bytes_by_op:
+        raise InternalError(
+            f"{machine.messages} messages moved {machine.bytes_by_op} bytes; the plan has {seen.messages} and {seen.bytes_by_op}"
+        )
+    return compiled_result(plan, topology.name, seen, machine.time_fs, machine.hexdigest(), done)

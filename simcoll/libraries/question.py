@@ -1,0 +1,126 @@
+"""The question that a library model answers: which algorithm runs a collective on a machine, and how long it takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from simcoll.errors import ConfigError, nearest
+from simcoll.libraries.environment import DEFAULT, Environment
+from simcoll.libraries.formula import MachineShape, shape
+
+if TYPE_CHECKING:
+    from simcoll.libraries.calibration import Calibration
+    from simcoll.libraries.library import Library
+    from simcoll.topology.machine import Machine
+
+__all__ = ["P2P", "Question", "calibrate", "class_of", "fabric_of"]
+
+P2P = ("all_to_all", "gather", "scatter", "send_recv")
+"""Collectives that NCCL implements as grouped sends and receives."""
+
+
+def class_of(machine: Machine, library: Library) -> str:
+    """The class of GPU whose measured numbers apply: by GPU interconnect, by model, else by generation.
+
+    Raises
+    ------
+    ConfigError
+        When the library has no numbers for it.
+    """
+    classes = library.tables("class")
+    by_model = [name for name in classes if machine.gpu in library.texts(f"class.{name}.gpus")]
+    gpu_class = machine.inside if machine.inside in {"pcie", "host"} else (by_model or [machine.generation])[0]
+    if gpu_class not in classes:
+        gpu = machine.gpu or machine.generation or "unnamed"
+        raise ConfigError(f"{library} has no measured numbers for {gpu} GPUs; {nearest(gpu, classes)}")
+    return f"class.{gpu_class}"
+
+
+def fabric_of(machine: Machine, library: Library) -> str:
+    """The fabric whose measured numbers apply; empty within one domain.
+
+    Raises
+    ------
+    ConfigError
+        When the topology states no fabric, or one for which the library has no numbers.
+    """
+    if machine.domains == 1:
+        return ""
+    fabrics = library.tables("fabric")
+    if machine.fabric not in fabrics:
+        subject = f"fabric {machine.fabric!r}" if machine.fabric else "a topology without the trait 'fabric'"
+        raise ConfigError(f"{library} has no numbers for {subject}; {nearest(machine.fabric, fabrics)}")
+    return f"fabric.{machine.fabric}"
+
+
+@lru_cache(maxsize=256)
+def calibrate(library: Library, machine: Machine, calibration: Calibration | None) -> Library:
+    """The library with its rates, fabric latency and growth adjusted by a calibration."""
+    if calibration is None:
+        return library
+    gpu_class, fabric = class_of(machine, library), fabric_of(machine, library)
+    changes: dict[str, float | tuple[float, ...]] = {}
+    rate, growth = float(calibration.rate), float(calibration.growth)
+    for place in library.values:
+        table, _, key = place.rpartition(".")
+        if table in {gpu_class, fabric} and key.endswith("share"):
+            changes[place] = library.number(place) * (1.0 if key == "tree_share" else rate)
+        if place in {f"{gpu_class}.p2p_channel_rate", "correction.p2p_net_rate"}:
+            changes[place] = library.number(place) * rate
+        if place in {"correction.ll_growth", f"{gpu_class}.ll_growth", f"{fabric}.ll_growth"}:
+            changes[place] = library.number(place) * growth
+        if place == f"{fabric}.steps":
+            changes[place] = tuple(step * growth for step in library.numbers(place))
+    if fabric:
+        changes[f"{fabric}.latency"] = library.number(f"{fabric}.latency") + calibration.fabric_latency_fs / 1e9
+    return library.with_values(changes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Question:
+    """A collective on a machine, under a library, an environment and a calibration; its sizes are asked one by one or as an array.
+
+    Attributes
+    ----------
+    library
+        The library as its file states it.
+    constants
+        The library under the calibration: what the formulas read.
+    """
+
+    collective: str
+    machine: Machine
+    library: Library
+    environment: Environment = DEFAULT
+    calibration: Calibration | None = None
+    constants: Library = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "constants", calibrate(self.library, self.machine, self.calibration))
+
+    @property
+    def shape(self) -> MachineShape:
+        """Counts of ranks and domains."""
+        return shape(self.machine)
+
+    @property
+    def nranks(self) -> int:
+        """Number of ranks."""
+        return sum(self.machine.domain_ranks)
+
+    @property
+    def is_p2p(self) -> bool:
+        """Whether the library runs the collective as grouped sends and receives."""
+        return self.collective in P2P
+
+    @property
+    def gpu_class(self) -> str:
+        """:func:`class_of` the machine."""
+        return class_of(self.machine, self.library)
+
+    @property
+    def fabric(self) -> str:
+        """:func:`fabric_of` the machine."""
+        return fabric_of(self.machine, self.library)
