@@ -39,7 +39,7 @@ class Algorithm:
     ----------
     collective, name
         The arguments of ``schedule(collective, name, ...)``.
-    written
+    function
         Makes the schedule from a collective and the algorithm's own parameters.
     cost
         Time on ``machine``, a formula over :data:`simcoll.algorithms.cost.SYMBOLS`, among them ``a`` latency, ``b`` time per byte, ``g``

@@ -74,6 +74,10 @@ HELD = 1 << 19
 class Schedule:
     """A collective algorithm for one number of ranks: a stream of steps over a layout.
 
+    A copy of a schedule, also a pickled one, has no proof: :func:`simcoll.verify` makes it anew. A schedule of a named algorithm is
+    pickled as name and parameters, any other with its source; if the source cannot be pickled (a lambda, a function inside another),
+    with its steps.
+
     Attributes
     ----------
     name
@@ -89,10 +93,6 @@ class Schedule:
         Parameters of the algorithm, for display.
     divisible
         All chunks have the same size, so a block's size must be a multiple of ``layout.chunks`` (imported formats).
-
-    A copy of a schedule, also a pickled one, has no proof: :func:`simcoll.verify` makes it anew. A schedule of a named algorithm is
-    pickled as name and parameters, any other with its source; if the source cannot be pickled (a lambda, a function inside another),
-    with its steps.
     """
 
     name: str
