@@ -18,7 +18,7 @@ from simcoll.core.collective import Collective
 from simcoll.core.folds import operands
 from simcoll.core.hazards import by_transfer, overwritten_sources, wait_pairs
 from simcoll.core.immutable import immutable, without_subclasses
-from simcoll.core.known import Known as ScheduleKnown
+from simcoll.core.known import Known
 from simcoll.core.numbers import whole_numbers
 from simcoll.core.plan_step import PlanStep
 from simcoll.core.schedule import SYNC, Schedule, Step, lowered
@@ -48,7 +48,7 @@ def _starts(slot_sizes: Ints) -> Ints:
 
 
 @dataclass(slots=True, eq=False)
-class Known:
+class PlanFacts:
     """Derived facts about a plan, each computed once, neither pickled nor copied; ``steps`` are kept if they have few transfers."""
 
     steps: tuple[PlanStep, ...] | None = None
@@ -58,8 +58,8 @@ class Known:
     wait_pairs: tuple[Array, Array] | None = None
     views: dict[int, Ints] = field(default_factory=dict)
 
-    def __reduce__(self) -> tuple[type[Known], tuple[()]]:
-        return Known, ()
+    def __reduce__(self) -> tuple[type[PlanFacts], tuple[()]]:
+        return PlanFacts, ()
 
     def __dask_tokenize__(self) -> str:
         return "derived facts"
@@ -111,7 +111,7 @@ class Plan:
         ) -> None: ...
 
     # Not copied by dataclasses.replace: derived facts do not hold for a changed plan.
-    known: Known = field(default_factory=Known, repr=False, init=False)
+    known: PlanFacts = field(default_factory=PlanFacts, repr=False, init=False)
 
     def __post_init__(self) -> None:
         if type(self.schedule) is not Schedule:
@@ -317,7 +317,7 @@ class Plan:
     def _may_wait(self) -> bool:
         return self.nchannels > 1 and (self.proof is None or self.proof.shared_chunks)
 
-    def _of_waits(self) -> Known | ScheduleKnown:
+    def _of_waits(self) -> PlanFacts | Known:
         """Where to keep the waits: with the schedule, if the plan has all of its transfers."""
         return self.schedule.known if self.whole else self.known
 

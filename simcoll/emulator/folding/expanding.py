@@ -30,14 +30,17 @@ class ExpandedHash:
         shape = step.shape
         if not COMPILED:
             number = np.arange(begin, begin + len(step))
-            self._hash.add([number, shape.src, shape.dst, step.size, start[names], end[names], done[names]])
+            times = [of_class[names] for of_class in (start, end, done)]
+            self._hash.add([number, shape.src, shape.dst, step.size, *times])
             return
         from simcoll.emulator.fast.trace_hashing import hash_classes  # imports numba
 
         # The compiled function takes writable, row-major columns.
-        src, dst, size = (np.require(column, np.int64, ["C", "W"]) for column in (shape.src, shape.dst, step.size))
-        names = np.require(names, np.int32, ["C", "W"])
-        hash_classes(self._sums, begin, (src, dst, size), names, (start, end, done))
+        layout = ["C", "W"]
+        ends = (shape.src, shape.dst, step.size)
+        columns = tuple(np.require(column, np.int64, layout) for column in ends)
+        names = np.require(names, np.int32, layout)
+        hash_classes(self._sums, begin, columns, names, (start, end, done))
 
     def hexdigest(self) -> str:
         """32 hexadecimal digits."""
@@ -56,8 +59,10 @@ class Expansion:
     def __call__(self, first: int, _timed: Timed, start: Ints, end: Ints, done: Ints) -> None:
         """Take the times of a step's classes; ``first`` is the step's first message in the quotient."""
         place = int(np.searchsorted(self.first_small, first))
-        begin, which = int(self.first_large[place]), int(self.which[place])
-        step, names = self.quotient.patterns[which], self.quotient.classes[which]
+        begin = int(self.first_large[place])
+        which = int(self.which[place])
+        step = self.quotient.patterns[which]
+        names = self.quotient.classes[which]
         if self.done_fs is not None:
             self.done_fs[begin : begin + len(step)] = done[names]
         self.hash.add(begin, step, names, start, end, done)
