@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from pickle import UnpicklingError
 from types import FrameType
 from typing import Any, TypeVar, cast
 from zlib import crc32
@@ -132,9 +133,26 @@ def entry(function: Function) -> Function:
         return _jit(function, nogil=True)
     cache_of: Any = getattr(ready, "_cache", None)
     if hasattr(cache_of, "_load_overload"):  # absent: slower, and as correct
-        # As numba does it, but without all that it prepares for compiling (0.3 s), which a compilation prepares itself.
-        cache_of.load_overload = cache_of._load_overload  # noqa: SLF001
+        cache_of.load_overload = _tolerant_load(cache_of)
     return cast("Function", ready)
+
+
+def _tolerant_load(cache_of: Any) -> Callable[[Any, Any], Any]:
+    """Load a function from numba's cache, or nothing if another version of simcoll left what this one cannot read.
+
+    An index names the modules of the types in its signatures, and a later version may have moved them. Numba would end in an
+    ImportError at every start; emptied, the index is written anew by the compilation that follows.
+    """
+
+    def load(signature: Any, context: Any) -> Any:
+        try:
+            # As numba does it, but without all that it prepares for compiling (0.3 s), which a compilation prepares itself.
+            return cache_of._load_overload(signature, context)  # noqa: SLF001
+        except (ImportError, AttributeError, EOFError, TypeError, ValueError, UnpicklingError):
+            cache_of.flush()
+            return None
+
+    return load
 
 
 @contextmanager
