@@ -70,7 +70,7 @@ class StepCalibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
     Examples
     --------
-    >>> UNCALIBRATED.hash == StepCalibration().hash, Calibration(rate=0.9).hash == UNCALIBRATED.hash
+    >>> UNCALIBRATED.hash == StepCalibration().hash, StepCalibration(rate=0.9).hash == UNCALIBRATED.hash
     (True, False)
     """
 

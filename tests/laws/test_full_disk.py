@@ -159,11 +159,12 @@ def _fill(place):
 def test_what_is_remembered_is_just_not_kept(full, monkeypatch):
     monkeypatch.setenv(prediction_cache.VARIABLE, str(full))
     key = prediction_cache.key_of("full disk")
-    prediction_cache.remember(key, {"text": "x" * 3000})
-    assert prediction_cache.recall(key, {"text": str}) == {"text": "x" * 3000}
+    fields, form = {"text": "x" * 3000, "time_fs": 1}, {"text": str, "time_fs": int}
+    prediction_cache.remember(key, fields)
+    assert prediction_cache.recall(key, form) == fields
     _fill(full)
     other = prediction_cache.key_of("another")
-    prediction_cache.remember(other, {"text": "x" * 3000})
-    assert prediction_cache.recall(other, {"text": str}) is None
-    assert prediction_cache.recall(key, {"text": str}) == {"text": "x" * 3000}
+    prediction_cache.remember(other, fields)
+    assert prediction_cache.recall(other, form) is None
+    assert prediction_cache.recall(key, form) == fields
     assert not list(full.rglob(".*.part"))

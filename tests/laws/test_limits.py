@@ -351,7 +351,7 @@ def emulated():
 @pytest.mark.parametrize(
     ("work", "says"),
     [
-        (proof_of(2**31 - 4), r"proving a schedule with \d+ chunks on each of 4 ranks takes 288 GiB"),
+        (proof_of(2**31 - 4), r"proving a schedule with \d+ chunks on each of 4 ranks takes 544 GiB"),
         (proof_of(2**17), "proving a schedule"),
         (lambda: simcoll.verify(simcoll.schedule("all_to_all", nranks=1 << 14)), "proving a schedule"),
         (lambda: simcoll.verify(simcoll.schedule("all_gather", nranks=64), exact=True), "proving a schedule"),

@@ -28,7 +28,7 @@ from simcoll.errors import InternalError
 if TYPE_CHECKING:
     from simcoll.emulator.fast.whole import Sheet, SheetCosts, Whole
 
-__all__ = ["MOST_SLOTS", "LoadedOutcome", "LoadedRun", "fits", "load_all", "load_classes", "slim"]
+__all__ = ["MOST_SLOTS", "LoadedOutcome", "LoadedRun", "classes_run", "fits", "slim", "whole_run"]
 
 MOST_SLOTS = 1 << 17
 """Most messages of a run, or of its classes, that are loaded at a time: they take some 600 bytes each, so 79 MB."""
@@ -132,7 +132,7 @@ def _largest(groups: Iterable[Group]) -> int:
     return max((int(np.bincount(leader[leader >= 0]).max(initial=0)) for leader in leaders), default=0)
 
 
-def load_all(request: Request) -> LoadedRun:
+def whole_run(request: Request) -> LoadedRun:
     """A run with every message."""
     from simcoll.emulator.fast.whole import Whole  # imports numba
 
@@ -161,7 +161,7 @@ def slim(classes: Folding, *, hashed: bool) -> Folding:
     return replace(classes, quotient=replace(quotient, patterns=(), classes=()), ends=ends)
 
 
-def load_classes(request: Request, classes: Folding, *, all_caps: bool) -> LoadedRun:
+def classes_run(request: Request, classes: Folding, *, all_caps: bool) -> LoadedRun:
     """A run with one message of every class; ``all_caps``: the classes hold also where channels have caps."""
     from simcoll.emulator.fast.whole import Whole  # imports numba
 

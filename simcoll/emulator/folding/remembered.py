@@ -26,7 +26,7 @@ from simcoll.core.protocol import Protocol
 from simcoll.core.schedule import Schedule
 from simcoll.emulator.engine_choice import MOST_HASHED
 from simcoll.emulator.fast.compiled import COMPILED
-from simcoll.emulator.folding.loaded_run import MOST_SLOTS, LoadedRun, fits, load_all, load_classes, slim
+from simcoll.emulator.folding.loaded_run import MOST_SLOTS, LoadedRun, classes_run, fits, slim, whole_run
 from simcoll.emulator.folding.partition import TOO_LITTLE, out_of_patience
 from simcoll.emulator.folding.unpriced import Folding, find_classes
 from simcoll.emulator.request import Request
@@ -285,7 +285,7 @@ def run_of_classes(request: Request, classes: Folding | None) -> AbstractContext
         if isinstance(found, str):
             raise InternalError(f"{request.plan} had classes, and now has none: {found}")
         drop_groups(request.plan.schedule)  # further protocols need only the classes
-        return load_classes(request, found, all_caps=classes is None)
+        return classes_run(request, found, all_caps=classes is None)
 
     hashed = request.summary.messages <= hash_limit(request)
     return _lent(request, CLASSES_OF_ALL_CAPS if classes is None else CLASSES, load)
@@ -309,7 +309,7 @@ def run_of_all(request: Request) -> AbstractContextManager[LoadedRun | None]:
             return run_of_classes(request, None)
         if not fits(request):
             return nullcontext(None)
-    return _lent(request, EVERY, lambda: load_all(request))
+    return _lent(request, EVERY, lambda: whole_run(request))
 
 
 @contextmanager

@@ -110,7 +110,7 @@ run_program(main)
         for _ in range(2):
             assert run.stdout.readline() == "ready\n"
             run.send_signal(signal.SIGINT)
-        assert run.wait(20) == 130
+        assert run.wait(60) == 130
 
 
 def test_a_caught_interrupt_within_the_execution_of_text_keeps_the_status():

@@ -406,8 +406,8 @@ def test_the_cache_of_compiled_code_is_pickles_and_can_be_moved(tmp_path):
     """What the threat model says of it, as its reason to trust no cache that others can write."""
     program = """
 import numpy as np
-from simcoll.emulator.fast.grouping import grouped
-print(grouped([np.array([7, 7, 5])])[0].tolist())
+from simcoll.emulator.fast.grouping import group_rows
+print(group_rows([np.array([7, 7, 5])])[0].tolist())
 """
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment)
