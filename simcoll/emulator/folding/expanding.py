@@ -36,11 +36,10 @@ class ExpandedHash:
         from simcoll.emulator.fast.trace_hashing import hash_classes  # imports numba
 
         # The compiled function takes writable, row-major columns.
-        layout = ["C", "W"]
-        ends = (shape.src, shape.dst, step.size)
-        columns = tuple(np.require(column, np.int64, layout) for column in ends)
-        names = np.require(names, np.int32, layout)
-        hash_classes(self._sums, begin, columns, names, (start, end, done))
+        columns = (shape.src, shape.dst, step.size)
+        src, dst, size = (np.require(column, np.int64, ["C", "W"]) for column in columns)
+        names = np.require(names, np.int32, ["C", "W"])
+        hash_classes(self._sums, begin, (src, dst, size), names, (start, end, done))
 
     def hexdigest(self) -> str:
         """32 hexadecimal digits."""
