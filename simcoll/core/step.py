@@ -225,10 +225,10 @@ def joined(steps: Sequence[Step]) -> Step:
     """One step with the transfers of several."""
     if len(steps) == 1:
         return steps[0]
-    return Step(*map(_concatenated, zip(*(step.columns for step in steps), strict=True)))
+    return Step(*map(_concatenate, zip(*(step.columns for step in steps), strict=True)))
 
 
-def _concatenated(parts: tuple[Array, ...]) -> Array:
+def _concatenate(parts: tuple[Array, ...]) -> Array:
     """Columns in a row, in immutable memory at once: concatenating them first would copy everything twice."""
     if all(part.flags.c_contiguous for part in parts):
         return np.frombuffer(b"".join([part.data for part in parts]), parts[0].dtype)
