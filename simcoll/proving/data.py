@@ -114,6 +114,8 @@ def _contributions(schedule: Schedule) -> int:
 def _is_small(schedule: Schedule) -> bool:
     """Whether counting takes no longer than :data:`EXACT_BY_DEFAULT` allows: a function of the schedule alone."""
     room = EXACT_BY_DEFAULT - _contributions(schedule)
+    if room < 0:  # before a pass over steps that may be large
+        return False
     for block in schedule.blocks():
         if room < 0:
             return False

@@ -105,7 +105,7 @@ def likely(schedule: Schedule) -> bool:
 
     Without repeats, certifying step by step takes longer than following the chunks.
     """
-    if schedule.nranks < SYMMETRIC_RANKS:
+    if schedule.nranks < SYMMETRIC_RANKS or vector_of(schedule.layout) is None:
         return False
     for block in islice(schedule.blocks(), 4):
         if isinstance(block, Repeat) or (block.op > SYNC).any():
